@@ -1,0 +1,118 @@
+"""The seam between search and measurement.
+
+An :class:`Evaluator` prepares a :class:`Session` on a platform; the session loads a plan as a :class:`Candidate`;
+running the candidate gives a :class:`Batch`. What is done with batches (warm-up, repetition, racing, comparison) is
+:mod:`evaluators.sampling`'s business, so that an evaluator need not know statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.timeline import Timeline
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+CONTRACT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The result of running a plan some times in a row.
+
+    Attributes:
+        latency_s: seconds of each inference, shape ``(n,)``.
+        stage_s: seconds of each stage of the plan in each inference, shape ``(n, stages)``.
+        timeline: the last inference, where the evaluator can tell.
+    """
+
+    latency_s: NDArray[np.float64]
+    stage_s: NDArray[np.float64]
+    timeline: Timeline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How a plan's outputs compare with those of the whole model on the reference processor.
+
+    Attributes:
+        identical: bit for bit.
+        max_abs_error: largest absolute difference over all outputs.
+        max_rel_error: the same, relative to the largest absolute value of the reference.
+        tolerance: the relative error up to which the evaluator accepts this plan; 0 where it must be identical.
+    """
+
+    identical: bool
+    max_abs_error: float
+    max_rel_error: float
+    tolerance: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the plan computes what the model computes, within the tolerance."""
+        return self.identical or (math.isfinite(self.max_rel_error) and self.max_rel_error <= self.tolerance)
+
+
+class Candidate(Protocol):
+    """A loaded plan, ready to run."""
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """Run ``n`` inferences; end early after one that took longer than ``stop_above_s``.
+
+        Raises:
+            UnavailableError: the device failed or did not answer in time.
+        """
+        ...
+
+    def verify(self) -> Agreement | None:
+        """Run once and compare the outputs with the whole model's; None where there are no outputs (a prediction)."""
+        ...
+
+    def close(self) -> None:
+        """Give back what only this candidate holds."""
+        ...
+
+
+class Session(Protocol):
+    """A prepared device; several candidates may be loaded at once."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
+        ...
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        Raises:
+            UnavailableError: the runtime refuses a stage, or there is not enough memory.
+        """
+        ...
+
+
+class Evaluator(Protocol):
+    """A way to learn what a plan costs."""
+
+    name: str
+
+    def platform(self) -> Platform:
+        """Return the platform that this evaluator finds by itself.
+
+        Raises:
+            UnavailableError: there is none here.
+        """
+        ...
+
+    def prepare(self, platform: Platform) -> AbstractContextManager[Session]:
+        """Open a session on a platform; leaving the context gives everything back.
+
+        Raises:
+            UnavailableError: the platform cannot be used here.
+        """
+        ...

@@ -1,0 +1,172 @@
+"""The space of chains: cut the topological order into parts, and give each part a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from math import comb
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.errors import PlanError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan, Stage, canonical
+from search_spaces.platform import Platform
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> Plan:
+    """Return the plan that cuts the topological order before the operators ``cuts`` (ascending).
+
+    Parts of a topological order never depend on each other in a circle.
+    """
+    borders = [0, *cuts, len(graph.operators)]
+    spans = zip(borders[:-1], borders[1:], strict=True)
+    return Plan(
+        graph.digest,
+        tuple(Stage(tuple(range(a, b)), p) for (a, b), p in zip(spans, processors, strict=True)),
+    )
+
+
+class ChainSpace:
+    """All plans of 1 to ``max_stages`` consecutive parts over the lanes of a platform.
+
+    Parameters (fixed for the study): ``parts``; ``cut_1`` …, the operator before which to cut; ``on_1`` …, the lane
+    of each part. Of the lanes that are alike only as many are offered as there can be parts.
+
+    Raises:
+        UsageError: there are more parts than operators, or fewer than one.
+    """
+
+    def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
+        count = len(graph.operators)
+        if max_stages < 1:
+            raise UsageError(f"--max-stages {max_stages}: a plan has at least 1 stage")
+        if max_stages > count:
+            raise UsageError(
+                f"--max-stages {max_stages}: {graph.name!r} has only {count} operators", f"give at most {count}"
+            )
+        self._graph = graph
+        self._platform = platform
+        self._max_stages = max_stages
+        self._classes = [tuple(p.name for p in group[:max_stages]) for group in platform.classes().values()]
+        self._lanes = [p.name for p in platform.processors if any(p.name in names for names in self._classes)]
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """See :class:`~search_spaces.space.SearchSpace`."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        last = len(self._graph.operators) - 1
+        found: dict[str, BaseDistribution] = {"parts": IntDistribution(1, self._max_stages)}
+        found |= {f"cut_{i}": IntDistribution(1, last) for i in range(1, self._max_stages)}
+        found |= {f"on_{i}": CategoricalDistribution(self._lanes) for i in range(1, self._max_stages + 1)}
+        return found
+
+    def decode(self, params: Mapping[str, Any]) -> Plan:
+        """Return the canonical plan; a cut proposed twice moves to the next free place, so ``parts`` always holds."""
+        parts = int(params["parts"])
+        last = len(self._graph.operators) - 1
+        cuts: set[int] = set()
+        for i in range(1, parts):
+            cut = int(params[f"cut_{i}"])
+            while cut in cuts:
+                cut = cut % last + 1
+            cuts.add(cut)
+        processors = [str(params[f"on_{i}"]) for i in range(1, parts + 1)]
+        return canonical(chain_plan(self._graph, sorted(cuts), processors), self._graph, self._platform)
+
+    def encode(self, plan: Plan) -> dict[str, Any]:
+        """See :class:`~search_spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
+
+        Raises:
+            PlanError: the plan has too many stages, is no chain, or uses a lane that the space does not offer.
+        """
+        if len(plan.stages) > self._max_stages:
+            raise PlanError(f"plan has {len(plan.stages)} stages, the space at most {self._max_stages}")
+        borders = [0]
+        for index, stage in enumerate(plan.stages):
+            if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
+                raise PlanError(f"stage {index} of the plan is no run of consecutive operators")
+            if stage.processor not in self._lanes:
+                raise PlanError(f"stage {index} runs on {stage.processor!r}, which the space does not offer")
+            borders.append(borders[-1] + len(stage.operators))
+        params: dict[str, Any] = {"parts": len(plan.stages)}
+        for i in range(1, self._max_stages):
+            params[f"cut_{i}"] = borders[i] if i < len(plan.stages) else 1
+        for i in range(1, self._max_stages + 1):
+            params[f"on_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._lanes[0]
+        return params
+
+    def cardinality(self) -> int:
+        """See :class:`~search_spaces.space.SearchSpace`."""
+        return sum(self._size(parts) for parts in range(1, self._max_stages + 1))
+
+    def plan_at(self, index: int) -> Plan:
+        """Return the plan number ``index`` of 0 … ``cardinality() - 1``, by number of parts, then cuts, then lanes.
+
+        Raises:
+            IndexError: there is no such number.
+        """
+        if index < 0:
+            raise IndexError(index)
+        for parts in range(1, self._max_stages + 1):
+            size = self._size(parts)
+            if index < size:
+                cut_rank, word_rank = divmod(index, self._words(parts))
+                cuts = _combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
+                return chain_plan(self._graph, cuts, list(self._word(parts, word_rank)))
+            index -= size
+        raise IndexError(index)
+
+    def _size(self, parts: int) -> int:
+        return comb(len(self._graph.operators) - 1, parts - 1) * self._words(parts)
+
+    def _words(self, parts: int) -> int:
+        return _canonical_words(parts, tuple(0 for _ in self._classes), tuple(len(c) for c in self._classes))
+
+    def _word(self, parts: int, rank: int) -> Iterator[str]:
+        """Yield the lanes of canonical word number ``rank``: alike lanes appear in the order of first use."""
+        sizes = tuple(len(c) for c in self._classes)
+        used = tuple(0 for _ in sizes)
+        for left in range(parts - 1, -1, -1):
+            for which, members in enumerate(self._classes):
+                for lane in range(min(used[which] + 1, len(members))):
+                    after = tuple(max(u, lane + 1) if i == which else u for i, u in enumerate(used))
+                    count = _canonical_words(left, after, sizes)
+                    if rank < count:
+                        break
+                    rank -= count
+                else:
+                    continue
+                break
+            used = after
+            yield members[lane]
+
+
+@cache
+def _canonical_words(length: int, used: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Count the ways to give ``length`` more parts a lane, ``used`` of ``sizes`` alike lanes per class being in use."""
+    if length == 0:
+        return 1
+    total = 0
+    for which, (taken, size) in enumerate(zip(used, sizes, strict=True)):
+        if taken:
+            total += taken * _canonical_words(length - 1, used, sizes)
+        if taken < size:
+            after = tuple(u + (i == which) for i, u in enumerate(used))
+            total += _canonical_words(length - 1, after, sizes)
+    return total
+
+
+def _combination(top: int, size: int, rank: int) -> list[int]:
+    """Return the subset number ``rank`` (lexicographic) of ``size`` elements of 1 … ``top``."""
+    chosen: list[int] = []
+    first = 1
+    for left in range(size - 1, -1, -1):
+        while rank >= (count := comb(top - first, left)):
+            rank -= count
+            first += 1
+        chosen.append(first)
+        first += 1
+    return chosen

@@ -1,0 +1,74 @@
+"""Everything that can go wrong on purpose, and the exit code that tells it.
+
+::
+
+    OptimizeError             1  a defect of ours, unless a subclass says otherwise
+    ├── UsageError            2  the command line or the configuration asks for what cannot be
+    │   ├── ModelError        2  the model is unknown, missing, not a model, or damaged
+    │   ├── PlanError         2  a plan does not fit its graph, or its file is damaged
+    │   └── RunFolderError    2  a run folder cannot be written, read, or belongs to another study
+    ├── InfeasibleError       3  no plan satisfies the constraints
+    ├── UnavailableError      4  the evaluator, the device or the runtime cannot do it here
+    └── UnstableError         5  measurements vary too much to decide
+
+An interrupted command ends with 130.
+"""
+
+from typing import ClassVar
+
+EXIT_INTERRUPTED = 130
+
+
+class OptimizeError(Exception):
+    """Base of all errors raised on purpose; its text is one line for a person: what, where, what to do.
+
+    Args:
+        what: what is wrong, with the value that is wrong.
+        hint: what the person can do about it, or "".
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what, hint)
+        self.what = " ".join(what.split())
+        self.hint = " ".join(hint.split())
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}" if self.hint else self.what
+
+
+class UsageError(OptimizeError):
+    """The command line or a configuration asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class ModelError(UsageError):
+    """A model is unknown, missing, not a model, or damaged."""
+
+
+class PlanError(UsageError):
+    """A plan does not fit its graph, or a plan file is damaged."""
+
+
+class RunFolderError(UsageError):
+    """A run folder cannot be written or read, or belongs to another study."""
+
+
+class InfeasibleError(OptimizeError):
+    """No plan satisfies the constraints."""
+
+    exit_code = 3
+
+
+class UnavailableError(OptimizeError):
+    """The evaluator, the device or the runtime cannot do it on this machine."""
+
+    exit_code = 4
+
+
+class UnstableError(OptimizeError):
+    """Measurements vary too much to decide."""
+
+    exit_code = 5

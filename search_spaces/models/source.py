@@ -1,0 +1,50 @@
+"""Where a model's bytes lie: the file, and the extent of each weight buffer in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of bytes in a file: ``offset`` of the first data byte, and ``nbytes``."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A ``.tflite`` file on disk whose weights are read where they lie, never copied into Python.
+
+    Attributes:
+        path: the file.
+        nbytes: its size when it was read.
+        schema: the unpacked ``ModelT`` without weight data; stage files are cut from it.
+        extents: buffer index → where its data lies in the file; empty buffers are absent.
+    """
+
+    path: Path
+    nbytes: int
+    schema: Any
+    extents: Mapping[int, Extent]
+
+    def content_digest(self) -> str:
+        """Return the SHA-256 (hex) of the whole file, weights included (about 0.4 s for 553 MB).
+
+        Raises:
+            ModelError: the file is gone, unreadable, or no longer has the size it had.
+        """
+        try:
+            if self.path.stat().st_size != self.nbytes:
+                raise ModelError(f"{self.path}: the file changed while it was in use", "start again")
+            with self.path.open("rb", buffering=0) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ModelError(f"{self.path}: {error.strerror}") from error

@@ -1,0 +1,167 @@
+"""A plan: which operators run together as a stage, and on which processor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from search_spaces.errors import PlanError
+from search_spaces.graph import Graph
+from search_spaces.platform import Platform
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Operators (ascending indices) that are compiled together and run on one processor."""
+
+    operators: tuple[int, ...]
+    processor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages in the order in which they are dispatched; stage ``i`` reads only from stages before it.
+
+    Adjacent stages on one processor stay two stages: loading them apart is the effect that seed 000 measures.
+
+    Attributes:
+        graph_digest: the graph that the plan is for.
+        stages: every operator of the graph is in exactly one.
+        dispatch: ``static``: each lane runs its stages in this order.
+        digest: SHA-256 (hex) of the content; equal canonical plans have equal digests.
+    """
+
+    graph_digest: str
+    stages: tuple[Stage, ...]
+    dispatch: Literal["static"] = "static"
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        content = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        object.__setattr__(self, "digest", hashlib.sha256(content.encode()).hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values; operator runs are written as half-open ``[first, last]`` pairs."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "graph_digest": self.graph_digest,
+            "dispatch": self.dispatch,
+            "stages": [{"operators": _to_runs(s.operators), "processor": s.processor} for s in self.stages],
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Plan:
+        """Build a plan from what :meth:`to_json` returned; unknown fields are ignored.
+
+        Raises:
+            PlanError: a field is missing or has the wrong type, or the schema version is newer than ours.
+        """
+        if not isinstance(data, Mapping):
+            raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
+        version = data.get("schema_version")
+        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+            raise PlanError(f"plan has schema_version {version!r}; this version reads 1 to {SCHEMA_VERSION}")
+        if data.get("dispatch") != "static":
+            raise PlanError(f"plan has dispatch {data.get('dispatch')!r}; this version runs 'static'")
+        try:
+            stages = tuple(Stage(_from_runs(s["operators"]), str(s["processor"])) for s in data["stages"])
+            return cls(str(data["graph_digest"]), stages)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"plan is damaged: {error!r}") from error
+
+    def validate(self, graph: Graph, platform: Platform | None = None) -> None:
+        """Check that the plan is for this graph, covers it once, is in dispatch order, and names known processors.
+
+        Raises:
+            PlanError: it does not; the text names the stage and operator.
+        """
+        if self.graph_digest != graph.digest:
+            raise PlanError(f"plan is for another graph ({self.graph_digest[:12]}…), not {graph.name!r}")
+        place: dict[int, int] = {}
+        for index, stage in enumerate(self.stages):
+            if not stage.operators:
+                raise PlanError(f"stage {index} of the plan is empty")
+            for operator in stage.operators:
+                if not 0 <= operator < len(graph.operators):
+                    raise PlanError(f"stage {index} names operator {operator} of {len(graph.operators)}")
+                if operator in place:
+                    raise PlanError(f"operator {operator} is in stage {place[operator]} and in stage {index}")
+                place[operator] = index
+            if platform is not None:
+                platform[stage.processor]
+        if len(place) != len(graph.operators):
+            missing = next(o for o in range(len(graph.operators)) if o not in place)
+            raise PlanError(f"operator {missing} ({graph.operators[missing].kind}) is in no stage of the plan")
+        for operator, index in place.items():
+            for before in graph.predecessors(operator):
+                if place[before] > index:
+                    raise PlanError(
+                        f"stage {index} reads what stage {place[before]} writes later "
+                        f"(operators {before} → {operator}): the parts depend on each other in a circle or out of order"
+                    )
+
+
+def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
+    """Return the one plan that stands for all that do the same.
+
+    Stages are put into the topological order that starts with the smallest operator, and lanes that are alike are
+    named in the order of their first use. Idempotent.
+
+    Raises:
+        PlanError: the parts depend on each other in a circle.
+        UsageError: the plan names a processor that the platform lacks.
+    """
+    stages = _topological(plan.stages, graph)
+    members = {like: iter(group) for like, group in platform.classes().items()}
+    renamed: dict[str, str] = {}
+    for stage in stages:
+        if stage.processor not in renamed:
+            renamed[stage.processor] = next(members[platform[stage.processor].like]).name
+    return Plan(
+        plan.graph_digest,
+        tuple(Stage(tuple(sorted(s.operators)), renamed[s.processor]) for s in stages),
+        plan.dispatch,
+    )
+
+
+def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
+    place = {operator: index for index, stage in enumerate(stages) for operator in stage.operators}
+    waiting = {
+        index: {place[b] for o in stage.operators for b in graph.predecessors(o) if b in place} - {index}
+        for index, stage in enumerate(stages)
+    }
+    ordered: list[Stage] = []
+    done: set[int] = set()
+    while waiting:
+        ready = [i for i, needs in waiting.items() if needs <= done]
+        if not ready:
+            raise PlanError(f"parts {sorted(waiting)} of the plan depend on each other in a circle")
+        chosen = min(ready, key=lambda i: min(stages[i].operators, default=-1))
+        ordered.append(stages[chosen])
+        done.add(chosen)
+        del waiting[chosen]
+    return ordered
+
+
+def _to_runs(operators: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for operator in operators:
+        if runs and runs[-1][1] == operator:
+            runs[-1][1] = operator + 1
+        else:
+            runs.append([operator, operator + 1])
+    return runs
+
+
+def _from_runs(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    operators: list[int] = []
+    for first, last in runs:
+        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first < last <= 10_000_000):
+            raise ValueError(f"operators {[first, last]} are no half-open range")
+        operators.extend(range(first, last))
+    return tuple(operators)

@@ -1,0 +1,35 @@
+"""What a search space is to those who search it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from search_spaces.plan import Plan
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+class SearchSpace(Protocol):
+    """A set of plans, addressed by named parameters with fixed distributions."""
+
+    def distributions(self) -> Mapping[str, BaseDistribution]:
+        """Return the parameters; the same ones for the whole study."""
+        ...
+
+    def decode(self, params: Mapping[str, Any]) -> Plan:
+        """Return the canonical plan that the parameters stand for; total and pure."""
+        ...
+
+    def encode(self, plan: Plan) -> dict[str, Any]:
+        """Return parameters with ``decode(encode(plan)) == plan``.
+
+        Raises:
+            PlanError: the plan is not in the space.
+        """
+        ...
+
+    def cardinality(self) -> int:
+        """Return the number of different canonical plans."""
+        ...
