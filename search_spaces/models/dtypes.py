@@ -1,0 +1,56 @@
+"""Element types of the schema: their names, and how many bytes a tensor of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ai_edge_litert import schema_py_generated as schema
+
+from search_spaces.models.options import enumerators
+
+_NAMES = {value: name.lower() for value, name in enumerators(schema.TensorType).items()}
+
+# Types without an entry (string, resource, variant) have elements of no fixed size.
+_BITS: dict[str, int] = {
+    "bool": 8,
+    "int2": 2,
+    "int4": 4,
+    "uint4": 4,
+    "int8": 8,
+    "uint8": 8,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "int16": 16,
+    "uint16": 16,
+    "float16": 16,
+    "bfloat16": 16,
+    "int32": 32,
+    "uint32": 32,
+    "float32": 32,
+    "int64": 64,
+    "uint64": 64,
+    "float64": 64,
+    "complex64": 64,
+    "complex128": 128,
+}
+
+
+def dtype_name(code: int) -> str | None:
+    """Return the name of a schema ``TensorType`` in lower case, or None where the installed schema lacks it."""
+    return _NAMES.get(code)
+
+
+def has_fixed_size(dtype: str) -> bool:
+    """Return whether the shape alone tells how many bytes a tensor takes; strings and handles do not."""
+    return dtype in _BITS
+
+
+def tensor_nbytes(shape: Sequence[int], dtype: str) -> int:
+    """Return the bytes that a tensor takes, open dimensions (-1) counted as 1.
+
+    Elements narrower than a byte are packed (two ``int4`` in one byte) and the last byte is filled up. Types without
+    a fixed size count as 0.
+    """
+    count = prod(1 if size < 0 else size for size in shape)
+    return (count * _BITS.get(dtype, 0) + 7) // 8

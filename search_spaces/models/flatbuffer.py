@@ -1,0 +1,211 @@
+"""Read a flatbuffer that may be damaged or hostile, without copying what is large.
+
+The generated object API follows every offset that it finds. Reads outside the file fail there with one exception or
+another; what it cannot notice is a small file that refers to one table a million times, or a string that is the whole
+file. So the vectors of tables are walked first, each table is counted, and copies are paid from an allowance. A file
+that a converter wrote holds each table once and cannot exceed it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from flatbuffers.table import Table
+
+from search_spaces.errors import ModelError
+from search_spaces.models.source import Extent
+from search_spaces.models.writer import IDENTIFIER
+
+MAX_TABLES = 1_000_000  # what the runtime's own verifier admits
+MAX_COPIED_NBYTES = 1 << 28
+SMALL_NBYTES = 1024  # constants up to here (shapes, axes, scalars) are kept with the structure
+
+# What reading at a wrong place raises in the generated code and in NumPy.
+_DAMAGE = (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, MemoryError)
+
+# Where a table refers to vectors of tables, or to a table that does: vtable position → (is a vector, kind of table).
+_CHILDREN: Mapping[str, Mapping[int, tuple[bool, str]]] = {
+    "Model": {
+        6: (True, "OperatorCode"),
+        8: (True, "SubGraph"),
+        12: (True, "Buffer"),
+        16: (True, "Metadata"),
+        18: (True, "SignatureDef"),
+        20: (True, "ExternalBufferGroup"),
+        22: (True, "ExternalBuffer"),
+    },
+    "SubGraph": {4: (True, "Tensor"), 10: (True, "Operator")},
+    "Tensor": {16: (False, "SparsityParameters"), 22: (True, "VariantSubType")},
+    "SparsityParameters": {8: (True, "DimensionMetadata")},
+    "SignatureDef": {4: (True, "TensorMap"), 6: (True, "TensorMap")},
+}
+
+
+class Mapped(mmap.mmap):
+    """A file mapped read-only, with the bytes that may still be copied out of it."""
+
+    allowance: int = 0
+
+    def spend(self, nbytes: int) -> None:
+        """Pay for a copy.
+
+        Raises:
+            ValueError: more is copied than the file can hold.
+        """
+        self.allowance -= nbytes
+        if self.allowance < 0:
+            raise ValueError("names and lists take more bytes than the file has")
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return bytes; the generated code slices for strings only."""
+        if isinstance(key, slice):
+            first, last = key.start or 0, key.stop or 0
+            if not 0 <= first <= last <= len(self):
+                raise IndexError("a string ends outside the file")
+            self.spend(last - first)
+        return super().__getitem__(key)
+
+
+def unpack(path: Path) -> tuple[Any, dict[int, Extent], int]:
+    """Read the structure of a ``.tflite`` file.
+
+    Returns:
+        The schema's ``ModelT`` with data only in buffers of up to ``SMALL_NBYTES``; where the data of each buffer that
+        has any lies (buffer index → extent, checked to be within the file); and the file's size in bytes. Nothing
+        refers to the file any more.
+
+    Raises:
+        ModelError: the file is missing, unreadable, no regular file, no ``.tflite``, truncated or damaged.
+    """
+    with _mapped(path) as mapped:
+        problem = ""
+        try:
+            return (*_unpack(mapped), len(mapped))
+        except _DAMAGE as error:
+            problem = str(error) if isinstance(error, (ValueError, IndexError)) else "an offset leads outside the file"
+        raise ModelError(
+            f"{path}: the model is truncated or damaged: {problem or 'it takes too much memory'}", "get the file again"
+        )
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[Mapped]:
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: there is no such file", "give the path of a .tflite file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{path}: cannot be read: {reason}", "give the path of a .tflite file") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise ModelError(f"{path}: is {kind}", "give the path of a .tflite file")
+        if status.st_size == 0:
+            raise ModelError(f"{path}: the file is empty", "get the file again")
+        if os.pread(descriptor, 8, 0)[4:] != IDENTIFIER:
+            raise ModelError(
+                f"{path}: is not a .tflite model: it lacks the identifier {IDENTIFIER.decode()}",
+                "convert the model to .tflite first",
+            )
+        mapped = Mapped(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    mapped.allowance = min(len(mapped), MAX_COPIED_NBYTES)
+    try:
+        yield mapped
+    finally:
+        with suppress(BufferError):  # an exception under way may still hold views; they go with it
+            mapped.close()
+
+
+def _unpack(mapped: Mapped) -> tuple[Any, dict[int, Extent]]:
+    root = struct.unpack_from("<I", mapped)[0]
+    _count_tables(mapped, root)
+    model = schema.ModelT.InitFromBuf(mapped, root)
+    model.buffers = model.buffers or []
+    base = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+    extents: dict[int, Extent] = {}
+    for index, buffer in enumerate(model.buffers):
+        data, buffer.data = buffer.data, None
+        if data is not None and len(data):
+            extents[index] = Extent(data.__array_interface__["data"][0] - base, len(data))
+            if len(data) <= SMALL_NBYTES:
+                mapped.spend(len(data))
+                buffer.data = data.copy()
+        elif buffer.offset > 1:  # data outside the flatbuffer; 0 and 1 stand for none
+            if buffer.offset + buffer.size > len(mapped):
+                raise ValueError(f"buffer {index} ends outside the file")
+            extents[index] = Extent(buffer.offset, buffer.size)
+    for subgraph in model.subgraphs or ():
+        for operator in subgraph.operators or ():
+            _embed_large_options(mapped, operator)
+    _detach(mapped, model)
+    return model, extents
+
+
+def _count_tables(mapped: Mapped, root: int) -> None:
+    """Follow every vector of tables.
+
+    Raises:
+        ValueError: there are more tables than the file has room for.
+    """
+    # A table takes its reference and its head: 8 bytes at least.
+    left = min(MAX_TABLES, len(mapped) // 8)
+    pending = [("Model", root)]
+    while pending:
+        kind, position = pending.pop()
+        table = Table(mapped, position)
+        for field, (is_vector, child) in _CHILDREN[kind].items():
+            offset = table.Offset(field)
+            if not offset:
+                continue
+            if not is_vector:
+                pending.append((child, table.Indirect(position + offset)))
+                continue
+            start = table.Vector(offset)
+            count = table.VectorLen(offset)
+            left -= count
+            if left < 0:
+                raise ValueError("it has more tables than the file has room for")
+            if child in _CHILDREN:
+                places = np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)
+                pending += [(child, int(place)) for place in places]
+
+
+def _embed_large_options(mapped: Mapped, operator: Any) -> None:
+    """Bring a custom operator's options that lie outside the flatbuffer into it, so that stage files carry them."""
+    first, nbytes = operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
+    if first > 1 and nbytes:
+        if first + nbytes > len(mapped):
+            raise ValueError("a custom operator's options end outside the file")
+        operator.customOptions = np.frombuffer(mapped, np.uint8, nbytes, first)
+        operator.largeCustomOptionsOffset = operator.largeCustomOptionsSize = 0
+
+
+def _detach(mapped: Mapped, value: Any) -> None:
+    """Replace every view of the file below ``value`` by a copy; the schema nests a few levels deep at most."""
+    for name, item in vars(value).items():
+        if isinstance(item, np.ndarray):
+            if item.base is not None:
+                mapped.spend(item.nbytes)
+                setattr(value, name, item.copy())
+        elif isinstance(item, list):
+            for element in item:
+                if hasattr(element, "__dict__"):
+                    _detach(mapped, element)
+        elif hasattr(item, "__dict__"):
+            _detach(mapped, item)
