@@ -46,12 +46,13 @@ def write_model(model: Any, blobs: Mapping[int, Blob], path: Path) -> None:
         ModelError: the file would have more than ``MAX_NBYTES``.
         UsageError: the folder cannot be written, or the disk is full.
     """
-    own = {i: b.data for i, b in enumerate(model.buffers) if b.data is not None and i not in blobs}
-    header, fields = pack_header(model, {*own, *blobs})
+    given = set(blobs)  # asking the mapping whether it has one could make it
+    own = {i: b.data for i, b in enumerate(model.buffers) if b.data is not None and i not in given}
+    header, fields = pack_header(model, given | own.keys())
     end = len(header)
     with replacing(path) as file:
         for index in sorted(fields):
-            data = _bytes_of(blobs[index] if index in blobs else np.asarray(own[index], np.uint8))
+            data = _bytes_of(blobs[index] if index in given else np.asarray(own[index], np.uint8))
             start = -(-(end + 4) // ALIGNMENT) * ALIGNMENT
             end = start + len(data)
             if end > MAX_NBYTES:

@@ -1,0 +1,122 @@
+"""The user's cache folder: models that take seconds to build, checked each time they are used again."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from search_spaces.errors import UsageError
+from search_spaces.models.atomic import replacing
+
+ENVIRONMENT = "PARTITION_OPTIMIZER_CACHE"
+SCHEMA_VERSION = 1
+
+_LOGGER = logging.getLogger("partition_optimizer")
+_HINT = f"set {ENVIRONMENT} to a folder with free space that you may write to"
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: ``$PARTITION_OPTIMIZER_CACHE``, or the system's place for caches; it need not exist."""
+    chosen = os.environ.get(ENVIRONMENT)
+    if chosen:
+        return Path(chosen).absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("partition-optimizer")
+
+
+def cached(name: str, version: int, build: Callable[[Path], None]) -> Path:
+    """Return the file ``models/<name>.v<version>.tflite`` of the cache folder, made by ``build`` where it must be.
+
+    The file's digest is written beside it and checked on every call (about 0.3 s for 553 MB). A damaged file is
+    reported to the logger ``partition_optimizer`` and built again. Processes that want one file at once build it once.
+
+    Args:
+        name: what is cached; a plain file name.
+        version: of the builder; another version is another file.
+        build: writes the file at the path that it is given.
+
+    Raises:
+        UsageError: the cache folder cannot be written, or the disk is full.
+    """
+    folder = cache_dir() / "models"
+    path = folder / f"{name}.v{version}.tflite"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(path):
+            problem = _problem(path)
+            if problem is not None:
+                if path.exists():
+                    _LOGGER.warning("%s: the cached model is damaged (%s); it is built again", path, problem)
+                _build(path, build)
+    except OSError as error:
+        if _problem(path) is None:  # a folder that may only be read serves what it has
+            return path
+        raise UsageError(f"{error.filename or path}: the cache cannot be written: {error.strerror}", _HINT) from error
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise UsageError(error.what, _HINT) from error
+        raise
+    return path
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the entry for this process alone; the system lets go of it when the process ends, however it ends."""
+    with path.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _LOGGER.info("another process has %s in hand; waiting for it", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(path: Path, build: Callable[[Path], None]) -> None:
+    """Build in a folder of its own, which also takes away what a killed build has left."""
+    workshop = path.with_suffix(".building")
+    shutil.rmtree(workshop, ignore_errors=True)
+    workshop.mkdir()
+    try:
+        made = workshop / path.name
+        build(made)
+        side = {"schema_version": SCHEMA_VERSION, "sha256": _digest(made), "nbytes": made.stat().st_size}
+        made.replace(path)
+        with replacing(_side(path)) as file:
+            file.write(json.dumps(side, indent=2).encode())
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _problem(path: Path) -> str | None:
+    """Return why an entry cannot be used, or None where it can."""
+    try:
+        nbytes = path.stat().st_size
+        side = json.loads(_side(path).read_bytes())
+        if not isinstance(side, dict) or side.get("schema_version") != SCHEMA_VERSION:
+            return "its digest file cannot be read"
+        if nbytes != side.get("nbytes"):
+            return f"it has {nbytes} bytes instead of {side.get('nbytes')}"
+        return None if _digest(path) == side.get("sha256") else "its digest differs"
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except OSError as error:
+        return error.strerror or str(error)
+    except (ValueError, RecursionError):
+        return "its digest file cannot be read"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _side(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256.json")

@@ -1,0 +1,35 @@
+"""Fixtures for all tests: real models, built once a session in a cache folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.models.cache import ENVIRONMENT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache folder of this session; the user's own stays untouched."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT, str(folder))
+        yield folder
+    shutil.rmtree(folder)  # pytest keeps folders of earlier sessions, and a model can have half a gigabyte
+
+
+@pytest.fixture(scope="session")
+def squeezenet(cache_folder: Path) -> Graph:
+    """SqueezeNet 1.1: 39 operators, two branches in each fire module, 5 MB."""
+    return load("squeezenet1_1")
+
+
+@pytest.fixture(scope="session")
+def mobilenet(cache_folder: Path) -> Graph:
+    """MobileNet v1: a chain of 31 operators, 17 MB."""
+    return load("mobilenet_v1")
