@@ -1,0 +1,241 @@
+"""A plan bound to its lanes and to shared memory, ready to run."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Agreement, Batch
+from evaluators.litert import tensors
+from evaluators.litert.arena import LOG_NBYTES, Layout, layout
+from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.program import SPIN_NS, Edge, Schedule, schedule
+from evaluators.timeline import Event, Timeline
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+_SETUP_LIMIT_S = 60.0
+# One inference may take this long before its lane is given up; after a first result, this many times as long.
+_FIRST_LIMIT_S = 60.0
+_LIMIT_FACTOR = 50.0
+
+
+class Arena:
+    """Shared memory of the parent and all lanes, under a number that the lanes know it by."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.number = number
+        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.fd = os.memfd_create(f"arena-{number}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, self.nbytes)
+            self.memory = mmap.mmap(self.fd, self.nbytes)
+        except (OSError, ValueError) as error:
+            os.close(self.fd)
+            raise UnavailableError(f"cannot get {self.nbytes} bytes of shared memory: {error}") from error
+        self.known_to: set[str] = set()
+
+    def introduce(self, lanes: Lanes, names: Sequence[str]) -> None:
+        """Make the arena known to the lanes that do not know it yet."""
+        new = [name for name in names if name not in self.known_to]
+        head = {"op": "arena", "id": self.number, "nbytes": self.nbytes}
+        lanes.ask_all({name: Request(head, fds=[self.fd]) for name in new}, _SETUP_LIMIT_S)
+        self.known_to.update(new)
+
+    def close(self, lanes: Lanes | None) -> None:
+        """Give the memory back; with ``lanes``, have them unmap it too."""
+        if lanes is not None:
+            head = {"op": "arena", "id": self.number, "nbytes": 0}
+            lanes.ask_all({name: Request(head) for name in self.known_to}, _SETUP_LIMIT_S)
+        os.close(self.fd)
+
+
+class LitertCandidate:
+    """See :class:`~evaluators.base.Candidate`; made by a session or a runner, which compiled the stages.
+
+    Args:
+        number: what the lanes call this program.
+        compiled: stage index → number of the compiled stage on its lane.
+        ports: stage index → the stage's input and output tensors in the order of its model.
+        reference: the whole model's outputs, or None if this is the one that makes them.
+        on_close: told once when the candidate is closed.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        platform: Platform,
+        *,
+        lanes: Lanes,
+        arena: Arena,
+        number: int,
+        compiled: Mapping[int, int],
+        ports: Sequence[tuple[Sequence[int], Sequence[int]]],
+        reference: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan = plan
+        self._graph = graph
+        self._lanes = lanes
+        self._generation = lanes.generation
+        self._arena = arena
+        self._number = number
+        self._reference = reference
+        self._on_close = on_close
+        self._schedule = schedule(graph, plan, platform)
+        self._layout = layout(graph, plan, self._schedule.before)
+        self._names = [lane.processor for lane in self._schedule.lanes]
+        self._known_s: float | None = None
+        self._closed = False
+        arena.introduce(lanes, self._names)
+        _send_programs(lanes, arena, number, graph, self._schedule, self._layout, compiled, ports)
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`."""
+        stages = len(self.plan.stages)
+        capacity = (LOG_NBYTES // 8 - 1) // (2 * stages)
+        latencies, stage_times, timeline = [], [], None
+        left = n
+        while left > 0:
+            count = min(left, capacity)
+            log = self._run_batch(count, stop_above_s)
+            done = log[(log > 0).all(axis=(1, 2))]
+            if not len(done):
+                raise UnavailableError("the lanes ran nothing")
+            latency = (done[:, :, 1].max(axis=1) - done[:, :, 0].min(axis=1)) * 1e-9
+            latencies.append(latency)
+            stage_times.append((done[:, :, 1] - done[:, :, 0]) * 1e-9)
+            timeline = self._timeline(done[-1])
+            left = 0 if latency.max() > stop_above_s else left - count
+        self._known_s = float(np.median(latencies[-1]))
+        return Batch(np.concatenate(latencies), np.concatenate(stage_times), timeline)
+
+    def _run_batch(self, n: int, stop_above_s: float) -> NDArray[np.int64]:
+        if self._generation != self._lanes.generation:
+            raise UnavailableError("a lane was started anew since the plan was loaded", "load the plan again")
+        stages = len(self.plan.stages)
+        log = np.frombuffer(self._arena.memory, np.int64, 1 + 2 * stages * n, self._layout.log)
+        log[:] = 0
+        log[0] = n
+        head = {
+            "op": "run",
+            "id": self._number,
+            "arena": self._arena.number,
+            "log": self._layout.log,
+            "n": n,
+            "stages": stages,
+            "stop_above_ns": int(stop_above_s * 1e9) if math.isfinite(stop_above_s) else 0,
+        }
+        each_s = _FIRST_LIMIT_S if self._known_s is None else 1.0 + _LIMIT_FACTOR * self._known_s
+        # The leader is asked last: by then the others wait for its token.
+        order = [*self._names[1:], self._names[0]]
+        self._lanes.ask_all({name: Request(head) for name in order}, 10.0 + n * each_s)
+        return log[1:].reshape(n, stages, 2)
+
+    def _timeline(self, times: NDArray[np.int64]) -> Timeline:
+        origin = int(times.min())
+        events = [
+            Event(i, stage.processor, (int(times[i, 0]) - origin) * 1e-9, (int(times[i, 1]) - origin) * 1e-9)
+            for i, stage in enumerate(self.plan.stages)
+        ]
+        return Timeline(tuple(sorted(events, key=lambda e: e.start_s)))
+
+    def set_inputs(self, arrays: Sequence[NDArray[np.generic]]) -> None:
+        """Copy one array per input of the model into shared memory; shapes and types must be the model's."""
+        for tensor, array in zip(self._graph.inputs, arrays, strict=True):
+            place = tensors.view(self._arena.memory, self._layout.offsets[tensor], self._graph.tensors[tensor])
+            place[...] = array
+
+    def outputs(self) -> list[NDArray[np.generic]]:
+        """Return copies of the model's outputs as the last run left them."""
+        return [
+            tensors.view(self._arena.memory, self._layout.offsets[t], self._graph.tensors[t]).copy()
+            for t in self._graph.outputs
+        ]
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`; CPU lanes must agree bit for bit."""
+        if self._reference is None:
+            return None
+        reference = self._reference()
+        for tensor in self._graph.outputs:
+            if tensor not in self._graph.inputs:
+                place = tensors.view(self._arena.memory, self._layout.offsets[tensor], self._graph.tensors[tensor])
+                place.view(np.uint8)[...] = 0xFF  # a stage that writes nothing must not pass
+        self.run(1)
+        return tensors.agreement(self.outputs(), reference, tolerance=0.0)
+
+    def close(self) -> None:
+        """See :class:`~evaluators.base.Candidate`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._generation == self._lanes.generation:
+            head = {"op": "drop", "id": self._number}
+            self._lanes.ask_all({name: Request(head) for name in self._names}, _SETUP_LIMIT_S)
+        self._on_close()
+
+
+def _send_programs(
+    lanes: Lanes,
+    arena: Arena,
+    number: int,
+    graph: Graph,
+    order: Schedule,
+    places: Layout,
+    compiled: Mapping[int, int],
+    ports: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> None:
+    """Tell every lane its share of a plan, with one ``eventfd`` for each meeting of two lanes."""
+    lane_of = {index: lane.processor for lane in order.lanes for index in lane.stages}
+    leader = order.lanes[0]
+    # Beside the plan's own edges: the leader's token to each other lane, and each lane's end back to the leader.
+    certain = order.before[leader.stages[-1]]
+    starts = {lane.processor: Edge(-1, lane.stages[0], SPIN_NS) for lane in order.lanes[1:]}
+    ends = [Edge(lane.stages[-1], -1, SPIN_NS) for lane in order.lanes[1:] if not certain >> lane.stages[-1] & 1]
+    edges = [*order.edges, *starts.values(), *ends]
+    fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE) for _ in edges]
+    try:
+        requests = {}
+        for lane in order.lanes:
+            is_leader = lane is leader
+            mine = [
+                i
+                for i, edge in enumerate(edges)
+                if lane.processor in (lane_of.get(edge.before), lane_of.get(edge.after))
+                or (is_leader and -1 in (edge.before, edge.after))
+            ]
+            local = {i: k for k, i in enumerate(mine)}
+            steps = [
+                {
+                    "stage": index,
+                    "compiled": compiled[index],
+                    "inputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][0]],
+                    "outputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][1]],
+                    "waits": [[local[i], edges[i].spin_ns] for i in mine if edges[i].after == index and edges[i].before >= 0],
+                    "signals": [local[i] for i in mine if edges[i].before == index],
+                }
+                for index in lane.stages
+            ]
+            head = {
+                "op": "program",
+                "id": number,
+                "arena": arena.number,
+                "steps": steps,
+                "go": [[local[i], edges[i].spin_ns] for i in mine if not is_leader and edges[i].before == -1],
+                "starts": [local[i] for i in mine if is_leader and edges[i].before == -1],
+                "ends": [[local[i], edges[i].spin_ns] for i in mine if is_leader and edges[i].after == -1],
+            }
+            requests[lane.processor] = Request(head, fds=[fds[i] for i in mine])
+        lanes.ask_all(requests, _SETUP_LIMIT_S)
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,187 @@
+"""LiteRT's C API through ctypes: it runs without Python's lock, and on memory that we choose.
+
+Only lane processes import this module; the parent never loads the runtime. Prototypes follow the headers under
+``litert/c`` of LiteRT 2.3. ``CompiledModel.run_by_index`` of the Python wrapper would hold the lock while it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import UnavailableError
+
+_ACCELERATOR_CPU = 1
+_MAX_RANK = 8
+
+
+class _Layout(ctypes.Structure):
+    # litert_layout.h: rank is the low 7 bits of the first word, has_strides the 8th; 68 bytes.
+    _fields_ = (("bits", c_uint32), ("dimensions", c_int32 * _MAX_RANK), ("strides", c_uint32 * _MAX_RANK))
+
+
+class _RankedTensorType(ctypes.Structure):
+    # litert_model_types.h: 72 bytes.
+    _fields_ = (("element_type", c_int32), ("layout", _Layout))
+
+
+def library_path() -> Path:
+    """Return the runtime's shared library without importing its Python package.
+
+    Raises:
+        UnavailableError: the runtime is not installed.
+    """
+    spec = importlib.util.find_spec("ai_edge_litert")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "libLiteRt.so"
+        if path.exists():
+            return path
+    raise UnavailableError("the LiteRT runtime is not installed", "run: pip install ai-edge-litert")
+
+
+class Runtime:
+    """The loaded library and one environment; everything compiled in a lane belongs to it."""
+
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL(str(library_path()))
+        self._libc = ctypes.CDLL(None)
+        self._libc.malloc.restype = c_void_p
+        self._libc.malloc.argtypes = [c_size_t]
+        # Severity 3 is errors only; they go to the lane's log, never to the person's terminal.
+        self._environment = c_void_p()
+
+    def start(self) -> None:
+        """Create the environment; called after the fork and after the lane is pinned."""
+        self.call("LiteRtCreateEnvironment", c_int(0), None, byref(self._environment))
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function that returns a ``LiteRtStatus``.
+
+        Raises:
+            UnavailableError: the status is not 0; the text names the function and the status.
+        """
+        status = getattr(self._lib, function)(*arguments)
+        if status != 0:
+            raise UnavailableError(f"LiteRT refused: {function} returned status {status}")
+
+    def function(self, name: str) -> Any:
+        """Return a function of the library, for hot paths that check the status themselves."""
+        return getattr(self._lib, name)
+
+    def cpu_options(self, settings: dict[str, Any]) -> c_void_p:
+        """Return compilation options for the CPU accelerator.
+
+        Args:
+            settings: keys of LiteRT's CPU options (``num_threads``, ``kernel_mode``, ``weight_cache_file_path``).
+        """
+        options = c_void_p()
+        self.call("LiteRtCreateOptions", byref(options))
+        self.call("LiteRtSetOptionsHardwareAccelerators", options, c_int(_ACCELERATOR_CPU))
+        # litert_cpu_options.cc hands its settings over as TOML in an opaque option called "xnnpack".
+        lines = (f"{key} = {_toml(value)}\n" for key, value in settings.items())
+        payload = "".join(lines).encode() + b"\0"
+        memory = self._libc.malloc(len(payload))
+        ctypes.memmove(memory, payload, len(payload))
+        opaque = c_void_p()
+        free = ctypes.cast(self._libc.free, c_void_p)
+        self.call("LiteRtCreateOpaqueOptions", c_char_p(b"xnnpack"), c_void_p(memory), free, byref(opaque))
+        self.call("LiteRtAddOpaqueOptions", options, opaque)
+        return options
+
+    def compile_memory(self, address: int, nbytes: int, settings: dict[str, Any]) -> Compiled:
+        """Compile the model at ``address``; the memory must outlive the result.
+
+        Raises:
+            UnavailableError: the runtime refuses it.
+        """
+        model = c_void_p()
+        self.call(
+            "LiteRtCreateModelFromBuffer", self._environment, c_void_p(address), c_size_t(nbytes), byref(model)
+        )
+        return self._compile(model, settings)
+
+    def compile_file(self, path: str, settings: dict[str, Any]) -> Compiled:
+        """Compile a model file.
+
+        Raises:
+            UnavailableError: the runtime refuses it.
+        """
+        model = c_void_p()
+        self.call("LiteRtCreateModelFromFile", self._environment, c_char_p(os.fsencode(path)), byref(model))
+        return self._compile(model, settings)
+
+    def _compile(self, model: c_void_p, settings: dict[str, Any]) -> Compiled:
+        options = self.cpu_options(settings)
+        compiled = c_void_p()
+        try:
+            self.call("LiteRtCreateCompiledModel", self._environment, model, options, byref(compiled))
+        except UnavailableError:
+            self._lib.LiteRtDestroyModel(model)
+            raise
+        finally:
+            self._lib.LiteRtDestroyOptions(options)
+        subgraph = c_void_p()
+        self.call("LiteRtGetModelSubgraph", model, c_size_t(0), byref(subgraph))
+        return Compiled(
+            model,
+            compiled,
+            self._tensor_types(subgraph, "Input"),
+            self._tensor_types(subgraph, "Output"),
+        )
+
+    def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
+        count = c_size_t()
+        self.call(f"LiteRtGetNumSubgraph{side}s", subgraph, byref(count))
+        types = []
+        for index in range(count.value):
+            tensor, kind = c_void_p(), _RankedTensorType()
+            self.call(f"LiteRtGetSubgraph{side}", subgraph, c_size_t(index), byref(tensor))
+            self.call("LiteRtGetRankedTensorType", tensor, byref(kind))
+            types.append(kind)
+        return tuple(types)
+
+    def bind(self, kind: _RankedTensorType, address: int, nbytes: int) -> c_void_p:
+        """Return a tensor buffer over host memory that we own (64-byte aligned)."""
+        buffer = c_void_p()
+        self.call(
+            "LiteRtCreateTensorBufferFromHostMemory",
+            byref(kind),
+            c_void_p(address),
+            c_size_t(nbytes),
+            None,
+            byref(buffer),
+        )
+        return buffer
+
+    def unbind(self, buffer: c_void_p) -> None:
+        """Release a tensor buffer; the memory stays ours."""
+        self._lib.LiteRtDestroyTensorBuffer(buffer)
+
+    def release(self, compiled: Compiled) -> None:
+        """Release a compiled model."""
+        self._lib.LiteRtDestroyCompiledModel(compiled.handle)
+        self._lib.LiteRtDestroyModel(compiled.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled stage and the types of its inputs and outputs, in the order of its subgraph."""
+
+    model: c_void_p
+    handle: c_void_p
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,261 @@
+"""The process of one lane: compiles stages, binds them to shared memory, and runs its share of a plan.
+
+Several lanes run one plan together. They meet at edges: an edge is an ``eventfd`` that counts finished stages. A waiting
+lane polls its edge for a moment (``spin_ns``, 0 where the other lane needs the same core) and then sleeps on it. The
+system calls on an edge also order memory between the processes, on every architecture.
+
+Every iteration begins when the leader (the lane of stage 0) gives the other lanes a token, and ends when the leader
+has seen every stage that nobody waits for. Between iterations the leader may end the batch by lowering ``limit``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from ctypes import c_size_t, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+from evaluators.litert import wire
+from evaluators.litert.capi import Compiled, Runtime
+from search_spaces.errors import OptimizeError, UnavailableError
+
+_PAGE = mmap.PAGESIZE
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; Python names the first only from 3.13 on
+_SLEEP_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """One direction of a meeting between two lanes."""
+
+    fd: int
+    spin_ns: int
+    poll: select.poll
+
+    def wait(self) -> None:
+        deadline = time.perf_counter_ns() + self.spin_ns
+        while True:
+            try:
+                os.eventfd_read(self.fd)
+            except BlockingIOError:
+                if time.perf_counter_ns() >= deadline:
+                    self.poll.poll(_SLEEP_MS)
+            else:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One stage on this lane: what it waits for, the call, and whom it tells."""
+
+    stage: int
+    compiled: Compiled
+    inputs: Any  # a ctypes array of LiteRtTensorBuffer
+    outputs: Any
+    waits: tuple[_Edge, ...]
+    signals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """This lane's share of a plan."""
+
+    steps: tuple[_Step, ...]
+    go: tuple[_Edge, ...]  # the leader's token; empty on the leader itself
+    starts: tuple[int, ...]  # edges on which the leader gives its tokens
+    ends: tuple[_Edge, ...]  # edges that the leader has seen before an iteration is over
+    fds: tuple[int, ...]
+
+
+class Lane:
+    """State of a lane and the operations that the parent may ask for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._run = runtime.function("LiteRtRunCompiledModel")
+        self._run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = c_void_p
+        self._libc.mmap.argtypes = [c_void_p, c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+        self._libc.munmap.argtypes = [c_void_p, c_size_t]
+        self._compiled: dict[int, Compiled] = {}
+        self._views: dict[int, tuple[int, int]] = {}
+        self._arenas: dict[int, tuple[int, int]] = {}
+        self._programs: dict[int, _Program] = {}
+
+    def _map(self, fd: int, nbytes: int, *, address: int | None = None, write: bool = False) -> int:
+        flags = (mmap.MAP_SHARED if write else mmap.MAP_PRIVATE) | (_MAP_FIXED if address is not None else 0)
+        if fd < 0:
+            flags |= mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if write or fd < 0 else 0)
+        found = self._libc.mmap(address, nbytes, protection, flags, fd, 0)
+        if found is None or found == c_void_p(-1).value:
+            raise UnavailableError(f"cannot map {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
+        return int(found)
+
+    def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
+        """Compile a stage: a file, or a header whose weights lie in the model file that ``fds[0]`` has open."""
+        begin = time.perf_counter()
+        if "file" in head:
+            compiled = self._runtime.compile_file(head["file"], head["settings"])
+        else:
+            # Layout of the view: the stage's own small flatbuffer, then the whole model file, so that the stage's
+            # weight offsets lead into the file and no weight is copied.
+            source = fds[0]
+            nbytes = os.fstat(source).st_size
+            total = len(header) + nbytes
+            base = self._map(-1, total)
+            try:
+                ctypes.memmove(base, header, len(header))
+                self._map(source, nbytes, address=base + len(header))
+                compiled = self._runtime.compile_memory(base, total, head["settings"])
+            except OptimizeError:
+                self._libc.munmap(base, total)
+                raise
+            self._views[head["id"]] = (base, total)
+        self._compiled[head["id"]] = compiled
+        return {"compile_s": time.perf_counter() - begin}
+
+    def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Release a compiled stage."""
+        self._runtime.release(self._compiled.pop(head["id"]))
+        if head["id"] in self._views:
+            self._libc.munmap(*self._views.pop(head["id"]))
+        return {}
+
+    def arena(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Map shared memory under a number; a size of 0 unmaps it."""
+        old = self._arenas.pop(head["id"], None)
+        if old:
+            self._libc.munmap(*old)
+        if head["nbytes"]:
+            self._arenas[head["id"]] = (self._map(fds[0], head["nbytes"], write=True), head["nbytes"])
+        return {}
+
+    def program(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Bind this lane's stages of a plan to an arena and to the edges whose descriptors came along."""
+        base, size = self._arenas[head["arena"]]
+        kept = [os.dup(fd) for fd in fds]
+
+        def edges(pairs: list[list[int]]) -> tuple[_Edge, ...]:
+            found = []
+            for index, spin_ns in pairs:
+                poll = select.poll()
+                poll.register(kept[index], select.POLLIN)
+                found.append(_Edge(kept[index], spin_ns, poll))
+            return tuple(found)
+
+        steps = []
+        for step in head["steps"]:
+            compiled = self._compiled[step["compiled"]]
+            sides = []
+            for kinds, places in ((compiled.inputs, step["inputs"]), (compiled.outputs, step["outputs"])):
+                if len(kinds) != len(places):
+                    raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(places)}")
+                if any(offset + nbytes > size for offset, nbytes in places):
+                    raise UnavailableError(f"stage {step['stage']} does not fit its shared memory")
+                buffers = [self._runtime.bind(k, base + o, n) for k, (o, n) in zip(kinds, places, strict=True)]
+                sides.append((c_void_p * len(buffers))(*buffers))
+            signals = tuple(kept[i] for i in step["signals"])
+            steps.append(_Step(step["stage"], compiled, sides[0], sides[1], edges(step["waits"]), signals))
+        starts = tuple(kept[i] for i in head["starts"])
+        self._programs[head["id"]] = _Program(
+            tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept)
+        )
+        return {}
+
+    def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Forget a program."""
+        program = self._programs.pop(head["id"])
+        for step in program.steps:
+            for buffer in (*step.inputs, *step.outputs):
+                self._runtime.unbind(c_void_p(buffer))
+        for fd in program.fds:
+            os.close(fd)
+        return {}
+
+    def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds."""
+        program = self._programs[head["id"]]
+        base, _size = self._arenas[head["arena"]]
+        stages = head["stages"]
+        # log[0] is the limit; then start and end of stage s in iteration i at 1 + 2 * (i * stages + s).
+        log = (ctypes.c_int64 * (1 + 2 * stages * head["n"])).from_address(base + head["log"])
+        calls = [self._call(step) for step in program.steps]
+        first_waits = program.go
+        for iteration in range(head["n"]):
+            for edge in first_waits:
+                edge.wait()
+            if iteration >= log[0]:
+                break
+            for fd in program.starts:
+                os.eventfd_write(fd, 1)
+            at = 1 + 2 * stages * iteration
+            for step, call in zip(program.steps, calls, strict=True):
+                for edge in step.waits:
+                    edge.wait()
+                begin, end = call()
+                log[at + 2 * step.stage] = begin
+                log[at + 2 * step.stage + 1] = end
+                for fd in step.signals:
+                    os.eventfd_write(fd, 1)
+            if not first_waits:
+                for edge in program.ends:
+                    edge.wait()
+                if head["stop_above_ns"] and iteration + 1 < head["n"]:
+                    times = log[at : at + 2 * stages]
+                    if max(times) - min(times) > head["stop_above_ns"]:
+                        log[0] = iteration + 1
+                        for fd in program.starts:
+                            os.eventfd_write(fd, 1)
+                        break
+        return {}
+
+    def _call(self, step: _Step) -> Callable[[], tuple[int, int]]:
+        run, clock = self._run, time.perf_counter_ns
+        handle, zero = step.compiled.handle, 0
+        inputs, outputs = step.inputs, step.outputs
+        n_inputs, n_outputs = len(inputs), len(outputs)
+
+        def call() -> tuple[int, int]:
+            begin = clock()
+            status = run(handle, zero, n_inputs, inputs, n_outputs, outputs)
+            end = clock()
+            if status:
+                raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+            return begin, end
+
+        return call
+
+
+def serve(channel: socket.socket, runtime: Runtime) -> None:
+    """Answer the parent until it is gone."""
+    runtime.start()
+    lane = Lane(runtime)
+    operations = {
+        "compile": lane.compile,
+        "release": lane.release,
+        "arena": lane.arena,
+        "program": lane.program,
+        "drop": lane.drop,
+        "run": lane.run,
+    }
+    while True:
+        try:
+            head, payload, fds = wire.receive(channel)
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer = operations[head["op"]](head, payload, fds)
+        except OptimizeError as error:
+            answer = {"error": error.what}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        wire.send(channel, answer)

@@ -1,0 +1,164 @@
+"""The parent's end: starts lanes, asks them, and survives their death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert import wire
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Platform
+
+_START_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a lane."""
+
+    head: Mapping[str, Any]
+    payload: bytes = b""
+    fds: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    channel: socket.socket
+
+
+class Lanes:
+    """The processes of a platform's lanes.
+
+    A lane that dies or does not answer in time takes all lanes with it, since the others may wait for it for ever; the
+    next question starts new ones. ``generation`` counts the starts, so that callers know when what they had compiled
+    is gone.
+    """
+
+    def __init__(self, platform: Platform, log: Path | None = None) -> None:
+        self.generation = 0
+        self._platform = platform
+        self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lanes: dict[str, _Process] = {}
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        ours.settimeout(_START_LIMIT_S)
+        try:
+            with theirs:
+                self._zygote = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "evaluators.litert.zygote", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                )
+        except BaseException:
+            ours.close()
+            os.close(self._log)
+            raise
+
+    def ask(self, lane: str, request: Request, limit_s: float) -> dict[str, Any]:
+        """Ask one lane and wait for its answer.
+
+        Raises:
+            UnavailableError: the lane refused, died, or did not answer within ``limit_s``.
+        """
+        return self.ask_all({lane: request}, limit_s)[lane]
+
+    def ask_all(self, requests: Mapping[str, Request], limit_s: float) -> dict[str, dict[str, Any]]:
+        """Ask several lanes at once and wait for all answers.
+
+        Raises:
+            UnavailableError: one of them refused, died, or did not answer within ``limit_s``.
+        """
+        deadline = time.monotonic() + limit_s
+        waiting: dict[int, str] = {}
+        answers: dict[str, dict[str, Any]] = {}
+        lanes = {name: self._lane(name) for name in requests}
+        try:
+            for name, request in requests.items():
+                wire.send(lanes[name].channel, dict(request.head), request.payload, request.fds)
+                waiting[lanes[name].channel.fileno()] = name
+        except OSError as error:
+            raise self._failed(name, "died") from error
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        while waiting:
+            left_s = deadline - time.monotonic()
+            ready = poll.poll(max(0.0, left_s) * 1e3)
+            if not ready:
+                raise self._failed(next(iter(waiting.values())), f"gave no answer within {limit_s:.0f} s")
+            for fd, _ in ready:
+                name = waiting.pop(fd)
+                poll.unregister(fd)
+                try:
+                    answers[name], _, _ = wire.receive(lanes[name].channel)
+                except (EOFError, OSError) as error:
+                    raise self._failed(name, "died") from error
+                if "error" in answers[name]:
+                    # The others may be waiting for this lane's next stage: nobody will come.
+                    if waiting:
+                        raise self._failed(name, str(answers[name]["error"]))
+                    raise UnavailableError(f"{name}: {answers[name]['error']}")
+        return answers
+
+    def _lane(self, name: str) -> _Process:
+        if name not in self._lanes:
+            cores = list(self._platform[name].options["cores"])
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    wire.send(self._control, {"op": "lane", "cores": cores}, fds=[theirs.fileno(), self._log])
+                    answer, _, _ = wire.receive(self._control)
+            except (EOFError, OSError) as error:
+                ours.close()
+                raise UnavailableError(
+                    "the LiteRT runtime cannot be started", "python -c 'import ai_edge_litert' tells more"
+                ) from error
+            self._lanes[name] = _Process(answer["pid"], ours)
+        return self._lanes[name]
+
+    def _failed(self, name: str, reason: str) -> UnavailableError:
+        process = self._lanes[name]
+        if reason == "died":
+            with contextlib.suppress(EOFError, OSError):
+                wire.send(self._control, {"op": "reap", "pid": process.pid})
+                status = wire.receive(self._control)[0]["status"]
+                reason = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
+            process.channel.close()
+            del self._lanes[name]
+        self._kill()
+        return UnavailableError(f"lane {name!r} {reason}")
+
+    def _kill(self) -> None:
+        for process in self._lanes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.channel.close()
+            with contextlib.suppress(EOFError, OSError):
+                wire.send(self._control, {"op": "reap", "pid": process.pid})
+                wire.receive(self._control)
+        self._lanes.clear()
+        self.generation += 1
+
+    def close(self) -> None:
+        """End all lanes and the fork server."""
+        self._kill()
+        self._control.close()
+        try:
+            self._zygote.wait(5)
+        except subprocess.TimeoutExpired:
+            self._zygote.kill()
+            self._zygote.wait()
+        os.close(self._log)

@@ -1,0 +1,160 @@
+"""Measure plans on this machine's processors: the evaluator ``litert``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform as host
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.litert import arena, tensors
+from evaluators.litert.candidate import Arena, LitertCandidate
+from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.packed import packed_weights
+from evaluators.litert.processors import local_platform
+from evaluators.litert.stages import StageCache
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.models.stages import packing_model
+from search_spaces.plan import Plan, Stage
+from search_spaces.platform import Platform
+
+_INPUT_SEED = 0
+_COMPILE_LIMIT_S = 300.0
+
+
+class LitertEvaluator:
+    """See :class:`~evaluators.base.Evaluator`."""
+
+    name = "litert"
+
+    def platform(self) -> Platform:
+        """See :class:`~evaluators.base.Evaluator`."""
+        return local_platform()
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
+        """See :class:`~evaluators.base.Evaluator`; the runtime's own messages go to ``scratch/runtime.log``."""
+        lanes = Lanes(platform, scratch / "runtime.log" if scratch else None)
+        session = LitertSession(platform, lanes)
+        try:
+            yield session
+        finally:
+            session.close()
+            lanes.close()
+
+
+@dataclass(slots=True)
+class _Model:
+    """What a session knows of one graph."""
+
+    graph: Graph
+    packed: Path | None
+    arena: Arena
+    inputs: list[NDArray[np.generic]]
+    reference: list[NDArray[np.generic]] = field(default_factory=list)
+
+
+class LitertSession:
+    """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans."""
+
+    def __init__(self, platform: Platform, lanes: Lanes, memory_limit_nbytes: int | None = None) -> None:
+        self._platform = platform
+        self._lanes = lanes
+        self._stages = StageCache(lanes, platform, memory_limit_nbytes)
+        self._models: dict[str, _Model] = {}
+        self._numbers = 0
+        self._generation = lanes.generation
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {
+            "evaluator": LitertEvaluator.name,
+            "runtime": importlib.metadata.version("ai-edge-litert"),
+            "machine": host.machine(),
+            "kernel": host.release(),
+            "platform": self._platform.to_json(),
+        }
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> LitertCandidate:
+        """See :class:`~evaluators.base.Session`."""
+        plan.validate(graph, self._platform)
+        model = self._model(graph)
+        candidate = self._candidate(model, plan, fresh=fresh, check=True)
+        candidate.set_inputs(model.inputs)
+        return candidate
+
+    def _model(self, graph: Graph) -> _Model:
+        if self._generation != self._lanes.generation:
+            # The lanes were started anew: what they had mapped is gone.
+            self._generation = self._lanes.generation
+            for model in self._models.values():
+                model.arena.known_to.clear()
+        if graph.digest not in self._models:
+            if graph.source is None:
+                raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+            inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
+            packed = packed_weights(graph.source.content_digest(), lambda path: self._pack(graph, path))
+            memory = Arena(self._number(), arena.largest(graph))
+            self._models[graph.digest] = _Model(graph, packed, memory, inputs)
+        return self._models[graph.digest]
+
+    def _pack(self, graph: Graph, path: Path) -> None:
+        """Have the runtime write its packed weights of the whole model to ``path``."""
+        lane = self._platform.processors[0].name
+        number = self._stages.compile(lane, packing_model(graph), path)
+        self._lanes.ask(lane, Request({"op": "release", "id": number}), _COMPILE_LIMIT_S)
+
+    def _candidate(self, model: _Model, plan: Plan, *, fresh: bool, check: bool) -> LitertCandidate:
+        graph = model.graph
+        memory = Arena(self._number(), arena.largest(graph)) if fresh else model.arena
+        held = [self._stages.take(graph, stage, model.packed, fresh=fresh) for stage in plan.stages]
+
+        def release() -> None:
+            for entry in held:
+                self._stages.give_back(entry)
+            if fresh:
+                memory.close(self._lanes if memory_generation == self._lanes.generation else None)
+
+        memory_generation = self._lanes.generation
+        return LitertCandidate(
+            graph,
+            plan,
+            self._platform,
+            lanes=self._lanes,
+            arena=memory,
+            number=self._number(),
+            compiled={i: entry.number for i, entry in enumerate(held)},
+            ports=[(entry.model.inputs, entry.model.outputs) for entry in held],
+            reference=(lambda: self._reference(model)) if check else None,
+            on_close=release,
+        )
+
+    def _reference(self, model: _Model) -> Sequence[NDArray[np.generic]]:
+        """Return the outputs of the whole model on the first processor, computed once."""
+        if not model.reference:
+            everything = tuple(range(len(model.graph.operators)))
+            whole = Plan(model.graph.digest, (Stage(everything, self._platform.processors[0].name),))
+            candidate = self._candidate(model, whole, fresh=True, check=False)
+            candidate.set_inputs(model.inputs)
+            candidate.run(1)
+            model.reference = candidate.outputs()
+            candidate.close()
+        return model.reference
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def close(self) -> None:
+        """Give shared memory back; the lanes are their owner's."""
+        for model in self._models.values():
+            os.close(model.arena.fd)
+        self._models.clear()

@@ -1,0 +1,80 @@
+"""Inputs made from a seed, tensors seen in shared memory, and how two sets of outputs compare."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Agreement
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph, Tensor
+
+_UNKNOWN_NUMPY = {"bfloat16": np.dtype(np.uint16), "int4": np.dtype(np.uint8), "uint4": np.dtype(np.uint8)}
+
+
+def numpy_dtype(tensor: Tensor) -> np.dtype[np.generic]:
+    """Return the NumPy type of a tensor's elements; packed types are seen as bytes.
+
+    Raises:
+        UnavailableError: elements of this type have no fixed size (strings, resources).
+    """
+    if tensor.dtype in _UNKNOWN_NUMPY:
+        return _UNKNOWN_NUMPY[tensor.dtype]
+    try:
+        return np.dtype(tensor.dtype)
+    except TypeError:
+        raise UnavailableError(f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which cannot be fed") from None
+
+
+def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
+    """Return a tensor that lies at ``offset`` of a shared memory, without a copy."""
+    dtype = numpy_dtype(tensor)
+    if tensor.dtype in _UNKNOWN_NUMPY:
+        return np.frombuffer(memory, dtype, tensor.nbytes // dtype.itemsize, offset)
+    shape = tuple(1 if d < 0 else d for d in tensor.shape)
+    return np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+
+
+def seeded_inputs(graph: Graph, seed: int) -> list[NDArray[np.generic]]:
+    """Return one array per input of the model, drawn from ``seed``: floats in [-1, 1), integers 0 to 99, bools."""
+    arrays: list[NDArray[np.generic]] = []
+    for number, index in enumerate(graph.inputs):
+        tensor = graph.tensors[index]
+        dtype = numpy_dtype(tensor)
+        shape = tuple(1 if d < 0 else d for d in tensor.shape)
+        rng = np.random.default_rng([seed, number])
+        if tensor.dtype in _UNKNOWN_NUMPY:
+            arrays.append(np.zeros(tensor.nbytes // dtype.itemsize, dtype))
+        elif dtype.kind == "b":
+            arrays.append(rng.integers(0, 2, shape).astype(dtype))
+        elif dtype.kind in "iu":
+            arrays.append(rng.integers(0, 100, shape).astype(dtype))
+        elif dtype.kind == "c":
+            arrays.append((rng.uniform(-1, 1, shape) + 1j * rng.uniform(-1, 1, shape)).astype(dtype))
+        else:
+            arrays.append(rng.uniform(-1, 1, shape).astype(dtype))
+    return arrays
+
+
+def agreement(
+    outputs: Sequence[NDArray[np.generic]], reference: Sequence[NDArray[np.generic]], tolerance: float
+) -> Agreement:
+    """Compare a plan's outputs with the whole model's."""
+    if all(a.tobytes() == b.tobytes() for a, b in zip(outputs, reference, strict=True)):
+        return Agreement(identical=True, max_abs_error=0.0, max_rel_error=0.0, tolerance=tolerance)
+    worst_abs = worst_rel = 0.0
+    for mine, wanted in zip(outputs, reference, strict=True):
+        a, b = np.asarray(mine, np.complex128), np.asarray(wanted, np.complex128)
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            worst_abs = worst_rel = math.inf
+            continue
+        finite = np.isfinite(b)
+        error = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+        scale = float(np.max(np.abs(b[finite]), initial=0.0))
+        worst_abs = max(worst_abs, error)
+        worst_rel = max(worst_rel, error / scale if scale else math.inf if error else 0.0)
+    return Agreement(identical=False, max_abs_error=worst_abs, max_rel_error=worst_rel, tolerance=tolerance)

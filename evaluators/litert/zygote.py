@@ -1,0 +1,69 @@
+"""The fork server: it has loaded the runtime's library, so that a new lane starts in milliseconds.
+
+Run as ``python -m evaluators.litert.zygote FD`` where FD is one end of a socket pair. It serves two operations: ``lane``
+(fork a lane on the socket that comes along, pinned to cores) and ``reap`` (how a dead lane ended).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from evaluators.litert import lane, wire
+from evaluators.litert.capi import Runtime
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _become_lane(channel_fd: int, log_fd: int, cores: list[int], runtime: Runtime) -> None:
+    _die_with_parent()
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    # Pin before anything is compiled: thread pools inherit the affinity they are made under.
+    os.sched_setaffinity(0, cores)
+    with socket.socket(fileno=channel_fd) as channel:
+        lane.serve(channel, runtime)
+
+
+def main() -> None:
+    """Serve until the parent closes its end."""
+    _die_with_parent()
+    # The person's Ctrl-C is for the parent, which then ends the lanes in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    runtime = Runtime()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        while True:
+            try:
+                head, _, fds = wire.receive(control)
+            except (EOFError, ConnectionError):
+                return
+            if head["op"] == "reap":
+                _, status = os.waitpid(head["pid"], 0)
+                wire.send(control, {"status": os.waitstatus_to_exitcode(status)})
+                continue
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    control.close()
+                    _become_lane(fds[0], fds[1], head["cores"], runtime)
+                    code = 0
+                except BaseException:  # noqa: BLE001 - a defect of ours; its trace goes to the lane's log
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            for fd in fds:
+                os.close(fd)
+            wire.send(control, {"pid": pid})
+
+
+if __name__ == "__main__":
+    main()
