@@ -109,7 +109,8 @@ class Graph:
         for index in (*self.inputs, *self.outputs):
             if not 0 <= index < count:
                 raise ModelError(f"model {self.name!r}: input or output refers to tensor {index} of {count}")
-        ready = set(self.inputs) | {i for i, t in enumerate(self.tensors) if t.constant or t.variable}
+        given = set(self.inputs)
+        ready = given | {i for i, t in enumerate(self.tensors) if t.constant or t.variable}
         producer: dict[int, int] = {}
         consumers: dict[int, list[int]] = {}
         for position, operator in enumerate(self.operators):
@@ -129,7 +130,7 @@ class Graph:
             for index in operator.outputs:
                 if not 0 <= index < count:
                     raise ModelError(f"model {self.name!r}: operator {position} writes tensor {index} of {count}")
-                if index in producer or index in self.inputs or self.tensors[index].constant:
+                if index in producer or index in given or self.tensors[index].constant:
                     raise ModelError(f"model {self.name!r}: operator {position} writes tensor {index} a second time")
                 producer[index] = position
                 ready.add(index)

@@ -30,7 +30,7 @@ MAX_COPIED_NBYTES = 1 << 28
 SMALL_NBYTES = 1024  # constants up to here (shapes, axes, scalars) are kept with the structure
 
 # What reading at a wrong place raises in the generated code and in NumPy.
-_DAMAGE = (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, MemoryError)
+_OUTSIDE = (struct.error, ValueError, TypeError, IndexError, OverflowError, MemoryError)
 
 # Where a table refers to vectors of tables, or to a table that does: vtable position → (is a vector, kind of table).
 _CHILDREN: Mapping[str, Mapping[int, tuple[bool, str]]] = {
@@ -50,7 +50,11 @@ _CHILDREN: Mapping[str, Mapping[int, tuple[bool, str]]] = {
 }
 
 
-class Mapped(mmap.mmap):
+class _DamageError(Exception):
+    """What is wrong with the file, found by a check of ours."""
+
+
+class _Mapped(mmap.mmap):
     """A file mapped read-only, with the bytes that may still be copied out of it."""
 
     allowance: int = 0
@@ -59,18 +63,18 @@ class Mapped(mmap.mmap):
         """Pay for a copy.
 
         Raises:
-            ValueError: more is copied than the file can hold.
+            _DamageError: more is copied than the file can hold.
         """
         self.allowance -= nbytes
         if self.allowance < 0:
-            raise ValueError("names and lists take more bytes than the file has")
+            raise _DamageError("names and lists take more bytes than the file has")
 
     def __getitem__(self, key: Any) -> Any:
         """Return bytes; the generated code slices for strings only."""
         if isinstance(key, slice):
             first, last = key.start or 0, key.stop or 0
             if not 0 <= first <= last <= len(self):
-                raise IndexError("a string ends outside the file")
+                raise _DamageError("a string ends outside the file")
             self.spend(last - first)
         return super().__getitem__(key)
 
@@ -86,19 +90,19 @@ def unpack(path: Path) -> tuple[Any, dict[int, Extent], int]:
     Raises:
         ModelError: the file is missing, unreadable, no regular file, no ``.tflite``, truncated or damaged.
     """
-    with _mapped(path) as mapped:
-        problem = ""
+    with _open(path) as mapped:
         try:
             return (*_unpack(mapped), len(mapped))
-        except _DAMAGE as error:
-            problem = str(error) if isinstance(error, (ValueError, IndexError)) else "an offset leads outside the file"
-        raise ModelError(
-            f"{path}: the model is truncated or damaged: {problem or 'it takes too much memory'}", "get the file again"
-        )
+        except _DamageError as error:
+            problem = str(error)
+        except _OUTSIDE:
+            problem = "an offset leads outside the file"
+    # Raised here, the error holds on to nothing that still refers to the file.
+    raise ModelError(f"{path}: the model is truncated or damaged: {problem}", "get the file again")
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[Mapped]:
+def _open(path: Path) -> Iterator[_Mapped]:
     try:
         # O_NONBLOCK: opening a FIFO must not wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -119,7 +123,7 @@ def _mapped(path: Path) -> Iterator[Mapped]:
                 f"{path}: is not a .tflite model: it lacks the identifier {IDENTIFIER.decode()}",
                 "convert the model to .tflite first",
             )
-        mapped = Mapped(descriptor, 0, access=mmap.ACCESS_READ)
+        mapped = _Mapped(descriptor, 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     finally:
@@ -132,7 +136,7 @@ def _mapped(path: Path) -> Iterator[Mapped]:
             mapped.close()
 
 
-def _unpack(mapped: Mapped) -> tuple[Any, dict[int, Extent]]:
+def _unpack(mapped: _Mapped) -> tuple[Any, dict[int, Extent]]:
     root = struct.unpack_from("<I", mapped)[0]
     _count_tables(mapped, root)
     model = schema.ModelT.InitFromBuf(mapped, root)
@@ -146,10 +150,10 @@ def _unpack(mapped: Mapped) -> tuple[Any, dict[int, Extent]]:
             if len(data) <= SMALL_NBYTES:
                 mapped.spend(len(data))
                 buffer.data = data.copy()
-        elif buffer.offset > 1:  # data outside the flatbuffer; 0 and 1 stand for none
+        elif buffer.offset > 1 and buffer.size:  # data behind the flatbuffer; 0 and 1 stand for none
             if buffer.offset + buffer.size > len(mapped):
-                raise ValueError(f"buffer {index} ends outside the file")
-            extents[index] = Extent(buffer.offset, buffer.size)
+                raise _DamageError(f"buffer {index} ends outside the file")
+            extents[index] = Extent(buffer.offset, buffer.size, inline=False)
     for subgraph in model.subgraphs or ():
         for operator in subgraph.operators or ():
             _embed_large_options(mapped, operator)
@@ -157,11 +161,11 @@ def _unpack(mapped: Mapped) -> tuple[Any, dict[int, Extent]]:
     return model, extents
 
 
-def _count_tables(mapped: Mapped, root: int) -> None:
+def _count_tables(mapped: _Mapped, root: int) -> None:
     """Follow every vector of tables.
 
     Raises:
-        ValueError: there are more tables than the file has room for.
+        _DamageError: there are more tables than the file has room for.
     """
     # A table takes its reference and its head: 8 bytes at least.
     left = min(MAX_TABLES, len(mapped) // 8)
@@ -180,23 +184,23 @@ def _count_tables(mapped: Mapped, root: int) -> None:
             count = table.VectorLen(offset)
             left -= count
             if left < 0:
-                raise ValueError("it has more tables than the file has room for")
+                raise _DamageError("it has more tables than the file has room for")
             if child in _CHILDREN:
                 places = np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)
                 pending += [(child, int(place)) for place in places]
 
 
-def _embed_large_options(mapped: Mapped, operator: Any) -> None:
+def _embed_large_options(mapped: _Mapped, operator: Any) -> None:
     """Bring a custom operator's options that lie outside the flatbuffer into it, so that stage files carry them."""
     first, nbytes = operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
     if first > 1 and nbytes:
         if first + nbytes > len(mapped):
-            raise ValueError("a custom operator's options end outside the file")
+            raise _DamageError("a custom operator's options end outside the file")
         operator.customOptions = np.frombuffer(mapped, np.uint8, nbytes, first)
         operator.largeCustomOptionsOffset = operator.largeCustomOptionsSize = 0
 
 
-def _detach(mapped: Mapped, value: Any) -> None:
+def _detach(mapped: _Mapped, value: Any) -> None:
     """Replace every view of the file below ``value`` by a copy; the schema nests a few levels deep at most."""
     for name, item in vars(value).items():
         if isinstance(item, np.ndarray):

@@ -35,7 +35,7 @@ def read_model(path: Path, name: str | None = None) -> Graph:
     model, extents, nbytes = unpack(path)
     try:
         return _graph(ModelSource(path, nbytes, model, extents), name or path.stem)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ModelError(
             f"{path}: the model cannot be used: {error}", "get the file again, or convert it anew"
         ) from None

@@ -13,10 +13,18 @@ from search_spaces.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A run of bytes in a file: ``offset`` of the first data byte, and ``nbytes``."""
+    """A run of bytes in a file.
+
+    Attributes:
+        offset: of the first data byte.
+        nbytes: how many there are.
+        inline: whether they are a vector of the flatbuffer, with its length (``uint32``) in the 4 bytes before; data
+            that lies behind the flatbuffer, in models of more than 2 GB, has none.
+    """
 
     offset: int
     nbytes: int
+    inline: bool = True
 
 
 @dataclass(frozen=True, slots=True)
