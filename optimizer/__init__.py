@@ -1,0 +1,1 @@
+"""Who chooses the next plan, remembers what it cost, and tells a person."""

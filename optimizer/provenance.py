@@ -1,0 +1,58 @@
+"""Who made the numbers: versions and machine, as plain values for a manifest."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PRODUCT = "partition-optimizer"
+_PACKAGES = ("ai-edge-litert", "flatbuffers", "networkx", "numpy", "optuna", "pydantic", "scipy")
+
+
+def provenance() -> dict[str, Any]:
+    """Return the time (UTC), and the versions and the machine in use."""
+    return {
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "product": {"name": _PRODUCT, "version": _version(_PRODUCT)},
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is; None for what it does not tell."""
+    return {
+        "cpu": _cpu_model(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.system(),
+        "kernel": platform.release(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    # Arm's kernel gives no "model name"; its part number is the next best.
+    for wanted in ("model name", "Model", "CPU part"):
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == wanted:
+                return value.strip()
+    return None

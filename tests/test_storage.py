@@ -1,0 +1,406 @@
+"""The log survives a cut at any byte, a flip of any bit, a full disk and a second process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer import records, storage
+from optimizer.records import LogContents, header
+from optimizer.storage import TrialLog, read_log
+from search_spaces.errors import OptimizeError, RunFolderError
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+entries = st.dictionaries(st.text(), values, max_size=5)
+TRIALS: list[dict[str, Any]] = [{"parts": i, "latency_s": [0.1 / (i + 1)], "note": 'é\n{"n":1'} for i in range(3)]
+
+
+@contextlib.contextmanager
+def fresh() -> Iterator[Path]:
+    """A new path for each example: Hypothesis does not renew pytest's ``tmp_path``."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "trials.jsonl")
+
+
+def written(path: Path, data: list[dict[str, Any]] = TRIALS) -> bytes:
+    log, _ = TrialLog.open(path)
+    with log:
+        for entry in data:
+            log.append("trial", entry)
+    return path.read_bytes()
+
+
+def reopened(path: Path, content: bytes) -> LogContents:
+    """Open a log with this content, append to it, and check that it is whole again."""
+    path.write_bytes(content)
+    log, contents = TrialLog.open(path)
+    with log:
+        added = log.append("trial", {"after": True})
+    again = read_log(path)
+    assert again.records == (*contents.records, added)
+    assert not any(d.line for d in again.damage)
+    return contents
+
+
+@given(st.lists(entries, max_size=6))
+@settings(deadline=None, max_examples=30)
+def test_what_is_appended_is_read_back(data: list[dict[str, Any]]) -> None:
+    with fresh() as path:
+        log, contents = TrialLog.open(path)
+        assert contents == LogContents(())
+        with log:
+            appended = tuple(log.append("trial", entry) for entry in data)
+        assert [r.n for r in appended] == list(range(1, len(data) + 1))
+        assert [r.data for r in appended] == data
+        assert read_log(path) == LogContents(appended)
+        assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == list(range(len(data) + 1))
+
+
+def test_a_cut_at_any_byte_loses_only_what_is_behind_it(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole")
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path = tmp_path / f"{cut}" / "trials.jsonl"
+        path.parent.mkdir()
+        contents = reopened(path, whole[:cut])
+        before = sum(1 for end in ends[1:] if end - 1 <= cut)  # whole even without its line end
+        assert [r.data for r in contents.records] == TRIALS[:before]
+        torn = cut not in {0, *ends}
+        assert bool(contents.damage) == torn
+        assert (contents.original is not None) == torn
+        if contents.original is not None:
+            assert contents.original.read_bytes() == whole[:cut]
+
+
+def test_a_flip_of_any_bit_is_noticed_and_costs_one_record_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+    line_of = [whole[:i].count(b"\n") for i in range(len(whole))]
+    for position in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1 << bit
+            path.write_bytes(flipped)
+            contents = read_log(path)
+            assert contents.damage, (position, bit)
+            hit = line_of[position]
+            for n, data in enumerate(TRIALS, 1):
+                found = [r.data for r in contents.records if r.n == n]
+                assert found == [data] or (n == hit and not found), (position, bit)
+
+
+@given(st.lists(entries, min_size=1, max_size=4), st.data())
+@settings(deadline=None, max_examples=30)
+def test_damaged_logs_mend_and_go_on(data: list[dict[str, Any]], draw: st.DataObject) -> None:
+    with fresh() as path:
+        content = bytearray(written(path, data))
+        first = draw.draw(st.integers(0, len(content) - 1))
+        last = draw.draw(st.integers(first, min(len(content), first + 40)))
+        rubbish = draw.draw(st.binary(max_size=40))
+        whole = bytes(content)
+        content[first:last] = rubbish
+        contents = reopened(path, bytes(content))
+        assert all(r.data == data[r.n - 1] for r in contents.records)
+        if not contents.damage:  # nothing changed, or the last lines are gone as if they had never been written
+            assert whole.startswith(content)
+            assert bytes(content[-1:]) in {b"", b"\n"}
+
+
+@given(st.binary(max_size=300))
+@settings(deadline=None, max_examples=30)
+def test_any_bytes_are_survived(content: bytes) -> None:
+    with fresh() as path:
+        contents = reopened(path, content)
+        assert contents.records == ()
+        assert bool(contents.damage) == bool(content)
+
+
+def test_lost_doubled_and_swapped_lines_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    first, *lines = written(path).splitlines(keepends=True)
+    path.write_bytes(b"".join([first, lines[0], lines[2]]))
+    assert [str(d) for d in read_log(path).damage] == ["record 2 is missing"]
+    path.write_bytes(b"".join([first, lines[2]]))
+    assert [str(d) for d in read_log(path).damage] == ["records 1 to 2 are missing"]
+    path.write_bytes(b"".join([first, lines[0], lines[2], lines[1], lines[1]]))
+    contents = read_log(path)
+    assert [r.n for r in contents.records] == [1, 2, 3]
+    assert [str(d) for d in contents.damage] == ["line 4: record 2 is out of order", "line 5: record 2 is there twice"]
+    path.write_bytes(b"".join(lines))
+    assert [str(d) for d in read_log(path).damage] == [
+        "line 1: the line that tells the version of the format is missing"
+    ]
+    path.write_bytes(b"".join([first, *lines]).replace(b"\n", b"\r\n"))
+    contents = reopened(path, path.read_bytes())
+    assert [r.data for r in contents.records] == TRIALS
+    assert len(contents.damage) == 1
+
+
+def test_a_record_inside_a_record_is_never_taken_for_one(tmp_path: Path) -> None:
+    inner = {"n": 9, "kind": "trial", "data": {}, "sum": records._checksum(b'{"n":9,"kind":"trial","data":{}').decode()}
+    path = tmp_path / "trials.jsonl"
+    content = bytearray(written(path, [{"inner": inner, "text": json.dumps(inner, separators=(",", ":"))}]))
+    content[content.index(b"inner")] ^= 1
+    assert reopened(path, bytes(content)).records == ()
+
+
+def test_hostile_content_is_one_entry_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+
+    def sealed(text: bytes) -> bytes:
+        body = b'{"n":9,"kind":"trial","data":' + text
+        return body + b',"sum":"' + records._checksum(body) + b'"}\n'
+
+    hostile = {
+        "100 MB": b"x" * 100_000_000 + b"\n",
+        "utf-8": b'{"a": "\xff\xfe"}\n',
+        "starts": b'{"n":' * 200_000 + b"\n",
+        "nesting": sealed(b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        "huge int": sealed(b'{"a": ' + b"9" * 5000 + b"}"),
+        "nan": sealed(b'{"a": NaN}'),
+        "no object": sealed(b"[1]"),
+        "not utf-8": sealed(b'{"a": "\xff"}'),
+        "many lines": b"rubbish\n" * 10_000,
+    }
+    for name, content in hostile.items():
+        path.write_bytes(whole + content + whole.splitlines(keepends=True)[0])
+        damage = read_log(path).damage
+        assert len(damage) == 2, name  # and the doubled first line
+        assert "\n" not in str(damage[0]), name
+        assert len(str(damage[0])) < 200, name
+        assert [r.data for r in read_log(path).records] == TRIALS
+
+
+def test_what_json_cannot_say_is_refused(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    circle: list[Any] = []
+    circle.append(circle)
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+    log, _ = TrialLog.open(path)
+    with log:
+        for value in (math.nan, math.inf, -math.inf, nested, circle, object(), b"", 10**5000, "x" * (17 << 20)):
+            with pytest.raises(OptimizeError) as caught:
+                log.append("trial", {"value": value})
+            assert "\n" not in str(caught.value)
+        for kind in ("", "Trial", 'a"b', "x" * 33):
+            with pytest.raises(OptimizeError, match="kind"):
+                log.append(kind, {})
+        assert path.read_bytes() == whole
+        assert log.append("trial", {"tuple": (1, 2)}).data == {"tuple": [1, 2]}
+    with pytest.raises(OptimizeError, match="closed"):
+        log.append("trial", {})
+
+
+@pytest.mark.parametrize("taken", [0, 1, 50])
+@pytest.mark.parametrize("stop", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_an_append_that_fails_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, stop: BaseException
+) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+    write, left = os.write, [taken]
+
+    def full(descriptor: int, content: bytes) -> int:
+        if not left[0]:
+            raise stop
+        part = min(left[0], 7)
+        left[0] -= part
+        return write(descriptor, bytes(content)[:part])
+
+    log, _ = TrialLog.open(path)
+    with log:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises((RunFolderError, KeyboardInterrupt)) as caught:
+                log.append("trial", {"lost": "x" * 100})
+        if isinstance(stop, OSError):
+            assert str(caught.value).startswith(f"{path}: no space left on device; all 3 records before are safe")
+        assert path.read_bytes() == whole
+        assert log.append("trial", {"a": 1}).n == 4
+    assert len(read_log(path).records) == 4
+    assert not read_log(path).damage
+
+
+def test_a_file_size_limit_is_one_line(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from pathlib import Path
+from optimizer.storage import TrialLog
+from search_spaces.errors import OptimizeError
+log, _ = TrialLog.open(Path(sys.argv[1]))
+log.append("trial", {"a": "x" * 1000})
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    for i in range(5):
+        log.append("trial", {"a": "x" * 1000})
+except OptimizeError as error:
+    print(i, error.exit_code, error)
+"""
+    path = tmp_path / "trials.jsonl"
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"1 2 {path}: file too large; all 2 records before are safe")
+    assert len(done.stdout.splitlines()) == 1
+    contents = read_log(path)
+    assert len(contents.records) == 2
+    assert not contents.damage
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path], check=False)
+    if mounted.returncode:
+        pytest.skip("this system allows no mounts")
+    try:
+        path = tmp_path / "trials.jsonl"
+        log, _ = TrialLog.open(path)
+        appended: list[records.Record] = []
+        with log, pytest.raises(RunFolderError, match="no space left on device"):
+            appended.extend(log.append("trial", {"a": "x" * 3000}) for _ in range(100))
+        contents = read_log(path)
+        assert contents.records == tuple(appended)
+        assert len(appended) > 10
+        assert not contents.damage
+        with path.open("r+b") as file:
+            file.seek(100)
+            file.write(b"?")
+        with pytest.raises(RunFolderError, match="no space left on device"):  # mending needs room, and says so
+            TrialLog.open(path)
+        assert len(read_log(path).records) == len(appended) - 1
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    program = """
+import os, sys, time
+from pathlib import Path
+from optimizer.storage import TrialLog
+log, _ = TrialLog.open(Path(sys.argv[1]))
+if os.fork() == 0:
+    time.sleep(600)  # a worker that outlives its parent
+print("open", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdout=subprocess.PIPE, start_new_session=True
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"open\n"
+            with pytest.raises(RunFolderError, match=rf"in use by process {other.pid}; "):
+                TrialLog.open(path)
+            os.kill(other.pid, signal.SIGKILL)
+            other.wait()
+            log, _ = TrialLog.open(path)
+            log.close()
+            with log, contextlib.suppress(OptimizeError):
+                log.append("trial", {})
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+
+
+def test_opening_twice_in_one_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    log, _ = TrialLog.open(path)
+    with log, pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
+        TrialLog.open(path)
+    TrialLog.open(path)[0].close()
+
+
+@pytest.mark.parametrize("change", ["remove", "replace", "truncate", "extend"])
+def test_a_log_changed_by_others_is_noticed(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+    log, _ = TrialLog.open(path)
+    if change in {"remove", "replace"}:
+        path.unlink()
+    if change != "remove":
+        path.write_bytes({"replace": whole, "truncate": whole[:-9], "extend": whole + b"hello\n"}[change])
+    with log, pytest.raises(RunFolderError, match="changed or removed while it was in use"):
+        log.append("trial", {})
+
+
+def test_killed_at_any_moment_no_returned_record_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    program = """
+import sys
+from pathlib import Path
+from optimizer.storage import TrialLog
+log, contents = TrialLog.open(Path(sys.argv[1]))
+for i in range(10000):
+    print(log.append("trial", {"a": "x" * 2000}).n, flush=True)
+"""
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            lines = [other.stdout.readline() for _ in range(20)]
+            other.kill()
+            lines += other.stdout.readlines()
+        told = max(int(line) for line in lines if line.endswith(b"\n"))
+        contents = read_log(path)
+        assert told <= len(contents.records) <= told + 1
+        assert [r.n for r in contents.records] == list(range(1, len(contents.records) + 1))
+
+
+def test_a_log_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    content = records.encode(0, "log", {"schema_version": 2}) + b"something new\n"
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match="schema_version is 2"):
+        TrialLog.open(path)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "file" / "log", tmp_path / "no" / "log", Path("a\0b")):
+        with pytest.raises(RunFolderError) as caught:
+            TrialLog.open(path)
+        assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(RunFolderError, match="no such file"):
+        read_log(tmp_path / "absent")
+
+
+def test_without_hard_links_the_damaged_log_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(link: str, target: str) -> None:
+        raise OSError(errno.EPERM, f"no links: {link} {target}")
+
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+    monkeypatch.setattr(os, "link", refuse)
+    for i in (1, 2):
+        path.write_bytes(whole[:-5])
+        log, contents = storage.TrialLog.open(path)
+        log.close()
+        assert contents.original == tmp_path / f"trials.jsonl.damaged-{i}"
+        assert contents.original.read_bytes() == whole[:-5]
+
+
+def test_the_first_line_is_stable() -> None:
+    # Written by version 1 of the format; whoever changes it cannot read the logs that exist.
+    assert header() == b'{"n":0,"kind":"log","data":{"schema_version": 1},"sum":"88c8e3405e36f0fd"}\n'
