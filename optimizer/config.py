@@ -1,0 +1,146 @@
+"""What a person can ask of a study, checked, with errors in the words of the command line.
+
+Importing this imports pydantic: the command line does so only after it has parsed its arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from search_spaces.errors import UsageError
+
+_STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SHOWN_CHARACTERS = 60
+
+
+class StudyConfig(BaseModel):
+    """The settings of one study. Values may be given as text, as the command line has them.
+
+    Attributes:
+        model: name of a built-in model, or path of a ``.tflite`` file.
+        budget: distinct plans to measure.
+        max_stages: parts of a plan at most.
+        sampler, evaluator: names in their registries.
+        objective: what is made small.
+        seed: the same seed proposes the same plans, given the same measurements.
+        precision: half width of the confidence interval that a measurement aims at, relative to the median.
+        study: name of the study, a safe file name; None for a new one.
+        out: the run folder; None for ``runs/<study>``.
+        processors: the lanes to use, in order; None for all that are found.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    budget: int = Field(ge=1)
+    max_stages: int = Field(default=4, ge=1)
+    sampler: str = Field(default="tpe", min_length=1)
+    evaluator: str = Field(default="litert", min_length=1)
+    objective: Literal["latency"] = "latency"
+    seed: int = Field(default=0, ge=0)
+    precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
+    study: str | None = None
+    out: Path | None = None
+    processors: tuple[str, ...] | None = None
+
+    @field_validator("budget", "max_stages", "seed", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        # pydantic takes "2.0", "1_000" and true for whole numbers; a person who typed that meant something else.
+        if isinstance(value, bool | float) or (isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value)):
+            raise ValueError("must be a whole number")
+        return value
+
+    @field_validator("model", "out", mode="after")
+    @classmethod
+    def _path(cls, value: str | Path | None) -> str | Path | None:
+        if value is not None and "\0" in str(value):
+            raise ValueError("a path cannot hold a NUL character")
+        return value
+
+    @field_validator("study", mode="after")
+    @classmethod
+    def _safe(cls, value: str | None) -> str | None:
+        if value is not None and not _STUDY.fullmatch(value):
+            raise ValueError("must start with a letter or digit and hold at most 100 letters, digits, '.', '_' and '-'")
+        return value
+
+    @field_validator("processors", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("processors", mode="after")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or not all(value) or len(set(value)) != len(value)):
+            raise ValueError("must be different names separated by commas")
+        return value
+
+
+def parse_config(values: Mapping[str, Any]) -> StudyConfig:
+    """Return the settings; options that are None or absent get their defaults.
+
+    Raises:
+        UsageError: a value is wrong; the text names the option as a person types it.
+    """
+    try:
+        return StudyConfig.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False)[0]) from None
+
+
+def option(field: str) -> str:
+    """Return the command line's name of a setting: ``max_stages`` → ``--max-stages``."""
+    return "--" + field.replace("_", "-")
+
+
+def command_line(config: StudyConfig) -> str:
+    """Return the command, quoted for a POSIX shell, that asks for this study; defaults are left out."""
+    words = ["optimize"]
+    for name, field in StudyConfig.model_fields.items():
+        value = getattr(config, name)
+        if value is None or (value == field.default and not field.is_required()):
+            continue
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        # "--model -x" would be read as two options.
+        words += [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]
+    return shlex.join(words)
+
+
+def _explain(error: ErrorDetails) -> UsageError:
+    name = str(error["loc"][0]) if error["loc"] else "configuration"
+    if error["type"] == "missing":
+        return UsageError(f"{option(name)} is missing")
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, StudyConfig.model_fields, n=1)
+        return UsageError(
+            f"{option(name)}: there is no such option", f"did you mean {option(near[0])}?" if near else ""
+        )
+    context = error.get("ctx", {})
+    problem = {
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "greater_than": f"must be greater than {context.get('gt', 0):g}",
+        "less_than": f"must be less than {context.get('lt', 0):g}",
+        "int_parsing_size": "is too large",
+        "int_type": "must be a whole number",
+        "float_parsing": "must be a number",
+        "float_type": "must be a number",
+        "finite_number": "must be a number",
+        "string_type": "must be text",
+        "string_too_short": "must not be empty",
+        "literal_error": f"must be {context.get('expected')}",
+        "value_error": str(context.get("error")),
+    }.get(error["type"], error["msg"])
+    shown = " ".join(str(error["input"]).split()) or "''"
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = f"{shown[: _SHOWN_CHARACTERS - 1]}…"
+    return UsageError(f"{option(name)} {shown}: {problem}")

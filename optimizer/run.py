@@ -1,0 +1,258 @@
+"""The folder of a study: what was asked, on what, and everything that was measured.
+
+::
+
+    runs/vgg16-20260301-140312/
+    ├── manifest.json   versions, machine, seed, command: who made the numbers
+    ├── config.yaml     the settings in full
+    ├── trials.jsonl    the checked log, the truth from which a study goes on
+    ├── result.json     written at the end
+    └── best/           the plan and its stage files
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from optimizer.files import disk_errors, is_temporary, write_atomic, write_json
+from optimizer.provenance import provenance
+from optimizer.records import LogContents, header
+from optimizer.storage import TrialLog
+from search_spaces.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from optimizer.config import StudyConfig
+
+__all__ = ["RunFolder", "write_atomic", "write_json"]
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+CONFIG = "config.yaml"
+LOG = "trials.jsonl"
+# Settings that decide what is proposed and what a number means; a study keeps them for its whole life.
+_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors")
+_MAX_MANIFEST_NBYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """An open run folder of one process.
+
+    Attributes:
+        path: the folder.
+        config: the settings, with the name of the study filled in.
+        log: open for new records.
+        contents: what the log held: nothing for a new study.
+        changes: what was different about machine or software when the study began, one line each.
+    """
+
+    path: Path
+    config: StudyConfig
+    log: TrialLog
+    contents: LogContents
+    changes: tuple[str, ...] = ()
+
+    @classmethod
+    def create_or_resume(
+        cls, config: StudyConfig, *, model_digest: str, fingerprint: Mapping[str, Any], command: Sequence[str]
+    ) -> RunFolder:
+        """Open the folder that ``config`` names, or make it; go on with the study that is in it.
+
+        Args:
+            config: ``out`` is the folder itself, else it is ``runs/<study>`` here; without either it is a new one.
+            model_digest: of the graph's structure.
+            fingerprint: of the evaluator's session, plain values.
+            command: the command line, for the manifest.
+
+        Raises:
+            RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
+        """
+        path, study = _place(config)
+        fixed = _fixed(config, model_digest)
+        with disk_errors(path):
+            _refuse_foreign(path)
+            _check(path, config.study, fixed)  # before the log is touched, which may be another study's
+            log, contents = TrialLog.open(path / LOG)
+            try:
+                manifest = _check(path, config.study, fixed)  # again, now that nobody else writes
+                _sweep(path)
+                config = config.model_copy(update={"study": manifest["study"] if manifest else study})
+                session = {"command": list(command), "budget": config.budget, **provenance()}
+                session["fingerprint"] = json.loads(json.dumps(fingerprint, default=str))
+                changes = _changes(manifest["fingerprint"], session["fingerprint"]) if manifest else ()
+                _write(path, config, fixed, session, manifest)
+            except BaseException:
+                log.close()
+                raise
+        return cls(path, config, log, contents, changes)
+
+    @property
+    def study(self) -> str:
+        """The name of the study."""
+        return str(self.config.study)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there were records when the folder was opened."""
+        return bool(self.contents.records)
+
+    @property
+    def resume_command(self) -> str:
+        """The command, quoted for a shell, that goes on with this study."""
+        from optimizer.config import command_line
+
+        return command_line(self.config)
+
+    def close(self) -> None:
+        """Close the log, so that another process may go on."""
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest of the run folder ``path``, or None where there is none.
+
+    Raises:
+        RunFolderError: it is damaged, written by a newer version, or no manifest of ours.
+    """
+    file = path / MANIFEST
+    with disk_errors(file):
+        if not file.exists():
+            return None
+        if not file.is_file() or file.stat().st_size > _MAX_MANIFEST_NBYTES:
+            raise RunFolderError(f"{file}: not a manifest of this program", "give another --study or --out")
+        content = file.read_bytes()
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{file}: damaged: {error}", "give another --study; nothing here was changed") from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}",
+            "update the program, or give another --study",
+        )
+    parts = {"study": str, "fixed": dict, "fingerprint": dict, "resumed": list}
+    if not isinstance(version, int) or any(not isinstance(manifest.get(name), kind) for name, kind in parts.items()):
+        raise RunFolderError(f"{file}: not a manifest of this program", "give another --study or --out")
+    return dict(manifest)
+
+
+def _place(config: StudyConfig) -> tuple[Path, str]:
+    """Return the folder, made if need be, and the name of the study if it is a new one."""
+    now = datetime.now(UTC)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).stem).lstrip("._-")[:60] or "model"
+    name = f"{stem}-{now:%Y%m%d-%H%M%S}"
+    if config.out is not None or config.study is not None:
+        path = config.out or Path("runs", str(config.study))
+        _make(path)
+        return path, config.study or name
+    for i in count(1):
+        study = name if i == 1 else f"{name}-{i}"
+        path = Path("runs", study)
+        if not path.is_dir():  # another study of this second has the name
+            _make(path)
+            break
+    return path, study
+
+
+def _make(path: Path) -> None:
+    with disk_errors(path, "give --out a folder that you can write to"):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            wrong = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink())
+            raise RunFolderError(f"{wrong}: not a folder", "give --out a folder that you can write to") from None
+
+
+def _fixed(config: StudyConfig, model_digest: str) -> dict[str, Any]:
+    settings = config.model_dump(mode="json")
+    return {"model_digest": model_digest, **{name: settings[name] for name in _FIXED}}
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise where the folder holds something that is not ours; a study killed while it began is."""
+    names = {p.name for p in path.iterdir()}
+    if MANIFEST in names:
+        return
+    log = path / LOG
+    strangers = sorted(n for n in names - {LOG, CONFIG} if not is_temporary(n))
+    if LOG in names and not (
+        log.is_file() and log.stat().st_size <= len(header()) and header().startswith(log.read_bytes())
+    ):
+        strangers.append(LOG)
+    if strangers:
+        raise RunFolderError(
+            f"{path}: holds {strangers[0]!r} but no {MANIFEST}: not a run folder", "give another --out"
+        )
+
+
+def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest if there is one; raise where its study is another."""
+    manifest = read_manifest(path)
+    if manifest is None:
+        return None
+    there = {"study": manifest["study"], **manifest["fixed"]}
+    here = {"study": study or manifest["study"], **fixed}
+    for name, value in here.items():
+        if there.get(name) != value:
+            raise RunFolderError(
+                f"{path} holds another study: its {name} is {_show(there.get(name))}, not {_show(value)}",
+                "give another --study or --out",
+            )
+    return manifest
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writes left; safe, since the log's lock is held."""
+    for file in path.iterdir():
+        if is_temporary(file.name):
+            file.unlink(missing_ok=True)
+
+
+def _write(
+    path: Path,
+    config: StudyConfig,
+    fixed: Mapping[str, Any],
+    session: dict[str, Any],
+    manifest: dict[str, Any] | None,
+) -> None:
+    """Write the settings, then the manifest: a folder with a manifest is complete."""
+    import yaml
+
+    settings = {"schema_version": SCHEMA_VERSION, **config.model_dump(mode="json")}
+    write_atomic(path / CONFIG, yaml.safe_dump(settings, sort_keys=False).encode())
+    if manifest is None:
+        head = {"schema_version": SCHEMA_VERSION, "study": config.study, "seed": config.seed, "fixed": fixed}
+        manifest = {**head, **session, "resumed": []}
+    else:
+        manifest["resumed"].append(session)
+    write_json(path / MANIFEST, manifest)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} was {_show(before.get(name))}, is {_show(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    )
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:79]}…"
