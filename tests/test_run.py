@@ -237,6 +237,14 @@ def test_a_folder_without_permission_is_one_line() -> None:
         opened(changed(out=Path("locked/run")))
 
 
+def test_a_start_that_fails_lets_the_lock_go() -> None:
+    Path("runs/first/config.yaml").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"config\.yaml: is a directory"):
+        opened()
+    Path("runs/first/config.yaml").rmdir()
+    opened().close()
+
+
 def test_a_full_disk_at_the_start_is_one_line() -> None:
     program = """
 import resource

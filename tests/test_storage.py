@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
@@ -328,6 +329,31 @@ def test_opening_twice_in_one_process_is_refused(tmp_path: Path) -> None:
     with log, pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
         TrialLog.open(path)
     TrialLog.open(path)[0].close()
+
+
+@pytest.mark.parametrize("change", ["remove", "replace"])
+def test_a_log_mended_by_another_process_while_this_one_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = written(path)
+    lock, opened = fcntl.flock, [0]
+
+    def late(descriptor: int, operation: int) -> None:
+        if not opened[0]:
+            path.rename(tmp_path / "old")
+            if change == "replace":
+                path.write_bytes(whole)
+        opened[0] += 1
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    log, contents = TrialLog.open(path)
+    with log:
+        assert len(contents.records) == (len(TRIALS) if change == "replace" else 0)
+        log.append("trial", {})
+    assert len(read_log(path).records) == len(contents.records) + 1
+    assert (tmp_path / "old").read_bytes() == whole
 
 
 @pytest.mark.parametrize("change", ["remove", "replace", "truncate", "extend"])
