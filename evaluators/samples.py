@@ -1,0 +1,174 @@
+"""What was measured, kept whole: every latency, the conditions, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any, Literal, get_args
+
+from evaluators.base import Agreement
+from evaluators.timeline import Event, Timeline
+from search_spaces.errors import RunFolderError, UnavailableError
+
+RUN_NOISE = 0.01
+"""Relative standard deviation of one run that is assumed before the samples can tell (a shared, otherwise idle CPU)."""
+
+Stopped = Literal["precision", "limit", "raced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Latencies of one candidate, in seconds, in the order in which they were taken.
+
+    They cannot show what differs between two instances of one plan (memory placement, 0.4 to 0.65 %): see
+    :func:`evaluators.comparison.compare` for that.
+
+    Attributes:
+        values_s: at least one value; each is finite and greater than 0.
+        conditions: what they were taken under (governor, load, versions, …), plain values.
+
+    Raises:
+        UnavailableError: there is no value, or one is no latency; the evaluator that gave it cannot be relied upon.
+    """
+
+    values_s: tuple[float, ...]
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.values_s:
+            raise UnavailableError("a measurement has no samples")
+        for index, value in enumerate(self.values_s):
+            if not (math.isfinite(value) and value > 0.0):
+                raise UnavailableError(f"sample {index} of {len(self.values_s)} is {value} s, which is no latency")
+
+    @property
+    def median(self) -> float:
+        """The median, in seconds."""
+        return statistics.median(self.values_s)
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """The 95 % interval of the median, in seconds.
+
+        From 6 samples on these are the order statistics that hold the median with at least 95 % whatever the
+        distribution (binomial). Fewer samples cannot promise that (5: 94 %, 3: 75 %, 1: 0 %), so the interval then
+        reaches from the fastest to the slowest and at least as far as the error of a median of runs with
+        :data:`RUN_NOISE` of noise.
+        """
+        ordered = sorted(self.values_s)
+        count = len(ordered)
+        if count >= 6:
+            rank = _rank95(count)
+            return ordered[rank - 1], ordered[count - rank]
+        spread = 1.96 * RUN_NOISE * math.sqrt((math.pi / 2 if count > 2 else 1.0) / count)
+        return min(ordered[0], self.median * (1.0 - spread)), max(ordered[-1], self.median * (1.0 + spread))
+
+    @property
+    def precision(self) -> float:
+        """How far :attr:`ci95` reaches from the median to its farther end, relative to the median."""
+        low, high = self.ci95
+        return max(high - self.median, self.median - low) / self.median
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the samples as plain values."""
+        return {"values_s": list(self.values_s), "conditions": dict(self.conditions)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Samples:
+        """Build samples from what :meth:`to_json` returned; unknown fields are ignored.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type, or a value is no latency.
+        """
+        try:
+            content: Any = data
+            return cls(tuple(float(v) for v in content["values_s"]), dict(content["conditions"]))
+        except (KeyError, TypeError, ValueError, UnavailableError) as error:
+            raise RunFolderError(f"samples are damaged: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What measuring one candidate gave.
+
+    Attributes:
+        latency_s: the samples after the warm-up.
+        stage_s: median seconds of each stage of the plan over these samples, shape ``(stages,)``.
+        warmup_s: seconds of the runs before the samples; empty where the very first run was slow enough to stop.
+        stopped: why no more runs were made: the interval is narrow enough, the limit of runs or seconds is reached,
+            or the candidate lost the race against the incumbent.
+        timeline: the last run, where the evaluator can tell.
+        agreement: how the outputs compare with the whole model's, where that was looked at.
+    """
+
+    latency_s: Samples
+    stage_s: tuple[float, ...]
+    warmup_s: tuple[float, ...]
+    stopped: Stopped
+    timeline: Timeline | None = None
+    agreement: Agreement | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurement as plain values."""
+        return {
+            "latency_s": self.latency_s.to_json(),
+            "stage_s": list(self.stage_s),
+            "warmup_s": list(self.warmup_s),
+            "stopped": self.stopped,
+            "timeline": None if self.timeline is None else [asdict(e) for e in self.timeline.events],
+            "agreement": None if self.agreement is None else asdict(self.agreement),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Measurement:
+        """Build a measurement from what :meth:`to_json` returned; unknown fields are ignored.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            content: Any = data
+            return cls(
+                latency_s=Samples.from_json(content["latency_s"]),
+                stage_s=tuple(float(v) for v in content["stage_s"]),
+                warmup_s=tuple(float(v) for v in content["warmup_s"]),
+                stopped=_stopped(content["stopped"]),
+                timeline=None if content["timeline"] is None else _timeline(content["timeline"]),
+                agreement=None if content["agreement"] is None else _agreement(content["agreement"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"measurement is damaged: {error!r}") from error
+
+
+def _timeline(events: Any) -> Timeline:
+    return Timeline(
+        tuple(Event(int(e["stage"]), str(e["lane"]), float(e["start_s"]), float(e["end_s"])) for e in events)
+    )
+
+
+def _agreement(content: Any) -> Agreement:
+    return Agreement(
+        identical=bool(content["identical"]),
+        max_abs_error=float(content["max_abs_error"]),
+        max_rel_error=float(content["max_rel_error"]),
+        tolerance=float(content["tolerance"]),
+    )
+
+
+@cache
+def _rank95(count: int) -> int:
+    """Return the largest k for which the k-th smallest to the k-th largest of ``count`` hold the median with 95 %."""
+    rank, ways, below = 0, 1, 1  # below: ways in which at most ``rank`` of the samples lie under the median
+    while 40 * below <= 2**count:  # 2.5 % on each side
+        rank += 1
+        ways = ways * (count - rank + 1) // rank
+        below += ways
+    return rank
+
+
+def _stopped(reason: Any) -> Stopped:
+    known: tuple[Stopped, ...] = get_args(Stopped)
+    return known[known.index(reason)]

@@ -1,0 +1,157 @@
+"""How often to run a candidate: warm-up, repetition until the median is known, and the race against the incumbent.
+
+Decisions follow from the measured latencies alone, never from a clock, so replayed latencies lead to the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Candidate
+from evaluators.racing import GROSS, grossly_slower, noise, slower
+from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
+from evaluators.timeline import Timeline
+from search_spaces.errors import UnavailableError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPolicy:
+    """How hard to try with one candidate.
+
+    Attributes:
+        precision: stop when both ends of the 95 % interval of the median are within this share of it.
+        max_s: stop when the runs (warm-up included) took this many seconds together, but not before ``min_runs``.
+        min_runs, max_runs: bounds of the number of samples after the warm-up.
+        warmup_max: most runs of the warm-up.
+        confidence: with which a candidate must be slower than the incumbent to be stopped early.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    precision: float = 0.01
+    max_s: float = 0.8
+    min_runs: int = 5
+    max_runs: int = 100
+    warmup_max: int = 5
+    confidence: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.precision < 1.0:
+            raise UsageError(f"precision {self.precision} is no share", "give a value between 0 and 1, such as 0.01")
+        if not self.max_s > 0.0:
+            raise UsageError(f"max_s {self.max_s}: a measurement needs more than 0 seconds")
+        if not 1 <= self.min_runs <= self.max_runs:
+            raise UsageError(f"min_runs {self.min_runs} and max_runs {self.max_runs}: need 1 <= min_runs <= max_runs")
+        if self.warmup_max < 1:
+            raise UsageError(f"warmup_max {self.warmup_max}: a warm-up has at least 1 run")
+        if not 0.5 <= self.confidence < 1.0:
+            raise UsageError(f"confidence {self.confidence} is not between 0.5 and 1", "give 0.99")
+
+
+def measure(
+    candidate: Candidate,
+    policy: SamplingPolicy,
+    incumbent: Samples | None = None,
+    conditions: Mapping[str, Any] | None = None,
+) -> Measurement:
+    """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
+
+    The candidate is warm at the first run that the next one does not clearly beat; all from there on, but never the
+    very first run, are samples. Outputs are not looked at: that is :meth:`~evaluators.base.Candidate.verify`.
+
+    Args:
+        candidate: a loaded plan.
+        policy: see there.
+        incumbent: samples of the best candidate so far; without it every candidate is measured in full.
+        conditions: what the samples are taken under, kept with them.
+
+    Raises:
+        UnavailableError: the candidate failed, or returned something that is no batch of latencies.
+    """
+    stop_above_s = math.inf if incumbent is None else incumbent.ci95[1] * GROSS[0]  # then look before running on
+    record = _Record(candidate, stop_above_s)
+    stopped = _warm_up(record, policy, incumbent)
+    while stopped is None:
+        stopped = _verdict(record, policy, incumbent)
+        if stopped is None:
+            record.run(_next_runs(record, policy))
+    samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions or {}))
+    stages = np.median(np.concatenate(record.stage_s)[record.warm :], axis=0)
+    return Measurement(
+        latency_s=samples,
+        stage_s=tuple(float(s) for s in stages),
+        warmup_s=tuple(record.values_s[: record.warm]),
+        stopped=stopped,
+        timeline=record.timeline,
+    )
+
+
+@dataclass(slots=True)
+class _Record:
+    """All runs of a candidate so far; the first ``warm`` of them are no samples."""
+
+    candidate: Candidate
+    stop_above_s: float
+    values_s: list[float] = field(default_factory=list)
+    stage_s: list[NDArray[np.float64]] = field(default_factory=list)
+    timeline: Timeline | None = None
+    warm: int = 0
+
+    def run(self, runs: int) -> None:
+        batch = self.candidate.run(runs, self.stop_above_s)
+        done = len(batch.latency_s)
+        if not 1 <= done <= runs or batch.stage_s.ndim != 2 or len(batch.stage_s) != done:
+            raise UnavailableError(
+                f"evaluator returned {done} latencies and stage times of shape {batch.stage_s.shape} for {runs} runs"
+            )
+        self.values_s += Samples(tuple(float(v) for v in batch.latency_s)).values_s
+        self.stage_s.append(batch.stage_s)
+        self.timeline = batch.timeline
+
+
+def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
+    """Run until the candidate is warm or out of the race; ``record.warm`` leaves at least the last run as a sample."""
+    clearly = 1.0 - 2.0 * (RUN_NOISE if incumbent is None else noise(incumbent))
+    record.run(1)
+    while True:
+        if incumbent is not None and grossly_slower(record.values_s, incumbent):
+            record.warm = len(record.values_s) - 1
+            return "raced"
+        runs = len(record.values_s)
+        if runs >= 2 and record.values_s[-1] >= clearly * record.values_s[-2]:
+            record.warm = max(1, runs - 2)
+            return None
+        if runs > policy.warmup_max:
+            record.warm = policy.warmup_max
+            return None
+        record.run(1)
+
+
+def _verdict(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
+    values = record.values_s[record.warm :]
+    if incumbent is not None and slower(values, incumbent, policy.confidence):
+        return "raced"
+    if len(values) < policy.min_runs:
+        return None
+    if Samples(tuple(values)).precision <= policy.precision:
+        return "precision"
+    if len(values) >= policy.max_runs or math.fsum(record.values_s) >= policy.max_s:
+        return "limit"
+    return None
+
+
+def _next_runs(record: _Record, policy: SamplingPolicy) -> int:
+    """Return how many runs to make before looking again: one at first, later half as many as there are."""
+    values = record.values_s[record.warm :]
+    if len(values) < max(policy.min_runs, 6):
+        return 1
+    left_s = policy.max_s - math.fsum(record.values_s)
+    affordable = math.ceil(left_s / (math.fsum(values) / len(values)))
+    return max(1, min(len(values) // 2, policy.max_runs - len(values), affordable))

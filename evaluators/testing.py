@@ -1,0 +1,238 @@
+"""An evaluator without a device, for tests of everything above it, and the contract that every evaluator keeps.
+
+It times a plan by a simple law (below) and adds noise that depends on nothing but the seed, the plan, the instance
+and the number of the run, so the same study gives the same measurements wherever and whenever it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import CONTRACT_VERSION, Agreement, Batch
+from evaluators.contract import EvaluatorContract, check_timeline, example_graph
+from evaluators.timeline import Event, Timeline
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+
+__all__ = [
+    "EvaluatorContract",
+    "Noise",
+    "SyntheticCandidate",
+    "SyntheticEvaluator",
+    "SyntheticSession",
+    "check_timeline",
+    "example_graph",
+    "schedule",
+]
+
+OPERATOR_S = 2e-6  # to start one operator
+HAND_OVER_S = 3e-6  # to start a stage with a tensor of another stage
+CORE_BYTES_PER_S = 4e9  # what one core gets through, weights and activations together
+LINK_BYTES_PER_S = 5e9  # tensors that change the lane
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How runs differ, all relative: standard deviations of a run and of an instance, spikes, the first run.
+
+    Attributes:
+        run: standard deviation from run to run.
+        instance: standard deviation from instance to instance, the same in all runs of one.
+        spike_share: share of the runs that something else disturbs; they take 5 to 100 % longer.
+        cold: how much longer the first run of an instance takes.
+    """
+
+    run: float = 0.01
+    instance: float = 0.0
+    spike_share: float = 0.0
+    cold: float = 0.1
+
+
+class SyntheticCandidate:
+    """A plan with a known latency; see :class:`~evaluators.base.Candidate`.
+
+    Args:
+        timeline: one inference without noise; event ``i`` is stage ``i`` of the plan.
+        noise: what is added to it.
+        rng: source of the noise of this instance.
+        scale: factor on all times; NaN makes an evaluator that returns no numbers.
+    """
+
+    def __init__(self, timeline: Timeline, noise: Noise, rng: np.random.Generator, scale: float = 1.0) -> None:
+        self._timeline = timeline
+        self._stage_s = np.array([e.end_s - e.start_s for e in sorted(timeline.events, key=lambda e: e.stage)])
+        self._noise = noise
+        self._rng = rng
+        self._scale = scale * math.exp(noise.instance * rng.standard_normal())
+        self._cold = 1.0 + noise.cold
+        self.runs = 0
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; takes no time."""
+        scales: list[float] = []
+        makespan_s = self._timeline.makespan_s
+        while len(scales) < n and not (scales and scales[-1] * makespan_s > stop_above_s):
+            scales.append(self._draw())
+        factors = np.array(scales)
+        events = self._timeline.events
+        last = tuple(Event(e.stage, e.lane, e.start_s * scales[-1], e.end_s * scales[-1]) for e in events)
+        return Batch(makespan_s * factors, factors[:, None] * self._stage_s, Timeline(last))
+
+    def _draw(self) -> float:
+        bell = self._rng.standard_normal()
+        chance, height = self._rng.random(2)
+        spike = 1.05 + 0.95 * height if chance < self._noise.spike_share else 1.0
+        cold = self._cold if self.runs == 0 else 1.0
+        self.runs += 1
+        return self._scale * math.exp(self._noise.run * bell) * spike * cold
+
+    def verify(self) -> Agreement | None:
+        """Return None: there are no outputs."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+@dataclass(slots=True)
+class SyntheticEvaluator:
+    """Times plans by a law instead of a device; see :class:`~evaluators.base.Evaluator`.
+
+    An operator takes :data:`OPERATOR_S` and its bytes (inputs, outputs, weights) at a rate that depends on its kind
+    and on the lane; a lane of several cores gains more on some kinds than on others. A stage takes the sum of its
+    operators and a hand-over for each tensor of another stage, longer where that stage is on another lane. Stages
+    run in the plan's order as soon as their inputs and their lane (and all lanes that exclude it) are free.
+
+    Attributes:
+        seed: of the noise.
+        noise: see there. The n-th run of the k-th fresh instance of a plan is always the same; instances that are
+            not fresh are all the same one.
+        interaction: factor on the latency of a plan that the law does not know of; stage times keep to the law.
+        fails: plans for which loading raises :class:`~search_spaces.errors.UnavailableError`.
+        returns_nan: plans whose latencies are NaN.
+    """
+
+    seed: int = 0
+    noise: Noise = field(default_factory=Noise)
+    interaction: Callable[[Plan], float] | None = None
+    fails: Callable[[Plan], bool] | None = None
+    returns_nan: Callable[[Plan], bool] | None = None
+    name: str = "synthetic"
+
+    def platform(self) -> Platform:
+        """Return a machine of two cores: both together (``cpu``), and each as a lane of its own."""
+        both = {"cores": (0, 1), "threads": 2}
+        lanes = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cpu", both)]
+        lanes += [Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, "core", {"cores": (i,), "threads": 1}) for i in (0, 1)]
+        return Platform("synthetic", tuple(lanes))
+
+    @contextmanager
+    def prepare(self, platform: Platform) -> Iterator[SyntheticSession]:
+        """Open a session on any platform."""
+        session = SyntheticSession(self, platform)
+        try:
+            yield session
+        finally:
+            session.closed = True
+
+    def true_latency_s(self, graph: Graph, plan: Plan, platform: Platform | None = None) -> float:
+        """Return what a plan takes without noise, hidden interactions included."""
+        factor = 1.0 if self.interaction is None else self.interaction(plan)
+        return factor * schedule(graph, plan, platform or self.platform()).makespan_s
+
+
+class SyntheticSession:
+    """A session of :class:`SyntheticEvaluator`; see :class:`~evaluators.base.Session`."""
+
+    def __init__(self, evaluator: SyntheticEvaluator, platform: Platform) -> None:
+        self._evaluator = evaluator
+        self._platform = platform
+        self._fresh: Counter[str] = Counter()
+        self.closed = False
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`; functions are given by name."""
+        evaluator = self._evaluator
+        hooks = {"interaction": evaluator.interaction, "fails": evaluator.fails, "returns_nan": evaluator.returns_nan}
+        noise = evaluator.noise
+        return {
+            "evaluator": evaluator.name,
+            "contract_version": CONTRACT_VERSION,
+            "platform": self._platform.to_json(),
+            "seed": evaluator.seed,
+            "noise": [noise.run, noise.instance, noise.spike_share, noise.cold],
+            **{
+                name: None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
+                for name, hook in hooks.items()
+            },
+        }
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SyntheticCandidate:
+        """See :class:`~evaluators.base.Session`.
+
+        Raises:
+            PlanError: the plan is not for this graph.
+            UsageError: the plan names a lane that the platform lacks.
+            UnavailableError: the plan is one that fails, or the session is over.
+        """
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        plan.validate(graph, self._platform)
+        evaluator = self._evaluator
+        if evaluator.fails is not None and evaluator.fails(plan):
+            raise UnavailableError(f"plan {plan.digest[:12]} is made to fail")
+        self._fresh[plan.digest] += fresh
+        instance = self._fresh[plan.digest] if fresh else 0
+        timeline = schedule(graph, plan, self._platform)
+        factor = 1.0 if evaluator.interaction is None else evaluator.interaction(plan)
+        if evaluator.returns_nan is not None and evaluator.returns_nan(plan):
+            factor = math.nan
+        rng = np.random.default_rng([evaluator.seed, int(plan.digest[:16], 16), instance])
+        return SyntheticCandidate(timeline, evaluator.noise, rng, factor)
+
+
+def schedule(graph: Graph, plan: Plan, platform: Platform) -> Timeline:
+    """Return when each stage runs by the law of :class:`SyntheticEvaluator`, without noise."""
+    place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
+    free_s: dict[str, float] = {p.name: 0.0 for p in platform.processors}
+    events: list[Event] = []
+    for index, stage in enumerate(plan.stages):
+        lane = platform[stage.processor]
+        needs = [(place[graph.producer[t]], t) for t in graph.boundary(stage.operators).inputs if t in graph.producer]
+        start_s = max([free_s[lane.name], *(events[before].end_s for before, _ in needs)])
+        took_s = sum(_operator_s(graph, operator, lane) for operator in stage.operators)
+        for before, tensor in needs:
+            moved = graph.tensors[tensor].nbytes if plan.stages[before].processor != lane.name else 0
+            took_s += HAND_OVER_S + moved / LINK_BYTES_PER_S
+        events.append(Event(index, lane.name, start_s, start_s + took_s))
+        for other in platform.processors:
+            if other.name == lane.name or lane.excludes(other):
+                free_s[other.name] = max(free_s[other.name], start_s + took_s)
+    return Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
+
+
+def _operator_s(graph: Graph, index: int, lane: Processor) -> float:
+    operator = graph.operators[index]
+    nbytes = sum(graph.tensors[t].nbytes for t in (*operator.inputs, *operator.outputs) if t != -1)
+    effort = 0.5 + 1.5 * _share(operator.kind)
+    speed = 1.0 + (_cores(lane.resources) - 1.0) * (0.4 + 0.6 * _share(operator.kind, lane.kind))
+    return OPERATOR_S + nbytes * effort / (CORE_BYTES_PER_S * speed)
+
+
+def _cores(resources: Mapping[str, float]) -> float:
+    return max(1.0, sum(resources.values()))
+
+
+def _share(*words: str) -> float:
+    """Return a number in [0, 1) that depends on the words alone."""
+    return int.from_bytes(hashlib.sha256("/".join(words).encode()).digest()[:4], "big") / 2**32
