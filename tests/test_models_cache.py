@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from search_spaces.errors import UsageError
+from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT, cache_dir, cached
 
 CONTENT = b"weights" * 1000
@@ -145,6 +147,17 @@ def test_a_full_disk_names_the_variable(folder: Path) -> None:
 
     with pytest.raises(UsageError, match=f"No space left on device; set {ENVIRONMENT}"):
         cached("m", 1, full)
+
+
+def test_a_model_that_the_disk_does_not_take_names_the_variable(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(UsageError, match=f"cannot be written: File too large; set {ENVIRONMENT}"):
+            load("squeezenet1_1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in (folder / "models").iterdir()] == ["squeezenet1_1.v1.lock"]
 
 
 def test_a_folder_that_may_only_be_read_serves_what_it_has(folder: Path) -> None:

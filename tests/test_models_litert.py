@@ -124,7 +124,7 @@ def bomb(tables: int, name: bytes) -> bytes:
     return bytes(builder.Output())
 
 
-@pytest.mark.parametrize(("tables", "name"), [(20_000, b"t"), (300, b"t"), (100, b"t" * 1_000_000)])
+@pytest.mark.parametrize(("tables", "name"), [(20_000, b"t"), (300, b"t"), (20, b"t" * 1_000_000)])
 def test_a_file_that_repeats_itself_is_refused_before_it_unfolds(scratch: Path, tables: int, name: bytes) -> None:
     assert read_or_refuse(scratch, bomb(tables, name)) is None
 

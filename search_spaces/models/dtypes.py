@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.models.options import enumerators
 
-_NAMES = {value: name.lower() for value, name in enumerators(schema.TensorType).items()}
+def enumerators(enum: type) -> dict[int, str]:
+    """Return value → name of an enumeration of the generated schema."""
+    return {value: name for name, value in vars(enum).items() if isinstance(value, int) and not name.startswith("_")}
+
+
+# The schema's ``TensorType`` → name of the element type.
+DTYPES: Mapping[int, str] = {value: name.lower() for value, name in enumerators(schema.TensorType).items()}
 
 # Types without an entry (string, resource, variant) have elements of no fixed size.
 _BITS: dict[str, int] = {
@@ -34,11 +39,6 @@ _BITS: dict[str, int] = {
     "complex64": 64,
     "complex128": 128,
 }
-
-
-def dtype_name(code: int) -> str | None:
-    """Return the name of a schema ``TensorType`` in lower case, or None where the installed schema lacks it."""
-    return _NAMES.get(code)
 
 
 def has_fixed_size(dtype: str) -> bool:

@@ -26,6 +26,7 @@ from search_spaces.models.source import Extent
 from search_spaces.models.writer import IDENTIFIER
 
 MAX_TABLES = 1_000_000  # what the runtime's own verifier admits
+MAX_REPEATED = 1000  # references to tables that are referred to already; converters write none
 MAX_COPIED_NBYTES = 1 << 28
 SMALL_NBYTES = 1024  # constants up to here (shapes, axes, scalars) are kept with the structure
 
@@ -128,7 +129,7 @@ def _open(path: Path) -> Iterator[_Mapped]:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
-    mapped.allowance = min(len(mapped), MAX_COPIED_NBYTES)
+    mapped.allowance = min(2 * len(mapped), MAX_COPIED_NBYTES)  # twice: equal names may be stored once
     try:
         yield mapped
     finally:
@@ -165,10 +166,12 @@ def _count_tables(mapped: _Mapped, root: int) -> None:
     """Follow every vector of tables.
 
     Raises:
-        _DamageError: there are more tables than the file has room for.
+        _DamageError: there are more tables than the file has room for, or many references to one.
     """
     # A table takes its reference and its head: 8 bytes at least.
     left = min(MAX_TABLES, len(mapped) // 8)
+    repeats_left = MAX_REPEATED
+    seen: set[int] = set()
     pending = [("Model", root)]
     while pending:
         kind, position = pending.pop()
@@ -185,9 +188,14 @@ def _count_tables(mapped: _Mapped, root: int) -> None:
             left -= count
             if left < 0:
                 raise _DamageError("it has more tables than the file has room for")
+            places = (np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)).tolist()
+            repeats_left -= count + len(seen)
+            seen.update(places)
+            repeats_left += len(seen)
+            if repeats_left < 0:
+                raise _DamageError("it refers to the same tables again and again")
             if child in _CHILDREN:
-                places = np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)
-                pending += [(child, int(place)) for place in places]
+                pending += [(child, place) for place in places]
 
 
 def _embed_large_options(mapped: _Mapped, operator: Any) -> None:

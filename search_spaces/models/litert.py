@@ -9,9 +9,9 @@ from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.models.dtypes import dtype_name, has_fixed_size, tensor_nbytes
+from search_spaces.models.dtypes import DTYPES, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
-from search_spaces.models.options import enumerators, plain_options
+from search_spaces.models.options import plain_options
 from search_spaces.models.source import ModelSource
 
 VERSION = 3  # of the schema; the runtime admits no other
@@ -98,7 +98,7 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
     """Return a tensor; ``computed`` tells whether an operator or the caller writes it."""
     name = _text(tensor.name)
     shape, signature = _indices(tensor.shape), _indices(tensor.shapeSignature)
-    dtype = dtype_name(tensor.type)
+    dtype = DTYPES.get(tensor.type)
     if dtype is None:
         raise ModelError(f"tensor {index} ({name!r}) has type {tensor.type}, unknown to the installed schema", _NEWER)
     if not 0 <= tensor.buffer < max(1, len(source.schema.buffers)):

@@ -9,20 +9,12 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from search_spaces.models.dtypes import DTYPES, enumerators
+
 MAX_ELEMENTS = 64  # longer lists are tables of data, not settings
 
-_Values = Mapping[int, str]
-
-
-def enumerators(enum: type) -> dict[int, str]:
-    """Return value → name of an enumeration of the generated schema."""
-    return {value: name for name, value in vars(enum).items() if isinstance(value, int) and not name.startswith("_")}
-
-
-_TYPES: _Values = {value: name.lower() for value, name in enumerators(schema.TensorType).items()}
-
 # Field of the schema → the values that it may have by name. A field without an entry is a number, or a list of them.
-_ENUMERATIONS: Mapping[str, _Values] = {
+_ENUMERATIONS: Mapping[str, Mapping[int, str]] = {
     "padding": enumerators(schema.Padding),
     "fusedActivationFunction": enumerators(schema.ActivationFunctionType),
     "weightsFormat": enumerators(schema.FullyConnectedOptionsWeightsFormat),
@@ -30,11 +22,11 @@ _ENUMERATIONS: Mapping[str, _Values] = {
     "combiner": enumerators(schema.CombinerType),
     "mode": enumerators(schema.MirrorPadMode),
     "reduceFunction": enumerators(schema.ReduceWindowFunction),
-    "inDataType": _TYPES,
-    "outDataType": _TYPES,
-    "outType": _TYPES,
-    "idxOutType": _TYPES,
-    "quantizedBiasType": _TYPES,
+    "inDataType": DTYPES,
+    "outDataType": DTYPES,
+    "outType": DTYPES,
+    "idxOutType": DTYPES,
+    "quantizedBiasType": DTYPES,
 }
 
 _RENAMED: Mapping[str, str] = {"fusedActivationFunction": "fused_activation"}
