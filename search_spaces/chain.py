@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from math import comb
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,9 @@ def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> 
     Parts of a topological order never depend on each other in a circle.
     """
     borders = [0, *cuts, len(graph.operators)]
-    spans = zip(borders[:-1], borders[1:], strict=True)
     return Plan(
         graph.digest,
-        tuple(Stage(tuple(range(a, b)), p) for (a, b), p in zip(spans, processors, strict=True)),
+        tuple(Stage(tuple(range(a, b)), p) for (a, b), p in zip(pairwise(borders), processors, strict=True)),
     )
 
 
@@ -79,17 +79,19 @@ class ChainSpace:
     def encode(self, plan: Plan) -> dict[str, Any]:
         """See :class:`~search_spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
 
+        A plan that is not canonical gets the parameters of its canonical form.
+
         Raises:
-            PlanError: the plan has too many stages, is no chain, or uses a lane that the space does not offer.
+            PlanError: the plan does not fit the graph or the platform, has too many stages, or is no chain.
         """
+        plan.validate(self._graph, self._platform)
         if len(plan.stages) > self._max_stages:
             raise PlanError(f"plan has {len(plan.stages)} stages, the space at most {self._max_stages}")
+        plan = canonical(plan, self._graph, self._platform)
         borders = [0]
         for index, stage in enumerate(plan.stages):
             if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
                 raise PlanError(f"stage {index} of the plan is no run of consecutive operators")
-            if stage.processor not in self._lanes:
-                raise PlanError(f"stage {index} runs on {stage.processor!r}, which the space does not offer")
             borders.append(borders[-1] + len(stage.operators))
         params: dict[str, Any] = {"parts": len(plan.stages)}
         for i in range(1, self._max_stages):

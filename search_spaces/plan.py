@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from search_spaces.errors import PlanError
+from search_spaces.errors import PlanError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform
 
 SCHEMA_VERSION = 1
+MAX_OPERATORS = 1_000_000  # a damaged plan file must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,16 @@ class Plan:
         if not isinstance(data, Mapping):
             raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
         version = data.get("schema_version")
-        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-            raise PlanError(f"plan has schema_version {version!r}; this version reads 1 to {SCHEMA_VERSION}")
+        if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+            raise PlanError(f"plan has schema_version {_shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
         if data.get("dispatch") != "static":
-            raise PlanError(f"plan has dispatch {data.get('dispatch')!r}; this version runs 'static'")
-        try:
-            stages = tuple(Stage(_from_runs(s["operators"]), str(s["processor"])) for s in data["stages"])
-            return cls(str(data["graph_digest"]), stages)
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanError(f"plan is damaged: {error!r}") from error
+            raise PlanError(f"plan has dispatch {_shown(data.get('dispatch'))}; this version runs 'static'")
+        graph_digest, stages = data.get("graph_digest"), data.get("stages")
+        if not isinstance(graph_digest, str):
+            raise PlanError(f"plan is damaged: its graph_digest is {_shown(graph_digest)}, not a string")
+        if not isinstance(stages, list | tuple):
+            raise PlanError(f"plan is damaged: its stages are {_shown(stages)}, not a list")
+        return cls(graph_digest, tuple(_stages_from_json(stages)))
 
     def validate(self, graph: Graph, platform: Platform | None = None) -> None:
         """Check that the plan is for this graph, covers it once, is in dispatch order, and names known processors.
@@ -92,8 +95,10 @@ class Plan:
                 if operator in place:
                     raise PlanError(f"operator {operator} is in stage {place[operator]} and in stage {index}")
                 place[operator] = index
+            if list(stage.operators) != sorted(stage.operators):
+                raise PlanError(f"stage {index} of the plan does not name its operators in ascending order")
             if platform is not None:
-                platform[stage.processor]
+                _check_processor(index, stage, platform)
         if len(place) != len(graph.operators):
             missing = next(o for o in range(len(graph.operators)) if o not in place)
             raise PlanError(f"operator {missing} ({graph.operators[missing].kind}) is in no stage of the plan")
@@ -129,6 +134,13 @@ def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
     )
 
 
+def _check_processor(index: int, stage: Stage, platform: Platform) -> None:
+    try:
+        platform[stage.processor]
+    except UsageError as error:
+        raise PlanError(f"stage {index} of the plan: {error.what}", error.hint) from error
+
+
 def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
     place = {operator: index for index, stage in enumerate(stages) for operator in stage.operators}
     waiting = {
@@ -158,10 +170,35 @@ def _to_runs(operators: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _from_runs(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _shown(value: object) -> str:
+    """Return a damaged value for an error's one line, shortened."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:
+    room = MAX_OPERATORS
+    for index, stage in enumerate(stages):
+        if not isinstance(stage, Mapping) or not isinstance(stage.get("processor"), str):
+            raise PlanError(f"plan is damaged: stage {index} is {_shown(stage)}, without a processor's name")
+        operators = _from_runs(stage.get("operators"), index, room)
+        room -= len(operators)
+        yield Stage(operators, stage["processor"])
+
+
+def _from_runs(runs: object, stage: int, room: int) -> tuple[int, ...]:
+    """Return the operators of half-open runs, which ascend and hold at most ``room`` operators together."""
+    if not isinstance(runs, list | tuple):
+        raise PlanError(f"plan is damaged: the operators of stage {stage} are {_shown(runs)}, not a list")
     operators: list[int] = []
-    for first, last in runs:
-        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first < last <= 10_000_000):
-            raise ValueError(f"operators {[first, last]} are no half-open range")
-        operators.extend(range(first, last))
+    for run in runs:
+        after = operators[-1] + 1 if operators else 0
+        if not (
+            isinstance(run, list | tuple)
+            and len(run) == 2
+            and all(type(end) is int for end in run)
+            and after <= run[0] < run[1] <= run[0] + room - len(operators)
+        ):
+            raise PlanError(f"plan is damaged: stage {stage} has {_shown(run)} where a run of operators is due")
+        operators.extend(range(run[0], run[1]))
     return tuple(operators)

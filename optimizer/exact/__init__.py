@@ -1,0 +1,1 @@
+"""Solvers that are exact on a model of what plans cost."""
