@@ -1,0 +1,164 @@
+"""Samplers by name: who proposes the next trial.
+
+Every trial gets a sampler of its own, seeded by the study's seed and the trial's number. So a study that was
+interrupted and rebuilt from its log proposes what the uninterrupted one would have proposed.
+
+The options of ``tpe`` were chosen on 26 random chains of 22 operators on 3 processors (at most 4 parts, cold start;
+mean distance from the optimum after 25 / 50 / 100 / 200 trials):
+
+==============================================  ===========================
+random                                          27.9 / 22.6 / 17.3 / 14.9 %
+each parameter alone, Optuna's other defaults   27.2 / 21.8 / 16.5 / 15.1 %
+jointly, Optuna's other defaults                26.3 / 22.7 / 21.1 / 19.2 %
+jointly, 20 random first, 8 candidates (ours)   26.2 / 17.8 / 14.4 / 11.6 %
+==============================================  ===========================
+
+With its defaults the joint model settles too early: 84 different plans in 200 trials where ours proposes 113.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+DEFAULT = "tpe"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerKind:
+    """A sampler that is known by name.
+
+    Attributes:
+        summary: what it does, for a person who chooses.
+        make: builds it for a trial, from ``(study's seed, trial's own seed)``.
+        resumes: whether parameters, values and states of the earlier trials are all that it goes by. Where it is not,
+            a rebuilt study needs the trials' system attributes too.
+        requires: the package that it needs beyond ours, or "".
+    """
+
+    summary: str
+    make: Callable[[int, int], BaseSampler]
+    resumes: bool = True
+    requires: str = ""
+
+
+def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
+    """Return the sampler for trial ``number`` of a study; set it as ``study.sampler`` before the study is asked.
+
+    Args:
+        name: a key of ``SAMPLERS``, or ``module:Class`` for any other Optuna sampler that takes a ``seed``.
+        seed: the study's seed, 0 or more.
+        number: the trial's number in the study.
+
+    Raises:
+        UsageError: the name is unknown, or what it names is no sampler that takes a seed.
+        UnavailableError: the sampler needs a package that is not installed.
+    """
+    import numpy as np
+
+    quiet_optuna()
+    kind = _find(name)
+    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental and deprecated options: our choice, not the user's concern
+        return kind.make(seed, trial_seed)
+
+
+def quiet_optuna() -> None:
+    """Keep Optuna's log off the terminal: what it tells of trials, the study tells better."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    optuna.logging.disable_default_handler()
+
+
+def _find(name: str) -> SamplerKind:
+    if ":" in name:
+        return _imported(name)
+    if name not in SAMPLERS:
+        near = difflib.get_close_matches(name, SAMPLERS, n=3, cutoff=0.4) or list(SAMPLERS)
+        raise UsageError(f"unknown sampler {name!r}", f"did you mean {' or '.join(near)}? module:Class works too")
+    kind = SAMPLERS[name]
+    if kind.requires and importlib.util.find_spec(kind.requires) is None:
+        raise UnavailableError(f"sampler {name!r} needs the package {kind.requires!r}", f"pip install {kind.requires}")
+    return kind
+
+
+def _imported(path: str) -> SamplerKind:
+    from optuna.samplers import BaseSampler
+
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the module is the user's: whatever it raises is told in one line
+        raise UsageError(f"sampler {path!r} cannot be imported: {error}", "give module:Class") from error
+    if not (inspect.isclass(found) and issubclass(found, BaseSampler)) or inspect.isabstract(found):
+        raise UsageError(f"sampler {path!r} is no subclass of optuna.samplers.BaseSampler")
+    build: Callable[..., BaseSampler] = found
+
+    def make(_: int, trial_seed: int) -> BaseSampler:
+        try:
+            return build(seed=trial_seed)
+        except Exception as error:
+            raise UsageError(f"sampler {path!r} cannot be made from a seed: {error}", "it must accept seed=") from error
+
+    return SamplerKind(path, make, resumes=False)
+
+
+def _of_optuna(name: str, **options: Any) -> Callable[[int, int], BaseSampler]:
+    def make(_: int, trial_seed: int) -> BaseSampler:
+        import optuna
+
+        sampler: BaseSampler = getattr(optuna.samplers, name)(seed=trial_seed, **options)
+        return sampler
+
+    return make
+
+
+def _tpe(_: int, trial_seed: int) -> BaseSampler:
+    from optimizer.samplers.fixed import FixedTpeSampler
+
+    return FixedTpeSampler(
+        seed=trial_seed, multivariate=True, constant_liar=False, n_startup_trials=20, n_ei_candidates=8
+    )
+
+
+def _sobol(seed: int, trial_seed: int) -> BaseSampler:
+    from optimizer.samplers.qmc import SobolSampler
+
+    return SobolSampler(seed, trial_seed)
+
+
+def _nsga2(_: int, trial_seed: int) -> BaseSampler:
+    from optimizer.samplers.nsga2 import NumberedNsga2Sampler
+
+    return NumberedNsga2Sampler(trial_seed, size=20)
+
+
+SAMPLERS: dict[str, SamplerKind] = {
+    "tpe": SamplerKind(
+        "tree-structured Parzen estimator, all parameters together",
+        _tpe,
+    ),
+    "random": SamplerKind("uniform over the parameters", _of_optuna("RandomSampler")),
+    "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
+    "nsga2": SamplerKind("genetic algorithm NSGA-II, generations of 20", _nsga2),
+    "cmaes": SamplerKind(
+        "CMA-ES; draws categorical parameters at random",
+        _of_optuna("CmaEsSampler", warn_independent_sampling=False),
+        resumes=False,
+        requires="cmaes",
+    ),
+    "gp": SamplerKind("Gaussian process", _of_optuna("GPSampler"), resumes=False, requires="torch"),
+}

@@ -1,0 +1,42 @@
+"""NSGA-II whose generations follow from the trials' numbers, so that nothing needs remembering.
+
+Optuna's sampler writes each trial's generation and each generation's parents into attributes, which a study rebuilt
+from parameters and values does not have; and it hands parents on in another order when it reads them back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optuna.samplers import NSGAIISampler
+from optuna.trial import TrialState
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+
+class NumberedNsga2Sampler(NSGAIISampler):
+    """NSGA-II (Deb et al., 2002) in which generation ``g`` is the trials ``g·size … (g+1)·size - 1``.
+
+    Args:
+        seed: of this trial.
+        size: trials in a generation.
+    """
+
+    def __init__(self, seed: int, size: int) -> None:
+        super().__init__(seed=seed, population_size=size)
+        self._size = size
+
+    def get_trial_generation(self, study: Study, trial: FrozenTrial) -> int:  # noqa: ARG002 - Optuna's signature
+        """Return the generation that a trial belongs to by its number."""
+        return trial.number // self._size
+
+    def get_population(self, study: Study, generation: int) -> list[FrozenTrial]:
+        """Return the completed trials of a generation."""
+        complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        return [t for t in complete if t.number // self._size == generation]
+
+    def get_parent_population(self, study: Study, generation: int) -> list[FrozenTrial]:
+        """Return the parents of a generation in the order of their numbers, computed or read back alike."""
+        return sorted(super().get_parent_population(study, generation), key=lambda t: t.number)
