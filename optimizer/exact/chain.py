@@ -101,7 +101,8 @@ def lower_bound(graph: Graph, costs: ChainCosts) -> float:
     """Return seconds that no plan goes below in the model, however it cuts, places and overlaps the operators.
 
     It is the longest path through the graph with each operator on its fastest processor, nothing handed over, and
-    the least overhead paid once. For a chain of parts, ``best_chains`` gives the tight bound: the optimum.
+    the least overhead paid once; overheads and hand-overs must not be negative. For parts that run one after another
+    ``best_chains`` gives the tight bound, the optimum; parts of a graph with branches can overlap and beat that.
     """
     fastest = costs.operator_s.min(axis=0)
     ends = np.zeros(len(graph.operators))
