@@ -14,10 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
-from evaluators.racing import GROSS, grossly_slower, noise, slower
+from evaluators.racing import grossly_slower, noise, slower
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.timeline import Timeline
 from search_spaces.errors import UnavailableError, UsageError
+
+WARM_S = 0.030
+"""A warm-up lasts at least this long, or ``warmup_max`` runs: the first runs of small models stay slow for a while."""
+
+STOP_ABOVE = 2.0
+"""A batch ends with a run that is slower than the upper end of the incumbent's interval by this factor: look again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class SamplingPolicy:
     max_s: float = 0.8
     min_runs: int = 5
     max_runs: int = 100
-    warmup_max: int = 5
+    warmup_max: int = 10
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
@@ -63,8 +69,9 @@ def measure(
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
 
-    The candidate is warm at the first run that the next one does not clearly beat; all from there on, but never the
-    very first run, are samples. Outputs are not looked at: that is :meth:`~evaluators.base.Candidate.verify`.
+    The candidate is warm when it ran for :data:`WARM_S` and the last run did not clearly beat the one before; these
+    two are the first samples, but the very first run never is one. Outputs are not looked at: that is
+    :meth:`~evaluators.base.Candidate.verify`.
 
     Args:
         candidate: a loaded plan.
@@ -75,7 +82,7 @@ def measure(
     Raises:
         UnavailableError: the candidate failed, or returned something that is no batch of latencies.
     """
-    stop_above_s = math.inf if incumbent is None else incumbent.ci95[1] * GROSS[0]  # then look before running on
+    stop_above_s = math.inf if incumbent is None else incumbent.ci95[1] * STOP_ABOVE
     record = _Record(candidate, stop_above_s)
     stopped = _warm_up(record, policy, incumbent)
     while stopped is None:
@@ -107,7 +114,8 @@ class _Record:
     def run(self, runs: int) -> None:
         batch = self.candidate.run(runs, self.stop_above_s)
         done = len(batch.latency_s)
-        if not 1 <= done <= runs or batch.stage_s.ndim != 2 or len(batch.stage_s) != done:
+        stages = self.stage_s[0].shape[1:] if self.stage_s else batch.stage_s.shape[1:2]
+        if not 1 <= done <= runs or batch.stage_s.shape != (done, *stages) or batch.stage_s.ndim != 2:
             raise UnavailableError(
                 f"evaluator returned {done} latencies and stage times of shape {batch.stage_s.shape} for {runs} runs"
             )
@@ -125,7 +133,8 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
             record.warm = len(record.values_s) - 1
             return "raced"
         runs = len(record.values_s)
-        if runs >= 2 and record.values_s[-1] >= clearly * record.values_s[-2]:
+        settled = runs >= 2 and record.values_s[-1] >= clearly * record.values_s[-2]
+        if settled and math.fsum(record.values_s[:-1]) >= WARM_S:
             record.warm = max(1, runs - 2)
             return None
         if runs > policy.warmup_max:
