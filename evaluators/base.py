@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,10 @@ class Candidate(Protocol):
         ...
 
     def verify(self) -> Agreement | None:
-        """Run once and compare the outputs with the whole model's; None where there are no outputs (a prediction)."""
+        """Compare the outputs of the last run with the whole model's; runs once if none was made.
+
+        None where there are no outputs (a prediction).
+        """
         ...
 
     def close(self) -> None:
@@ -96,6 +100,20 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
+class Deployer(Protocol):
+    """A session that can hand a plan over as files that run without it."""
+
+    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
+        """Write ``plan.json`` and the stage files to ``folder``, run them from there, and compare their outputs.
+
+        Raises:
+            UsageError: the folder cannot be written, or the disk is full.
+            UnavailableError: the files do not run.
+        """
+        ...
+
+
 class Evaluator(Protocol):
     """A way to learn what a plan costs."""
 
@@ -109,8 +127,12 @@ class Evaluator(Protocol):
         """
         ...
 
-    def prepare(self, platform: Platform) -> AbstractContextManager[Session]:
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[Session]:
         """Open a session on a platform; leaving the context gives everything back.
+
+        Args:
+            platform: the lanes to use.
+            scratch: an existing folder for logs that a person may want to read; None for nowhere.
 
         Raises:
             UnavailableError: the platform cannot be used here.

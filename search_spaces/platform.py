@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,6 +64,14 @@ class Platform:
                 return processor
         known = ", ".join(p.name for p in self.processors)
         raise UsageError(f"platform {self.name!r} has no processor {name!r}", f"it has: {known}")
+
+    def restrict(self, names: Sequence[str] | None) -> Platform:
+        """Return the platform with only the named processors, in that order; None keeps all.
+
+        Raises:
+            UsageError: there is no processor of that name, or it is named twice.
+        """
+        return self if names is None else Platform(self.name, tuple(self[name] for name in names))
 
     def classes(self) -> dict[str, tuple[Processor, ...]]:
         """Return the processors grouped by ``like``, in platform order."""

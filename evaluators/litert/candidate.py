@@ -95,6 +95,7 @@ class LitertCandidate:
         self._names = [lane.processor for lane in self._schedule.lanes]
         self._known_s: float | None = None
         self._closed = False
+        self._ran = False
         arena.introduce(lanes, self._names)
         _send_programs(lanes, arena, number, graph, self._schedule, self._layout, compiled, ports)
 
@@ -138,6 +139,7 @@ class LitertCandidate:
         # The leader is asked last: by then the others wait for its token.
         order = [*self._names[1:], self._names[0]]
         self._lanes.ask_all({name: Request(head) for name in order}, 10.0 + n * each_s)
+        self._ran = True
         return log[1:].reshape(n, stages, 2)
 
     def _timeline(self, times: NDArray[np.int64]) -> Timeline:
@@ -149,28 +151,34 @@ class LitertCandidate:
         return Timeline(tuple(sorted(events, key=lambda e: e.start_s)))
 
     def set_inputs(self, arrays: Sequence[NDArray[np.generic]]) -> None:
-        """Copy one array per input of the model into shared memory; shapes and types must be the model's."""
+        """Copy one array per input of the model into shared memory; shapes and types must be the model's.
+
+        What an earlier plan left in the place of the outputs is overwritten, so that it cannot pass for this one's.
+        """
         for tensor, array in zip(self._graph.inputs, arrays, strict=True):
-            place = tensors.view(self._arena.memory, self._layout.offsets[tensor], self._graph.tensors[tensor])
-            place[...] = array
+            self._view(tensor)[...] = array
+        for tensor in self._graph.outputs:
+            if tensor not in self._graph.inputs:
+                self._view(tensor).view(np.uint8)[...] = 0xFF
+        self._ran = False
+
+    def _view(self, tensor: int) -> NDArray[np.generic]:
+        return tensors.view(self._arena.memory, self._layout.offsets[tensor], self._graph.tensors[tensor])
 
     def outputs(self) -> list[NDArray[np.generic]]:
         """Return copies of the model's outputs as the last run left them."""
-        return [
-            tensors.view(self._arena.memory, self._layout.offsets[t], self._graph.tensors[t]).copy()
-            for t in self._graph.outputs
-        ]
+        return [self._view(tensor).copy() for tensor in self._graph.outputs]
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`; CPU lanes must agree bit for bit."""
+        """See :class:`~evaluators.base.Candidate`; CPU lanes must agree bit for bit.
+
+        The outputs of the last run serve, since :meth:`set_inputs` has spoilt what was there before.
+        """
         if self._reference is None:
             return None
         reference = self._reference()
-        for tensor in self._graph.outputs:
-            if tensor not in self._graph.inputs:
-                place = tensors.view(self._arena.memory, self._layout.offsets[tensor], self._graph.tensors[tensor])
-                place.view(np.uint8)[...] = 0xFF  # a stage that writes nothing must not pass
-        self.run(1)
+        if not self._ran:
+            self.run(1)
         return tensors.agreement(self.outputs(), reference, tolerance=0.0)
 
     def close(self) -> None:
@@ -220,7 +228,9 @@ def _send_programs(
                     "compiled": compiled[index],
                     "inputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][0]],
                     "outputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][1]],
-                    "waits": [[local[i], edges[i].spin_ns] for i in mine if edges[i].after == index and edges[i].before >= 0],
+                    "waits": [
+                        [local[i], edges[i].spin_ns] for i in mine if edges[i].after == index and edges[i].before >= 0
+                    ],
                     "signals": [local[i] for i in mine if edges[i].before == index],
                 }
                 for index in lane.stages

@@ -100,9 +100,7 @@ class Runtime:
             UnavailableError: the runtime refuses it.
         """
         model = c_void_p()
-        self.call(
-            "LiteRtCreateModelFromBuffer", self._environment, c_void_p(address), c_size_t(nbytes), byref(model)
-        )
+        self.call("LiteRtCreateModelFromBuffer", self._environment, c_void_p(address), c_size_t(nbytes), byref(model))
         return self._compile(model, settings)
 
     def compile_file(self, path: str, settings: dict[str, Any]) -> Compiled:

@@ -1,8 +1,8 @@
 """The process of one lane: compiles stages, binds them to shared memory, and runs its share of a plan.
 
-Several lanes run one plan together. They meet at edges: an edge is an ``eventfd`` that counts finished stages. A waiting
-lane polls its edge for a moment (``spin_ns``, 0 where the other lane needs the same core) and then sleeps on it. The
-system calls on an edge also order memory between the processes, on every architecture.
+Several lanes run one plan together. They meet at edges: an edge is an ``eventfd`` that counts finished stages. A lane
+that waits polls its edge for a moment (``spin_ns``, 0 where the other lane needs the same core) and then sleeps on it.
+The system calls on an edge also order memory between the processes, on every architecture.
 
 Every iteration begins when the leader (the lane of stage 0) gives the other lanes a token, and ends when the leader
 has seen every stage that nobody waits for. Between iterations the leader may end the batch by lowering ``limit``.
@@ -64,7 +64,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """This lane's share of a plan."""
+    """One lane's share of a plan."""
 
     steps: tuple[_Step, ...]
     go: tuple[_Edge, ...]  # the leader's token; empty on the leader itself
@@ -165,9 +165,7 @@ class Lane:
             signals = tuple(kept[i] for i in step["signals"])
             steps.append(_Step(step["stage"], compiled, sides[0], sides[1], edges(step["waits"]), signals))
         starts = tuple(kept[i] for i in head["starts"])
-        self._programs[head["id"]] = _Program(
-            tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept)
-        )
+        self._programs[head["id"]] = _Program(tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept))
         return {}
 
     def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:

@@ -34,12 +34,11 @@ def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path |
     Returns:
         The file, or None where the cache folder cannot be used; stages then pack their own weights.
     """
-    key = hashlib.sha256(f"{content_digest} {_machine()}".encode()).hexdigest()[:32]
+    path = _path(content_digest)
+    folder = path.parent
     try:
-        folder = cache_dir() / "packed"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{key}.xnnpack"
-        with (folder / f"{key}.lock").open("w") as lock:
+        with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _intact(path):
                 _make(path, build)
@@ -49,6 +48,17 @@ def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path |
         _LOGGER.warning("packed weights are not cached (%s); every stage packs its own, which is slower", error)
         return None
     return path
+
+
+def existing_packed_weights(content_digest: str) -> Path | None:
+    """Return the packed weights of a model if they are there and intact; nothing is made."""
+    path = _path(content_digest)
+    return path if _intact(path) else None
+
+
+def _path(content_digest: str) -> Path:
+    key = hashlib.sha256(f"{content_digest} {_machine()}".encode()).hexdigest()[:32]
+    return cache_dir() / "packed" / f"{key}.xnnpack"
 
 
 def _make(path: Path, build: Callable[[Path], None]) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluators.base import Agreement
 from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import Arena, LitertCandidate
+from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.packed import packed_weights
 from evaluators.litert.processors import local_platform
+from evaluators.litert.runner import PlanRunner
 from evaluators.litert.stages import StageCache
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -56,6 +59,7 @@ class _Model:
     """What a session knows of one graph."""
 
     graph: Graph
+    content_digest: str
     packed: Path | None
     arena: Arena
     inputs: list[NDArray[np.generic]]
@@ -91,6 +95,14 @@ class LitertSession:
         candidate.set_inputs(model.inputs)
         return candidate
 
+    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
+        """See :class:`~evaluators.base.Deployer`."""
+        model = self._model(graph)
+        path = write_deployment(folder, graph, plan, self._platform, model.content_digest)
+        with PlanRunner(path) as runner:
+            outputs = list(runner.run(model.inputs).values())
+        return tensors.agreement(outputs, self._reference(model), tolerance=0.0)
+
     def _model(self, graph: Graph) -> _Model:
         if self._generation != self._lanes.generation:
             # The lanes were started anew: what they had mapped is gone.
@@ -101,9 +113,10 @@ class LitertSession:
             if graph.source is None:
                 raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
             inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
-            packed = packed_weights(graph.source.content_digest(), lambda path: self._pack(graph, path))
+            digest = graph.source.content_digest()
+            packed = packed_weights(digest, lambda path: self._pack(graph, path))
             memory = Arena(self._number(), arena.largest(graph))
-            self._models[graph.digest] = _Model(graph, packed, memory, inputs)
+            self._models[graph.digest] = _Model(graph, digest, packed, memory, inputs)
         return self._models[graph.digest]
 
     def _pack(self, graph: Graph, path: Path) -> None:

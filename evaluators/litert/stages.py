@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.settings import compile_settings
 from search_spaces.graph import Graph
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Stage
@@ -102,12 +102,7 @@ class StageCache:
             UnavailableError: the runtime refuses it.
         """
         self._numbers += 1
-        options = self._platform[lane].options
-        settings: dict[str, Any] = {"num_threads": options["threads"]}
-        if "kernel_mode" in options:
-            settings["kernel_mode"] = options["kernel_mode"]
-        elif packed is not None:
-            settings["weight_cache_file_path"] = str(packed)
+        settings = compile_settings(self._platform[lane], packed)
         head = {"op": "compile", "id": self._numbers, "settings": settings}
         with model.source.path.open("rb") as source:
             request = Request(head, model.view(), [source.fileno()])

@@ -13,7 +13,11 @@ from evaluators.base import Agreement
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph, Tensor
 
-_UNKNOWN_NUMPY = {"bfloat16": np.dtype(np.uint16), "int4": np.dtype(np.uint8), "uint4": np.dtype(np.uint8)}
+_UNKNOWN_NUMPY: dict[str, np.dtype[np.generic]] = {
+    "bfloat16": np.dtype(np.uint16),
+    "int4": np.dtype(np.uint8),
+    "uint4": np.dtype(np.uint8),
+}
 
 
 def numpy_dtype(tensor: Tensor) -> np.dtype[np.generic]:
@@ -25,17 +29,25 @@ def numpy_dtype(tensor: Tensor) -> np.dtype[np.generic]:
     if tensor.dtype in _UNKNOWN_NUMPY:
         return _UNKNOWN_NUMPY[tensor.dtype]
     try:
-        return np.dtype(tensor.dtype)
+        dtype: np.dtype[np.generic] = np.dtype(tensor.dtype)
     except TypeError:
-        raise UnavailableError(f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which cannot be fed") from None
+        raise UnavailableError(
+            f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which cannot be fed"
+        ) from None
+    return dtype
+
+
+def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Return how a tensor looks as an array; packed types are a row of bytes, open dimensions are 1."""
+    dtype = numpy_dtype(tensor)
+    if tensor.dtype in _UNKNOWN_NUMPY:
+        return (tensor.nbytes // dtype.itemsize,), dtype
+    return tuple(1 if d < 0 else d for d in tensor.shape), dtype
 
 
 def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
     """Return a tensor that lies at ``offset`` of a shared memory, without a copy."""
-    dtype = numpy_dtype(tensor)
-    if tensor.dtype in _UNKNOWN_NUMPY:
-        return np.frombuffer(memory, dtype, tensor.nbytes // dtype.itemsize, offset)
-    shape = tuple(1 if d < 0 else d for d in tensor.shape)
+    shape, dtype = shape_and_dtype(tensor)
     return np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
 
 
@@ -44,11 +56,10 @@ def seeded_inputs(graph: Graph, seed: int) -> list[NDArray[np.generic]]:
     arrays: list[NDArray[np.generic]] = []
     for number, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
-        dtype = numpy_dtype(tensor)
-        shape = tuple(1 if d < 0 else d for d in tensor.shape)
+        shape, dtype = shape_and_dtype(tensor)
         rng = np.random.default_rng([seed, number])
         if tensor.dtype in _UNKNOWN_NUMPY:
-            arrays.append(np.zeros(tensor.nbytes // dtype.itemsize, dtype))
+            arrays.append(np.zeros(shape, dtype))
         elif dtype.kind == "b":
             arrays.append(rng.integers(0, 2, shape).astype(dtype))
         elif dtype.kind in "iu":

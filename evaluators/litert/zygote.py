@@ -1,7 +1,7 @@
 """The fork server: it has loaded the runtime's library, so that a new lane starts in milliseconds.
 
-Run as ``python -m evaluators.litert.zygote FD`` where FD is one end of a socket pair. It serves two operations: ``lane``
-(fork a lane on the socket that comes along, pinned to cores) and ``reap`` (how a dead lane ended).
+Run as ``python -m evaluators.litert.zygote FD`` where FD is one end of a socket pair. It serves two operations:
+``lane`` (fork a lane on the socket that comes along, pinned to cores) and ``reap`` (how a dead lane ended).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from search_spaces.errors import InfeasibleError
 from search_spaces.graph import Graph
+from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
 _Seconds = NDArray[np.float64]
@@ -95,6 +96,19 @@ def best_chains(costs: ChainCosts, max_stages: int, k: int = 1) -> list[CostedCh
     if not found:
         raise InfeasibleError(*_why_none(costs, max_stages))
     return sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
+
+
+def chain_cost(costs: ChainCosts, plan: Plan) -> float:
+    """Return the seconds that the model gives a plan of consecutive parts."""
+    index = {p.name: i for i, p in enumerate(costs.platform.processors)}
+    total, before = 0.0, -1
+    for stage in plan.stages:
+        lane, operators = index[stage.processor], list(stage.operators)
+        total += float(costs.operator_s[lane, operators].sum() + costs.overhead_s[lane])
+        if before >= 0:
+            total += float(costs.hand_over_s[operators[0], before, lane])
+        before = lane
+    return total
 
 
 def lower_bound(graph: Graph, costs: ChainCosts) -> float:

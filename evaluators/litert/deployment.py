@@ -1,0 +1,182 @@
+"""A plan on disk: ``plan.json`` beside its stage files, complete enough to run without the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import ModelError, PlanError
+from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.models.atomic import replacing
+from search_spaces.models.litert import read_model
+from search_spaces.models.stages import cut_stage
+from search_spaces.plan import Plan, Stage
+from search_spaces.platform import Platform, Processor
+
+_FILE_NAME = re.compile(r"stage_\d+\.tflite")
+_MAX_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A plan read back from disk.
+
+    Attributes:
+        plan: over ``graph``, one stage per operator.
+        graph: the stages as operators of kind ``STAGE``, and the tensors between them.
+        platform: the lanes that the plan uses.
+        files: one stage file each, verified by digest.
+        content_digest: SHA-256 of the model that the stages were cut from.
+    """
+
+    plan: Plan
+    graph: Graph
+    platform: Platform
+    files: tuple[Path, ...]
+    content_digest: str
+
+
+def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform, content_digest: str) -> Path:
+    """Write the stage files of a plan, then ``plan.json``, and return the latter's path.
+
+    Raises:
+        ModelError: the model's file is gone or has changed.
+        UsageError: the folder cannot be written, or the disk is full.
+    """
+    plan.validate(graph, platform)
+    stages: list[dict[str, Any]] = []
+    for index, stage in enumerate(plan.stages):
+        model = cut_stage(graph, stage.operators)
+        name = f"stage_{index}.tflite"
+        digest = model.write(folder / name)
+        stages.append({"file": name, "sha256": digest, "inputs": model.inputs, "outputs": model.outputs})
+    for stale in folder.glob("stage_*.tflite"):
+        if stale.name not in {s["file"] for s in stages}:
+            stale.unlink()
+    border = sorted({t for s in stages for t in (*s["inputs"], *s["outputs"])} | {*graph.inputs, *graph.outputs})
+    number = {tensor: i for i, tensor in enumerate(border)}
+    used = {stage.processor for stage in plan.stages}
+    document = plan.to_json() | {
+        "model": {"name": graph.name, "sha256": content_digest},
+        "platform": Platform(platform.name, tuple(p for p in platform.processors if p.name in used)).to_json(),
+        "tensors": [
+            {"name": t.name, "shape": t.shape, "dtype": t.dtype, "nbytes": t.nbytes}
+            for t in (graph.tensors[i] for i in border)
+        ],
+        "inputs": [number[t] for t in graph.inputs],
+        "outputs": [number[t] for t in graph.outputs],
+        "files": [
+            s | {"inputs": [number[t] for t in s["inputs"]], "outputs": [number[t] for t in s["outputs"]]}
+            for s in stages
+        ],
+    }
+    path = folder / "plan.json"
+    with replacing(path) as file:
+        file.write(json.dumps(document, indent=2).encode())
+    return path
+
+
+def read_deployment(path: Path) -> Deployment:
+    """Read ``plan.json`` and check it and every stage file beside it.
+
+    Raises:
+        PlanError: the file is missing, damaged, from a newer version, or a stage file is not the one it names.
+    """
+    try:
+        if path.is_dir():
+            path = path / "plan.json"
+        if path.stat().st_size > _MAX_NBYTES:
+            raise PlanError(f"{path}: a plan has at most {_MAX_NBYTES} bytes")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path}: is not a plan: {error}") from error
+    try:
+        written = Plan.from_json(document)
+        graph = _stage_graph(document)
+        platform = _platform(document["platform"])
+        names = [str(entry["file"]) for entry in document["files"]]
+        digests = [str(entry["sha256"]) for entry in document["files"]]
+        content_digest = str(document["model"]["sha256"])
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.what}", error.hint) from error
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ModelError) as error:
+        raise PlanError(f"{path}: the plan is damaged: {error!r}") from error
+    if len(names) != len(written.stages):
+        raise PlanError(f"{path}: the plan has {len(written.stages)} stages but {len(names)} files")
+    stages = tuple(Stage((i,), stage.processor) for i, stage in enumerate(written.stages))
+    plan = Plan(graph.digest, stages)
+    plan.validate(graph, platform)
+    files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
+    for file, operator in zip(files, graph.operators, strict=True):
+        _check_ports(file, operator, graph)
+    return Deployment(plan, graph, platform, files, content_digest)
+
+
+def _stage_graph(document: Mapping[str, Any]) -> Graph:
+    tensors = []
+    for entry in document["tensors"]:
+        shape = tuple(int(d) for d in entry["shape"])
+        nbytes = int(entry["nbytes"])
+        if not 0 <= nbytes < 1 << 40:
+            raise ValueError(f"a tensor of {nbytes} bytes")
+        tensors.append(Tensor(str(entry["name"]), shape, str(entry["dtype"]), nbytes))
+    operators = tuple(
+        Operator("STAGE", tuple(int(t) for t in entry["inputs"]), tuple(int(t) for t in entry["outputs"]))
+        for entry in document["files"]
+    )
+    return Graph(
+        str(document["model"]["name"]),
+        tuple(tensors),
+        operators,
+        tuple(int(t) for t in document["inputs"]),
+        tuple(int(t) for t in document["outputs"]),
+    )
+
+
+def _platform(data: Mapping[str, Any]) -> Platform:
+    processors = []
+    for entry in data["processors"]:
+        if entry["kind"] not in ("cpu", "gpu", "npu"):
+            raise ValueError(f"a processor of kind {entry['kind']!r}")
+        options = dict(entry["options"])
+        options["cores"] = tuple(int(core) for core in options["cores"])
+        options["threads"] = int(options["threads"])
+        resources = {str(name): float(share) for name, share in entry["resources"].items()}
+        processors.append(Processor(str(entry["name"]), entry["kind"], resources, str(entry["like"]), options))
+    return Platform(str(data["name"]), tuple(processors))
+
+
+def _stage_file(folder: Path, name: str, digest: str) -> Path:
+    if not _FILE_NAME.fullmatch(name):
+        raise PlanError(f"{folder}: the plan names a stage file {name!r}", "stage files are called stage_<n>.tflite")
+    path = folder / name
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise PlanError(
+            f"{path}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
+        ) from error
+    if found != digest:
+        raise PlanError(f"{path}: is not the stage file that the plan was made with: its digest differs")
+    return path
+
+
+def _check_ports(file: Path, operator: Operator, graph: Graph) -> None:
+    """Compare a stage file's inputs and outputs with what the plan says; the runtime trusts the plan's sizes."""
+    try:
+        stage = read_model(file)
+    except ModelError as error:
+        raise PlanError(error.what, error.hint) from error
+    for mine, theirs in ((stage.inputs, operator.inputs), (stage.outputs, operator.outputs)):
+        a = [(stage.tensors[t].dtype, stage.tensors[t].shape, stage.tensors[t].nbytes) for t in mine]
+        b = [(graph.tensors[t].dtype, graph.tensors[t].shape, graph.tensors[t].nbytes) for t in theirs]
+        if a != b:
+            raise PlanError(f"{file}: has other inputs or outputs than the plan says")

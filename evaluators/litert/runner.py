@@ -1,0 +1,175 @@
+"""Run a plan from Python: three lines, no search and no model needed.
+
+::
+
+    with PlanRunner("runs/vgg16/best/plan.json") as runner:
+        outputs = runner.run(image)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Batch
+from evaluators.litert import arena, tensors
+from evaluators.litert.candidate import Arena, LitertCandidate
+from evaluators.litert.deployment import Deployment, read_deployment
+from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.packed import existing_packed_weights
+from evaluators.litert.settings import compile_settings
+from search_spaces.errors import UnavailableError, UsageError
+
+_COMPILE_LIMIT_S = 300.0
+
+Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
+
+
+class PlanRunner:
+    """A plan's stages compiled on their processors, ready to run; close it, or use it in a ``with``.
+
+    Args:
+        path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
+        log: where the runtime's own messages go; nowhere by default.
+
+    Raises:
+        PlanError: the plan or a stage file is missing or damaged.
+        UnavailableError: this machine lacks the plan's cores, or the runtime refuses a stage.
+    """
+
+    def __init__(self, path: str | Path, log: Path | None = None) -> None:
+        self._deployment = read_deployment(Path(path))
+        self._check_cores()
+        graph = self._deployment.graph
+        self._lanes = Lanes(self._deployment.platform, log)
+        try:
+            compiled = self._compile()
+            self._arena = Arena(1, arena.largest(graph))
+            self._candidate = LitertCandidate(
+                graph,
+                self._deployment.plan,
+                self._deployment.platform,
+                lanes=self._lanes,
+                arena=self._arena,
+                number=1,
+                compiled=compiled,
+                ports=[(operator.inputs, operator.outputs) for operator in graph.operators],
+            )
+        except BaseException:
+            self._lanes.close()
+            raise
+
+    def _check_cores(self) -> None:
+        mine = os.sched_getaffinity(0)
+        for processor in self._deployment.platform.processors:
+            missing = sorted(set(processor.options["cores"]) - mine)
+            if missing:
+                raise UnavailableError(
+                    f"the plan runs on cores {missing} (processor {processor.name!r}), which this process may not use",
+                    "search again on this machine: optimize --model …",
+                )
+
+    def _compile(self) -> dict[int, int]:
+        deployment = self._deployment
+        packed = existing_packed_weights(deployment.content_digest)
+        compiled = {}
+        for index, (stage, file) in enumerate(zip(deployment.plan.stages, deployment.files, strict=True)):
+            settings = compile_settings(deployment.platform[stage.processor], packed)
+            head = {"op": "compile", "id": index + 1, "file": str(file.absolute()), "settings": settings}
+            self._lanes.ask(stage.processor, Request(head), _COMPILE_LIMIT_S)
+            compiled[index] = index + 1
+        return compiled
+
+    @property
+    def deployment(self) -> Deployment:
+        """The plan as it was read."""
+        return self._deployment
+
+    @property
+    def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of each input by name; a name that occurs twice is followed by ``:`` and its position."""
+        return self._ports(self._deployment.graph.inputs)
+
+    @property
+    def outputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of each output by name."""
+        return self._ports(self._deployment.graph.outputs)
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Run once.
+
+        Args:
+            inputs: one array, or one per input, by position or by name; of the shape and type that ``inputs`` says.
+
+        Returns:
+            Copies of the outputs by name.
+
+        Raises:
+            UsageError: an input is missing, unknown, or has another shape or type.
+            UnavailableError: a stage failed or did not answer in time.
+        """
+        self._candidate.set_inputs(self._arrays(inputs))
+        self._candidate.run(1)
+        return dict(zip(self.outputs, self._candidate.outputs(), strict=True))
+
+    def run_seeded(self, seed: int = 0) -> dict[str, NDArray[Any]]:
+        """Run once on the inputs that the search measures with."""
+        return self.run(tensors.seeded_inputs(self._deployment.graph, seed))
+
+    def measure(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
+        return self._candidate.run(n, stop_above_s)
+
+    @property
+    def candidate(self) -> LitertCandidate:
+        """The loaded plan, for :func:`evaluators.sampling.measure`."""
+        return self._candidate
+
+    def _ports(self, indices: Sequence[int]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for position, index in enumerate(indices):
+            tensor = self._deployment.graph.tensors[index]
+            name = tensor.name if tensor.name not in found else f"{tensor.name}:{position}"
+            place = tensors.shape_and_dtype(tensor)
+            found[name] = place
+        return found
+
+    def _arrays(self, inputs: Arrays) -> list[NDArray[Any]]:
+        wanted = self.inputs
+        if isinstance(inputs, Mapping):
+            unknown = sorted(set(inputs) - set(wanted))
+            missing = sorted(set(wanted) - set(inputs))
+            if unknown or missing:
+                raise UsageError(
+                    f"inputs missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}",
+                    f"the plan has: {', '.join(wanted)}",
+                )
+            arrays = [np.asarray(inputs[name]) for name in wanted]
+        elif isinstance(inputs, np.ndarray):
+            arrays = [inputs]
+        else:
+            arrays = [np.asarray(array) for array in inputs]
+        if len(arrays) != len(wanted):
+            raise UsageError(f"{len(arrays)} inputs are given, the plan has {len(wanted)}: {', '.join(wanted)}")
+        for array, (name, (shape, dtype)) in zip(arrays, wanted.items(), strict=True):
+            if array.shape != shape or array.dtype != dtype:
+                raise UsageError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
+        return arrays
+
+    def close(self) -> None:
+        """End the lanes and give the memory back."""
+        self._lanes.close()
+        self._arena.close(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

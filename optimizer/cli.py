@@ -1,0 +1,169 @@
+"""The command ``optimize``: parse, call, print. Data goes to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UsageError
+
+if TYPE_CHECKING:
+    from optimizer.config import StudyConfig
+
+_EXIT_CODES = """exit codes: 0 a plan was found, 1 a defect of ours, 2 usage, 3 no feasible plan, 4 evaluator or device
+unavailable, 5 measurements too unstable to decide, 130 interrupted (what was measured is saved)"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, as all our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    logging.basicConfig(format="optimize: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        command = COMMANDS.get(arguments[0]) if arguments else None
+        code = command[1](arguments[1:]) if command else _optimize(arguments)
+        sys.stdout.flush()
+    except OptimizeError as error:
+        if debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        return _fail(f"a defect of ours: {type(error).__name__}: {error}; run again with --debug and report it", 1)
+    return code
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"optimize: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _optimize(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="optimize",
+        usage="optimize --model NAME|FILE [--budget N] [options]\n       optimize COMMAND …",
+        description="Find the fastest way to run a .tflite model on the processors of this machine, by measuring it.",
+        epilog="commands: "
+        + "; ".join(f"{name} – {text}" for name, (text, _) in COMMANDS.items())
+        + ". "
+        + _EXIT_CODES,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", metavar="NAME|FILE", help="a built-in model (vgg16, mobilenet_v1, squeezenet1_1) or a .tflite file")
+    add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
+    add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
+    add("--processors", metavar="A,B", help="lanes to use, in order of preference (default: all that are found)")
+    add("--sampler", metavar="NAME", help="who proposes plans: tpe (default), random, qmc, nsga2, …, or module:Class")
+    add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
+    add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
+    add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
+    add("--study", metavar="NAME", help="name of the study; an existing one is gone on with")
+    add("--out", metavar="DIR", help="run folder (default runs/STUDY)")
+    add("--json", action="store_true", help="print one JSON document instead of tables")
+    add("--dry-run", action="store_true", help="tell what would be searched, and measure nothing")
+    add("-q", "--quiet", action="store_true", help="no progress")
+    add("-v", "--verbose", action="store_true", help="a line per trial")
+    add("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    if options.model is None:
+        parser.error("--model is missing")
+    from optimizer.config import StudyConfig, parse_config
+
+    config = parse_config({name: getattr(options, name, None) for name in StudyConfig.model_fields})
+    if options.dry_run:
+        return _dry_run(config, as_json=options.json)
+    return _study(config, arguments, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+
+
+def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: bool, verbose: bool) -> int:
+    from optimizer.console import ProgressWatcher, make_console, render
+    from optimizer.study import Interrupted, run_study
+
+    try:
+        with ProgressWatcher(config.budget, quiet=quiet, verbose=verbose) as watcher:
+            result = run_study(config, watcher, ["optimize", *arguments])
+    except Interrupted as interrupted:
+        if interrupted.result is not None and as_json:
+            print(json.dumps(interrupted.result.to_json(), indent=2))
+        print(f"optimize: interrupted; go on with: {interrupted.resume_command}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        make_console().print(render(result))
+    return 0
+
+
+def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
+    from evaluators.registry import make_evaluator
+    from optimizer.baselines import baselines
+    from search_spaces.chain import ChainSpace
+    from search_spaces.models import load
+
+    graph = load(config.model)
+    platform = make_evaluator(config.evaluator).platform().restrict(config.processors)
+    space = ChainSpace(graph, platform, config.max_stages)
+    named = baselines(graph, platform, platform.processors[0].name)
+    document = {
+        "model": graph.name,
+        "operators": len(graph.operators),
+        "processors": [p.name for p in platform.processors],
+        "plans": space.cardinality(),
+        "budget": config.budget,
+        "baselines": [b.name for b in named],
+    }
+    if as_json:
+        print(json.dumps(document, indent=2))
+    else:
+        for name, value in document.items():
+            print(f"{name:12}{', '.join(value) if isinstance(value, list) else value}")
+    return 0
+
+
+def _execute(arguments: list[str]) -> int:
+    parser = _Parser(prog="optimize execute", description="Run a plan from its files and tell its latency.")
+    parser.add_argument("plan", metavar="PLAN", help="a plan.json, or the folder that holds it")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.execute import execute
+
+    print(execute(options.plan, as_json=options.json))
+    return 0
+
+
+Command = Callable[[list[str]], int]
+
+COMMANDS: dict[str, tuple[str, Command]] = {
+    "execute": ("run a plan from its files", _execute),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""What a person sees: progress on stderr while it runs, the answer on stdout at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from evaluators.samples import Samples
+    from optimizer.history import History, Trial
+    from optimizer.result import Result
+    from optimizer.run import RunFolder
+    from search_spaces.graph import Graph
+    from search_spaces.plan import Plan
+
+_MOST_STAGES_SHOWN = 12
+_PIPE_WIDTH = 110
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console; into a pipe it writes lines of a fixed width."""
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+class ProgressWatcher:
+    """Shows a bar with trials, best so far, distinct plans and time left; see :class:`optimizer.study.Watcher`."""
+
+    def __init__(self, budget: int, *, quiet: bool, verbose: bool) -> None:
+        self._console = make_console(stderr=True)
+        self._quiet = quiet
+        self._verbose = verbose
+        self._history: History | None = None
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("plans {task.fields[best]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=budget, best="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def message(self, text: str) -> None:
+        """See :class:`optimizer.study.Watcher`."""
+        self._progress.update(self._task, description=text)
+        if self._verbose or (not self._console.is_terminal and not self._quiet):
+            self._console.print(text, style="dim", markup=False)
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        """See :class:`optimizer.study.Watcher`."""
+        self._history = history
+        self._progress.update(self._task, completed=history.measured)
+        if run.resumed:
+            self.message(f"going on with study {run.study}: {history.measured} plans are measured")
+        if self._verbose:
+            self._console.print(f"run folder {run.path}, {space_size:,} plans in the space", style="dim", markup=False)
+
+    def trial(self, trial: Trial) -> None:
+        """See :class:`optimizer.study.Watcher`."""
+        if self._history is None:
+            return
+        ranking = self._history.ranking()
+        best = ""
+        if ranking and ranking[0].measurement:
+            best = f"best {interval_ms(ranking[0].measurement.latency_s)}, {self._history.repeats} repeats"
+        self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
+        if self._verbose:
+            found = trial.failure or (interval_ms(trial.measurement.latency_s) if trial.measurement else "known")
+            self._console.print(f"#{trial.number} {trial.origin}: {found}", style="dim", markup=False)
+
+
+def interval_ms(samples: Samples) -> str:
+    """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval."""
+    low, high = samples.ci95
+    digits = 1 if samples.median >= 0.1 else 2 if samples.median >= 0.01 else 3
+    return f"{samples.median * 1e3:.{digits}f} ms [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
+
+
+def render(result: Result) -> Group:
+    """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
+    parts: list[Text | Table] = [_head(result), Text(), _baselines(result)]
+    if result.best is not None:
+        parts += [Text(), _stages(result, result.best)]
+    parts += [Text(), *_conclusions(result), Text(), *_next(result)]
+    return Group(*parts)
+
+
+def _head(result: Result) -> Text:
+    names = ", ".join(p.name for p in result.platform.processors)
+    history = result.history
+    explored = "all of them" if result.exhausted else f"{history.measured:,} of them"
+    return Text(
+        f"{result.graph.name}: {len(result.graph.operators)} operators on {names}; "
+        f"{result.cardinality:,} plans in the space, {explored} tried in {result.wall_s:.0f} s"
+    )
+
+
+def _baselines(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("baseline", "left"), ("latency, median [95 %]", "left"), ("stages", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name, plan in result.baselines.items():
+        samples = result.samples(plan)
+        trial = result.history.known.get(plan.digest)
+        found = interval_ms(samples) if samples else trial.failure if trial else "not measured (budget)"
+        measured = result.measurement(plan)
+        if measured is not None and measured.stopped == "raced":
+            found += "  stopped early: clearly slower"
+        table.add_row(Text(name), Text(found), str(len(plan.stages)))
+    return table
+
+
+def _stages(result: Result, plan: Plan) -> Table:
+    samples, measured = result.samples(plan), result.measurement(plan)
+    title = f"best plan: {interval_ms(samples)}" if samples else "best plan"
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    columns = (
+        ("stage", "right"),
+        ("operators", "left"),
+        ("processor", "left"),
+        ("ms", "right"),
+        ("hands over", "right"),
+    )
+    for name, justify in columns:
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for index, stage in enumerate(plan.stages):
+        if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
+            table.add_row("…", f"{len(plan.stages) - index} more stages", "", "", "")
+            break
+        border = result.graph.boundary(stage.operators)
+        later = [t for t in border.outputs if t not in result.graph.outputs or result.graph.consumers.get(t)]
+        handed = sum(result.graph.tensors[t].nbytes for t in later)
+        stage_ms = f"{measured.stage_s[index] * 1e3:.2f}" if measured else ""
+        table.add_row(
+            str(index),
+            Text(describe_operators(result.graph, stage.operators)),
+            Text(stage.processor),
+            stage_ms,
+            human_bytes(handed) if later else "–",
+        )
+    return table
+
+
+def _conclusions(result: Result) -> list[Text]:
+    lines = []
+    verdict = result.verdict
+    if verdict is not None and verdict.comparison is None:
+        lines.append(Text(f"every plan of the space is a baseline; the fastest is “{verdict.baseline[0]}”"))
+    elif verdict is not None and verdict.comparison is not None:
+        compared = verdict.comparison
+        low, high = compared.ci95
+        ratio = f"{compared.speedup:.4f} times [{low:.4f}, {high:.4f}]"
+        name = verdict.baseline[0]
+        if verdict.best == verdict.challenger:
+            lines.append(Text(f"speed-up {ratio} over the best baseline, “{name}”: significant", style="bold green"))
+        else:
+            why = "significantly slower" if compared.significant else "not significant"
+            lines.append(Text(f"no plan beats “{name}”: the best other one is {ratio} as fast, {why}", style="bold"))
+        if compared.unstable:
+            lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))
+    if result.model_bound_s is not None and result.gap is not None:
+        text = f"optimum of the model of single operators {result.model_bound_s * 1e3:.2f} ms, gap {result.gap:+.1%}"
+        if result.gap < 0:
+            text += ": the model is wrong by that much"
+        lines.append(Text(text))
+    if result.deployed is not None:
+        same = "bit for bit as" if result.deployed.identical else f"within {result.deployed.max_rel_error:.1e} of"
+        lines.append(Text(f"the written stage files compute {same} the whole model"))
+    return lines
+
+
+def _next(result: Result) -> list[Text]:
+    if result.verdict is None:
+        return []
+    plan = result.run_dir / "best" / "plan.json"
+    return [
+        Text("run folder  ").append(str(result.run_dir)),
+        Text("run it      ").append(f"optimize execute {plan}", style="cyan"),
+        Text("in Python   ").append(f'from evaluators.litert import PlanRunner; PlanRunner("{plan}")', style="cyan"),
+    ]
+
+
+def describe_operators(graph: Graph, operators: Sequence[int]) -> str:
+    """Return ``0 to 9: 7 CONV_2D, 3 MAX_POOL_2D``; indices are half-open nowhere a person reads."""
+    counts: dict[str, int] = {}
+    for index in operators:
+        kind = graph.operators[index].kind
+        counts[kind] = counts.get(kind, 0) + 1
+    shown = sorted(counts.items(), key=lambda item: -item[1])[:3]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in shown) + (", …" if len(counts) > len(shown) else "")
+    first, last = operators[0], operators[-1]
+    where = str(first) if first == last else f"{first} to {last}"
+    return f"{where}: {kinds}"
+
+
+def human_bytes(nbytes: int) -> str:
+    """Return a size as people write it."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    size, units = nbytes / 1000, ["KB", "MB", "GB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.1f} {units[0]}"

@@ -1,0 +1,104 @@
+"""The end of a study: the fastest plans once more, interleaved, and the verdict against the best baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Candidate, Session
+from evaluators.comparison import Comparison, ComparisonPolicy, finals
+from evaluators.comparison import compare as compare_pair
+from optimizer.history import History, Trial
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+
+_PLANS, _BASELINES = 3, 2
+_FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the final measurements say.
+
+    Attributes:
+        best: the plan to use: the challenger where it is significantly faster than the best baseline, else that.
+        baseline: name and plan of the best baseline.
+        challenger: the fastest plan that is no baseline, or None where every measured plan is one.
+        comparison: challenger against the best baseline, or None without a challenger.
+    """
+
+    best: Plan
+    baseline: tuple[str, Plan]
+    challenger: Plan | None
+    comparison: Comparison | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain values."""
+        return {
+            "best": self.best.to_json(),
+            "baseline": {"name": self.baseline[0], "plan": self.baseline[1].to_json()},
+            "challenger": self.challenger.to_json() if self.challenger else None,
+            "comparison": self.comparison.to_json() if self.comparison else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Build a verdict from what :meth:`to_json` returned; errors are those of the parts."""
+        challenger, comparison = data["challenger"], data["comparison"]
+        return cls(
+            Plan.from_json(data["best"]),
+            (str(data["baseline"]["name"]), Plan.from_json(data["baseline"]["plan"])),
+            Plan.from_json(challenger) if challenger is not None else None,
+            Comparison.from_json(comparison) if comparison is not None else None,
+        )
+
+
+def decide(
+    graph: Graph,
+    session: Session,
+    history: History,
+    baselines: Mapping[str, Plan],
+    policy: ComparisonPolicy,
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Measure the fastest plans and baselines again, interleaved, and compare the best of each.
+
+    The plans that looked fastest were in part lucky; fresh samples choose among them, and others decide.
+
+    Args:
+        baselines: name → plan; those that were not measured are left out.
+
+    Raises:
+        UnavailableError: no baseline could be measured, or the device failed.
+    """
+    rng = np.random.default_rng([seed, 1])
+    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
+    ranking = history.ranking()
+    plans = [t for t in ranking if t.plan.digest not in names][:_PLANS]
+    firsts = [t for t in ranking if t.plan.digest in names][:_BASELINES]
+    if not firsts:
+        raise UnavailableError("no baseline could be measured", "see the failures in the trial log")
+
+    def load(trial: Trial) -> Callable[[], Candidate]:
+        return lambda: session.load(graph, trial.plan, fresh=True)
+
+    finalists = [*plans, *firsts]
+    if len(plans) > 1 or len(firsts) > 1:
+        progress(f"measuring the {len(finalists)} fastest again, in turns")
+        medians = [samples.median for samples in finals([load(t) for t in finalists], _FINALS, rng)]
+    else:
+        medians = [0.0 for _ in finalists]
+    baseline = min(zip(medians[len(plans) :], firsts, strict=True), key=lambda pair: pair[0])[1]
+    named = (names[baseline.plan.digest], baseline.plan)
+    if not plans:
+        return Verdict(baseline.plan, named, None, None)
+    challenger = min(zip(medians[: len(plans)], plans, strict=True), key=lambda pair: pair[0])[1]
+    progress("comparing the best plan with the best baseline")
+    comparison = compare_pair(load(baseline), load(challenger), policy, rng)
+    wins = comparison.significant and comparison.speedup > 1.0
+    return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)

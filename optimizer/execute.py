@@ -1,0 +1,49 @@
+"""Run a plan from its files, as ``optimize execute`` does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from evaluators.litert.runner import PlanRunner
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.console import interval_ms
+
+_POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
+
+
+def execute(plan: str, *, as_json: bool) -> str:
+    """Measure a plan from its files and return what to print.
+
+    Raises:
+        PlanError: the plan or a stage file is missing or damaged.
+        UnavailableError: this machine cannot run it.
+    """
+    with PlanRunner(Path(plan)) as runner:
+        runner.run_seeded()
+        found = measure(runner.candidate, _POLICY)
+        stages = runner.deployment.plan.stages
+        name = runner.deployment.graph.name
+    samples = found.latency_s
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "model": name,
+            "latency_ms": {
+                "median": samples.median * 1e3,
+                "ci95": [x * 1e3 for x in samples.ci95],
+                "samples": len(samples.values_s),
+                "values": [x * 1e3 for x in samples.values_s],
+            },
+            "stages": [
+                {"processor": stage.processor, "ms": seconds * 1e3}
+                for stage, seconds in zip(stages, found.stage_s, strict=True)
+            ],
+        }
+        return json.dumps(document, indent=2)
+    lines = [f"{name}: {interval_ms(samples)}, {len(samples.values_s)} runs"]
+    lines += [
+        f"stage {i} on {s.processor}: {t * 1e3:.2f} ms"
+        for i, (s, t) in enumerate(zip(stages, found.stage_s, strict=True))
+    ]
+    return "\n".join(lines)

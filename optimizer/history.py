@@ -1,0 +1,183 @@
+"""What a study knows: its trials in order, what each plan was measured at, and Optuna's view of it.
+
+The log is the truth. Everything here is rebuilt from its records, so a killed study goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from evaluators.samples import Measurement, Samples
+from search_spaces.errors import PlanError, RunFolderError
+from search_spaces.plan import Plan
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+    from optimizer.storage import Record
+
+MOST_REPEATS = 50
+UNSEEN = "unseen"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One proposal and what came of it.
+
+    Attributes:
+        number: position in the study, from 0.
+        plan: the canonical plan.
+        origin: who proposed it: the name of a baseline, ``model optimum``, the sampler's name, ``unseen``.
+        params: the point of the space; empty for a plan outside the space.
+        measurement: what it was measured at; None for a repeat and for a failure.
+        failure: why it could not be measured, or "".
+        repeat_of: number of the trial that measured the same plan before, or None.
+        attributes: what the sampler noted about the trial, plain values.
+    """
+
+    number: int
+    plan: Plan
+    origin: str
+    params: Mapping[str, Any]
+    measurement: Measurement | None = None
+    failure: str = ""
+    repeat_of: int | None = None
+    attributes: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trial as plain values."""
+        return {
+            "number": self.number,
+            "plan": self.plan.to_json(),
+            "digest": self.plan.digest,
+            "origin": self.origin,
+            "params": dict(self.params),
+            "measurement": self.measurement.to_json() if self.measurement else None,
+            "failure": self.failure,
+            "repeat_of": self.repeat_of,
+            "attributes": dict(self.attributes or {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        """Build a trial from what :meth:`to_json` returned.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            measured = data["measurement"]
+            repeat = data["repeat_of"]
+            return cls(
+                int(data["number"]),
+                Plan.from_json(data["plan"]),
+                str(data["origin"]),
+                dict(data["params"]),
+                Measurement.from_json(measured) if measured is not None else None,
+                str(data["failure"]),
+                int(repeat) if repeat is not None else None,
+                dict(data["attributes"]),
+            )
+        except (KeyError, TypeError, ValueError, PlanError) as error:
+            raise RunFolderError(f"a trial in the log cannot be read: {error!r}") from error
+
+
+class History:
+    """The trials of a study, and its Optuna study, kept in step.
+
+    Attributes:
+        patience: after so many repeats in a row an unseen plan is drawn. It halves each time that was necessary, since
+            a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
+    """
+
+    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        import optuna
+
+        from optimizer.samplers import quiet_optuna
+
+        quiet_optuna()
+        self.distributions = dict(distributions)
+        self.study: optuna.Study = optuna.create_study(direction="minimize")
+        self.trials: list[Trial] = []
+        self.outside: list[Trial] = []
+        self.known: dict[str, Trial] = {}
+        self.repeats_in_a_row = 0
+        self.patience = MOST_REPEATS
+        self.next_number = 0
+
+    def restore(self, records: tuple[Record, ...]) -> None:
+        """Take up the trials of a log."""
+        from optuna.trial import TrialState, create_trial
+
+        for record in records:
+            if record.kind == "baseline":
+                self.add_outside(Trial.from_json(record.data))
+            if record.kind != "trial":
+                continue
+            trial = Trial.from_json(record.data)
+            value = self.value_of(trial)
+            self.study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
+                    value=value,
+                    params=dict(trial.params),
+                    distributions=self.distributions,
+                    system_attrs=dict(trial.attributes or {}),
+                )
+            )
+            self.add(trial)
+
+    def value_of(self, trial: Trial) -> float | None:
+        """Return the seconds to tell Optuna of a trial, a repeat included; None for a failure."""
+        source = trial if trial.repeat_of is None else self.known[trial.plan.digest]
+        return source.measurement.latency_s.median if source.measurement else None
+
+    def add(self, trial: Trial) -> None:
+        """Take up a trial of the space."""
+        self.trials.append(trial)
+        self.next_number = trial.number + 1
+        if trial.repeat_of is not None:
+            self.repeats_in_a_row += 1
+        elif trial.origin == UNSEEN:
+            self.repeats_in_a_row, self.patience = 0, max(1, self.patience // 2)
+        else:
+            self.repeats_in_a_row, self.patience = 0, MOST_REPEATS
+        self._know(trial)
+
+    def add_outside(self, trial: Trial) -> None:
+        """Take up a baseline that the space does not hold."""
+        self.outside.append(trial)
+        self._know(trial)
+
+    def _know(self, trial: Trial) -> None:
+        if trial.repeat_of is None:
+            self.known[trial.plan.digest] = trial
+
+    @property
+    def measured(self) -> int:
+        """How many trials of the budget are spent: those that tried a plan for the first time."""
+        return sum(1 for trial in self.trials if trial.repeat_of is None)
+
+    @property
+    def repeats(self) -> int:
+        """How many trials proposed a plan that was known."""
+        return len(self.trials) - self.measured
+
+    def ranking(self) -> list[Trial]:
+        """Return all measured plans, the fastest median first."""
+        found = [t for t in self.known.values() if t.measurement is not None]
+        return sorted(found, key=_median)
+
+    @property
+    def incumbent(self) -> Samples | None:
+        """The samples of the fastest plan so far, fully measured ones only."""
+        done = [t for t in self.known.values() if t.measurement is not None and t.measurement.stopped != "raced"]
+        best = min(done, key=_median, default=None)
+        return best.measurement.latency_s if best and best.measurement else None
+
+
+def _median(trial: Trial) -> float:
+    return trial.measurement.latency_s.median if trial.measurement else float("inf")

@@ -1,0 +1,192 @@
+"""The one loop: ask, decode, look up or measure, write down, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from evaluators.base import Session
+from evaluators.samples import Measurement
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.baselines import Baseline
+from optimizer.history import UNSEEN, History, Trial
+from optimizer.samplers import make_sampler
+from optimizer.storage import TrialLog
+from search_spaces.errors import PlanError, UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.space import SearchSpace
+
+_DRAWS = 1000
+_CHOICES = 32
+
+Origin = tuple[str, Plan]
+
+
+class EnumerableSpace(SearchSpace, Protocol):
+    """A space whose plans have numbers."""
+
+    def plan_at(self, index: int) -> Plan:
+        """Return plan number ``index`` of 0 … ``cardinality() - 1``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What the loop works with.
+
+    Attributes:
+        queue: plans of the space to be measured first, with their origin.
+        predict: seconds that the additive model gives a plan.
+        budget: distinct plans of the space to try.
+        notify: told after every trial.
+    """
+
+    graph: Graph
+    space: EnumerableSpace
+    session: Session
+    history: History
+    log: TrialLog
+    policy: SamplingPolicy
+    sampler: str
+    seed: int
+    budget: int
+    queue: Sequence[Origin]
+    predict: Callable[[Plan], float]
+    notify: Callable[[Trial], None] = lambda _: None
+
+    def run_outside(self, plans: Iterable[Baseline]) -> None:
+        """Measure baselines that the space does not hold; they cost no budget."""
+        for baseline in plans:
+            if baseline.plan.digest not in self.history.known:
+                trial = self._try(Trial(-1, baseline.plan, baseline.name, {}), race=False)
+                self.log.append("baseline", trial.to_json())
+                self.history.add_outside(trial)
+                self.notify(trial)
+
+    def run(self) -> bool:
+        """Run trials until the budget is spent; return whether the space is exhausted.
+
+        Raises:
+            UnavailableError: the first plans all failed, so the device itself does not work.
+        """
+        cardinality = self.space.cardinality()
+        while self.history.measured < self.budget:
+            if self.history.measured >= cardinality:
+                return True
+            trial = self._next(cardinality)
+            self.log.append("trial", trial.to_json())
+            self.history.add(trial)
+            self.notify(trial)
+            self._give_up_if_all_fail()
+        return self.history.measured >= cardinality
+
+    def _next(self, cardinality: int) -> Trial:
+        from optuna.trial import TrialState
+
+        history = self.history
+        origin, plan = self._prescribed(cardinality)
+        if plan is not None:
+            history.study.enqueue_trial(self.space.encode(plan))
+        history.study.sampler = make_sampler(self.sampler, self.seed, history.next_number)
+        asked = history.study.ask(history.distributions)
+        proposed = self.space.decode(asked.params)
+        before = history.known.get(proposed.digest)
+        trial = Trial(
+            history.next_number,
+            proposed,
+            origin,
+            dict(asked.params),
+            repeat_of=before.number if before else None,
+        )
+        if before is None:
+            trial = self._try(trial, race=plan is None or origin == UNSEEN)
+        value = history.value_of(trial)
+        if value is None:
+            history.study.tell(asked, state=TrialState.FAIL)
+        else:
+            history.study.tell(asked, value)
+        told = history.study.get_trials(deepcopy=False)[asked.number]
+        return replace(trial, attributes=dict(told.system_attrs))
+
+    def _prescribed(self, cardinality: int) -> tuple[str, Plan | None]:
+        """Return the next plan of the queue, an unseen one after too many repeats, or leave it to the sampler."""
+        for origin, plan in self.queue:
+            if plan.digest not in self.history.known:
+                return origin, plan
+        if self.history.repeats_in_a_row >= self.history.patience:
+            return UNSEEN, self._unseen(cardinality)
+        return self.sampler, None
+
+    def _unseen(self, cardinality: int) -> Plan:
+        """Draw some plans that no trial has had, and return the one that the model finds best.
+
+        The space is known to hold an unseen plan.
+        """
+        known = self.history.known
+        rng = np.random.default_rng([self.seed, self.history.next_number])
+        drawn: dict[str, Plan] = {}
+        for _ in range(_DRAWS):
+            plan = self.space.plan_at(_below(cardinality, rng))
+            if plan.digest not in known:
+                drawn[plan.digest] = plan
+                if len(drawn) == _CHOICES:
+                    break
+        if not drawn:
+            # So many misses in a row happen only where nearly all of a small space is known.
+            plans = map(self.space.plan_at, range(cardinality))
+            return next(plan for plan in plans if plan.digest not in known)
+        return min(drawn.values(), key=self.predict)
+
+    def _try(self, trial: Trial, *, race: bool) -> Trial:
+        """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
+
+        Plans that stand in a table by name are measured in full, the others race against the incumbent.
+        """
+        try:
+            return replace(trial, measurement=measure_plan(self, trial.plan, race=race))
+        except UnavailableError as error:
+            return replace(trial, failure=str(error))
+
+    def _give_up_if_all_fail(self) -> None:
+        tried = [t for t in self.history.trials if t.repeat_of is None]
+        if len(tried) >= min(5, self.budget) and all(t.failure for t in tried) and len(tried) <= 5:
+            raise UnavailableError(f"no plan could be measured; the first one failed with: {tried[0].failure}")
+
+
+def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:
+    """Load, measure and check one plan.
+
+    Raises:
+        UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
+    """
+    candidate = loop.session.load(loop.graph, plan)
+    try:
+        found = measure(candidate, loop.policy, loop.history.incumbent if race else None)
+        agreement = candidate.verify()
+    finally:
+        candidate.close()
+    if agreement is not None and not agreement.accepted:
+        raise UnavailableError(
+            f"the plan's outputs differ from the whole model's by {agreement.max_rel_error:.2g} (relative), "
+            f"allowed is {agreement.tolerance:.2g}"
+        )
+    return replace(found, agreement=agreement)
+
+
+def _below(limit: int, rng: np.random.Generator) -> int:
+    """Return a uniform integer below ``limit``, which may not fit into 64 bits."""
+    nbytes = (limit.bit_length() + 7) // 8 + 8
+    return int.from_bytes(rng.bytes(nbytes), "little") % limit
+
+
+def in_space(space: EnumerableSpace, plan: Plan) -> bool:
+    """Return whether a plan is a point of the space."""
+    try:
+        space.encode(plan)
+    except PlanError:
+        return False
+    return True

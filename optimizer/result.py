@@ -1,0 +1,128 @@
+"""What a study found, and the document that ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.base import Agreement
+from evaluators.samples import Measurement, Samples
+from optimizer.decide import Verdict
+from optimizer.history import History
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything that a finished, or interrupted, study can tell.
+
+    Attributes:
+        baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
+        verdict: None where the study was interrupted before the end.
+        model_bound_s: the optimum of the additive model of the profiled operators, within the space.
+        deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
+        exhausted: whether every plan of the space was tried.
+        wall_s: of this session, not of those that it resumed.
+    """
+
+    graph: Graph
+    platform: Platform
+    evaluator: str
+    history: History
+    baselines: Mapping[str, Plan]
+    verdict: Verdict | None
+    model_bound_s: float | None
+    deployed: Agreement | None
+    cardinality: int
+    exhausted: bool
+    wall_s: float
+    run_dir: Path
+
+    @property
+    def best(self) -> Plan | None:
+        """The plan to use; without a verdict the one with the smallest median."""
+        if self.verdict is not None:
+            return self.verdict.best
+        ranking = self.history.ranking()
+        return ranking[0].plan if ranking else None
+
+    def samples(self, plan: Plan) -> Samples | None:
+        """Return the samples to report of a plan: those of the final comparison where it took part."""
+        if self.verdict is not None and self.verdict.comparison is not None:
+            if plan == self.verdict.challenger:
+                return self.verdict.comparison.candidate
+            if plan == self.verdict.baseline[1]:
+                return self.verdict.comparison.baseline
+        measured = self.measurement(plan)
+        return measured.latency_s if measured else None
+
+    def measurement(self, plan: Plan) -> Measurement | None:
+        """Return what a plan was measured at during the search."""
+        trial = self.history.known.get(plan.digest)
+        return trial.measurement if trial else None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the best plan's median is above the model's optimum, relative; below 0 the model is wrong."""
+        samples = self.samples(self.best) if self.best else None
+        if samples is None or not self.model_bound_s:
+            return None
+        return samples.median / self.model_bound_s - 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        verdict = self.verdict
+        comparison = verdict.comparison if verdict else None
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": {"name": self.graph.name, "digest": self.graph.digest, "operators": len(self.graph.operators)},
+            "platform": self.platform.to_json(),
+            "evaluator": self.evaluator,
+            "objective": "latency",
+            "complete": verdict is not None,
+            "best": self._plan_json(self.best) if self.best else None,
+            "baselines": {name: self._plan_json(plan) for name, plan in self.baselines.items()},
+            "speedup": {
+                "ratio": comparison.speedup,
+                "ci95": list(comparison.ci95),
+                "significant": comparison.significant,
+                "unstable": comparison.unstable,
+                "baseline": verdict.baseline[0],
+                "plan": verdict.challenger.to_json() if verdict.challenger else None,
+            }
+            if verdict and comparison
+            else None,
+            "model_bound_ms": self.model_bound_s * 1e3 if self.model_bound_s is not None else None,
+            "gap": self.gap,
+            "trials": len(self.history.trials),
+            "unique_plans": self.history.measured,
+            "cache_hits": self.history.repeats,
+            "space": {"plans": self.cardinality, "exhausted": self.exhausted},
+            "wall_s": self.wall_s,
+            "run_dir": str(self.run_dir),
+        }
+
+    def _plan_json(self, plan: Plan) -> dict[str, Any]:
+        samples, measured = self.samples(plan), self.measurement(plan)
+        failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not measured"
+        return {
+            "plan": plan.to_json(),
+            "latency_ms": {
+                "median": samples.median * 1e3,
+                "ci95": [x * 1e3 for x in samples.ci95],
+                "samples": len(samples.values_s),
+                "values": [x * 1e3 for x in samples.values_s],
+            }
+            if samples
+            else None,
+            "stage_ms": [s * 1e3 for s in measured.stage_s] if measured else None,
+            "identical": measured.agreement.identical if measured and measured.agreement else None,
+            "stopped": measured.stopped if measured else None,
+            "failure": failure or None,
+        }

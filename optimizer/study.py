@@ -1,0 +1,187 @@
+"""A study from beginning to end: model, device, run folder, profile, loop, verdict, files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from evaluators.base import Agreement, Deployer, Session
+from evaluators.comparison import ComparisonPolicy
+from evaluators.registry import make_evaluator
+from evaluators.sampling import SamplingPolicy
+from optimizer.baselines import baselines
+from optimizer.config import StudyConfig
+from optimizer.decide import Verdict, decide
+from optimizer.exact.chain import best_chains, chain_cost
+from optimizer.history import History, Trial
+from optimizer.loop import Loop, Origin, in_space
+from optimizer.profile import Profile, profile
+from optimizer.result import Result
+from optimizer.run import RunFolder, write_json
+from optimizer.samplers import make_sampler
+from search_spaces.chain import ChainSpace, chain_plan
+from search_spaces.errors import OptimizeError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+_MODEL_OPTIMA = 8
+
+
+class Watcher(Protocol):
+    """Who is told how a study goes; see :mod:`optimizer.console`."""
+
+    def message(self, text: str) -> None:
+        """Tell what is being done now."""
+        ...
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        """Tell that the run folder is open and what it held."""
+        ...
+
+    def trial(self, trial: Trial) -> None:
+        """Tell of a finished trial."""
+        ...
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """The person ended a study early; everything measured is in the run folder.
+
+    Attributes:
+        result: what is known so far, or None where nothing was measured.
+        resume_command: goes on with the study.
+    """
+
+    def __init__(self, result: Result | None, resume_command: str) -> None:
+        super().__init__(resume_command)
+        self.result = result
+        self.resume_command = resume_command
+
+
+@dataclass(slots=True)
+class _Study:
+    """What the steps of a study share."""
+
+    config: StudyConfig
+    graph: Graph
+    platform: Platform
+    space: ChainSpace
+    watcher: Watcher
+    history: History
+    begin_s: float = field(default_factory=time.monotonic)
+    baselines: dict[str, Plan] = field(default_factory=dict)
+    bound_s: float | None = None
+    exhausted: bool = False
+
+    def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
+        return Result(
+            self.graph,
+            self.platform,
+            self.config.evaluator,
+            self.history,
+            self.baselines,
+            verdict,
+            self.bound_s,
+            deployed,
+            self.space.cardinality(),
+            self.exhausted,
+            time.monotonic() - self.begin_s,
+            run.path,
+        )
+
+
+def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> Result:
+    """Run a study, or go on with one, and leave its run folder complete.
+
+    Raises:
+        OptimizeError: with the exit code that tells what went wrong; what was measured is in the run folder.
+        Interrupted: the person pressed Ctrl-C after the run folder was open.
+    """
+    evaluator = make_evaluator(config.evaluator)
+    make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
+    watcher.message(f"reading {config.model}")
+    graph = load(config.model)
+    platform = evaluator.platform().restrict(config.processors)
+    space = ChainSpace(graph, platform, config.max_stages)
+    study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
+    fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
+    with RunFolder.create_or_resume(config, model_digest=graph.digest, fingerprint=fingerprint, command=command) as run:
+        for damage in run.contents.damage:
+            watcher.message(f"trial log: {damage}")
+        for change in run.changes:
+            watcher.message(f"this machine differs from where the study began: {change}")
+        study.history.restore(run.contents.records)
+        watcher.opened(run, study.history, space.cardinality())
+        try:
+            with evaluator.prepare(platform, run.path) as session:
+                return _search(study, run, session)
+        except KeyboardInterrupt:
+            result = study.result(run, None, None) if study.history.known else None
+            if result is not None:
+                with suppress(OptimizeError):
+                    write_json(run.path / "result.json", result.to_json())
+            raise Interrupted(result, run.resume_command) from None
+
+
+def _search(study: _Study, run: RunFolder, session: Session) -> Result:
+    config, history = study.config, study.history
+    profiled = _profile(study, run, session)
+    costs = profiled.costs(study.platform)
+    named = baselines(study.graph, study.platform, profiled.fastest(study.platform))
+    study.baselines = {b.name: b.plan for b in named}
+    optima = best_chains(costs, config.max_stages, _MODEL_OPTIMA)
+    study.bound_s = optima[0].cost_s
+    queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
+    queue += [("model optimum", chain_plan(study.graph, o.cuts, o.processors)) for o in optima]
+    loop = Loop(
+        study.graph,
+        study.space,
+        session,
+        history,
+        run.log,
+        SamplingPolicy(precision=config.precision),
+        config.sampler,
+        config.seed,
+        config.budget,
+        queue,
+        lambda plan: chain_cost(costs, plan),
+        study.watcher.trial,
+    )
+    before = len(history.known)
+    loop.run_outside(b for b in named if not in_space(study.space, b.plan))
+    study.exhausted = loop.run()
+    stored = next((r.data for r in reversed(run.contents.records) if r.kind == "verdict"), None)
+    if stored is not None and len(history.known) == before:
+        verdict = Verdict.from_json(stored)  # a finished study that is asked again has nothing new to measure
+    else:
+        policy = ComparisonPolicy(precision=min(config.precision, ComparisonPolicy().precision))
+        verdict = decide(study.graph, session, history, study.baselines, policy, config.seed, study.watcher.message)
+        run.log.append("verdict", verdict.to_json())
+    study.watcher.message("writing the stage files")
+    deployed = _deploy(study, run, session, verdict.best)
+    result = study.result(run, verdict, deployed)
+    write_json(run.path / "result.json", result.to_json())
+    return result
+
+
+def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:
+    for record in run.contents.records:
+        if record.kind == "profile":
+            return Profile.from_json(record.data)
+    found = profile(session, study.graph, study.platform, study.watcher.message)
+    run.log.append("profile", found.to_json())
+    return found
+
+
+def _deploy(study: _Study, run: RunFolder, session: Session, plan: Plan) -> Agreement | None:
+    """Write the best plan's files where the evaluator can make them run."""
+    folder = run.path / "best"
+    if isinstance(session, Deployer):
+        folder.mkdir(exist_ok=True)
+        return session.deploy(folder, study.graph, plan)
+    write_json(folder / "plan.json", plan.to_json())
+    return None
