@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -67,7 +69,7 @@ class EvaluatorContract:
     def _session(self) -> Iterator[tuple[Session, Platform]]:
         evaluator = self.evaluator()
         platform = evaluator.platform()
-        with evaluator.prepare(platform) as session:
+        with TemporaryDirectory() as scratch, evaluator.prepare(platform, Path(scratch)) as session:
             yield session, platform
 
     def test_has_a_name_and_a_platform(self) -> None:

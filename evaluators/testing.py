@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,8 @@ class SyntheticEvaluator:
         return Platform("synthetic", tuple(lanes))
 
     @contextmanager
-    def prepare(self, platform: Platform) -> Iterator[SyntheticSession]:
-        """Open a session on any platform."""
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[SyntheticSession]:  # noqa: ARG002
+        """Open a session on any platform; nothing is written to ``scratch``."""
         session = SyntheticSession(self, platform)
         try:
             yield session

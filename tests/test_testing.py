@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,8 @@ class WrappedEvaluator:
         return PLATFORM
 
     @contextmanager
-    def prepare(self, platform: Platform) -> Iterator[Session]:
-        with SyntheticEvaluator().prepare(platform) as session:
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Session]:
+        with SyntheticEvaluator().prepare(platform, scratch) as session:
             yield WrappedSession(session, self.change)
 
 
