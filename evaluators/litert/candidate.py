@@ -133,7 +133,7 @@ class LitertCandidate:
             "log": self._layout.log,
             "n": n,
             "stages": stages,
-            "stop_above_ns": int(stop_above_s * 1e9) if math.isfinite(stop_above_s) else 0,
+            "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
         }
         each_s = _FIRST_LIMIT_S if self._known_s is None else 1.0 + _LIMIT_FACTOR * self._known_s
         # The leader is asked last: by then the others wait for its token.
