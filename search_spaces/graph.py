@@ -25,7 +25,8 @@ class Tensor:
         shape: dimensions; -1 where the file leaves one open.
         dtype: element type in lower case, as the schema names it (``float32``, ``int8``, …).
         nbytes: size of the tensor with open dimensions counted as 1.
-        constant: whether the file holds its value (a weight).
+        constant: whether it has the same value in every inference: the file holds it, or operators compute it from
+            such tensors alone (a float16 weight that is dequantised).
         variable: whether it keeps state between invocations.
         buffer: index of the file's buffer that holds a constant's value; 0 where there is none.
     """
@@ -43,17 +44,26 @@ class Tensor:
 class Operator:
     """One operator; its index in ``Graph.operators`` is its identity and a topological position.
 
+    An operator is what is placed as a whole. Operators of the file that must never be separated, because they share
+    state or hand over what has no size, are one operator here, of kind ``GROUP``.
+
     Attributes:
         kind: the schema's name (``CONV_2D``), or the custom operator's own name.
         inputs: tensor indices, -1 for an optional input left out.
         outputs: tensor indices.
         options: the builtin options that decide cost (strides, filter sizes, activation, …), plain values.
+        parts: what a group is made of, in the order of execution; empty for any other operator.
     """
 
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Operator, ...] = ()
+
+    def flat(self) -> tuple[Operator, ...]:
+        """Return the operators that a group is made of, or the operator itself."""
+        return self.parts or (self,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class Boundary:
     """What crosses the border of a set of operators, as tensor indices in ascending order.
 
     Attributes:
-        inputs: activations that the set reads and does not produce.
+        inputs: activations that the set reads and does not produce; state is no activation.
         outputs: activations that it produces and that others, or the caller, need.
         constants: weights that it reads.
     """
@@ -74,6 +84,9 @@ class Boundary:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A model: tensors, operators in topological order, and the tensors that enter and leave.
+
+    Operators that read nothing but constants are no operators of the graph: what they compute is a constant, and they
+    are copied into every stage that reads it.
 
     Attributes:
         name: what a person calls the model.
@@ -135,14 +148,14 @@ class Graph:
                 producer[index] = position
                 ready.add(index)
         for index in self.outputs:
-            if index not in ready:
+            if index not in producer and index not in given:
                 raise ModelError(f"model {self.name!r}: no operator writes output tensor {index}")
         return producer, {index: tuple(readers) for index, readers in consumers.items()}
 
     def _structure_digest(self) -> str:
         structure = [
             [[t.name, t.shape, t.dtype, t.constant, t.variable] for t in self.tensors],
-            [[o.kind, o.inputs, o.outputs, sorted(o.options.items())] for o in self.operators],
+            [[[p.kind, p.inputs, p.outputs, sorted(p.options.items())] for p in o.flat()] for o in self.operators],
             self.inputs,
             self.outputs,
         ]
@@ -153,9 +166,9 @@ class Graph:
         inside = set(operators)
         reads = {i for o in inside for i in self.operators[o].inputs if i != -1}
         writes = {i for o in inside for i in self.operators[o].outputs}
-        wanted = set(self.outputs)
+        wanted, given = set(self.outputs), set(self.inputs)
         return Boundary(
-            inputs=tuple(sorted(i for i in reads - writes if not self.tensors[i].constant)),
+            inputs=tuple(sorted(i for i in reads - writes if i in self.producer or i in given)),
             outputs=tuple(
                 sorted(i for i in writes if i in wanted or any(c not in inside for c in self.consumers.get(i, ())))
             ),

@@ -54,19 +54,29 @@ def operator_costs(graph: Graph) -> tuple[Cost, ...]:
 def parameter_total(graph: Graph, operators: Iterable[int] | None = None) -> int:
     """Return the weights that some operators (all by default) read, in elements; shared ones count once."""
     chosen = range(len(graph.operators)) if operators is None else operators
-    return sum(_weights(graph, (graph.operators[o] for o in chosen)).values())
+    return sum(_weights(graph, (part for o in chosen for part in graph.operators[o].flat())).values())
 
 
 def unknown_kinds(graph: Graph) -> dict[str, int]:
     """Return the kinds of operators whose arithmetic is not counted, and how many there are of each."""
     found: dict[str, int] = {}
     for operator in graph.operators:
-        if not _is_known(operator.kind):
-            found[operator.kind] = found.get(operator.kind, 0) + 1
+        for part in operator.flat():
+            if not _is_known(part.kind):
+                found[part.kind] = found.get(part.kind, 0) + 1
     return found
 
 
 def _cost(graph: Graph, operator: Operator) -> Cost:
+    if operator.parts:
+        parts = [_cost(graph, part) for part in operator.parts]
+        return Cost(
+            macs=sum(c.macs for c in parts),
+            parameters=sum(_weights(graph, operator.parts).values()),
+            read_bytes=sum(c.read_bytes for c in parts),
+            written_bytes=sum(c.written_bytes for c in parts),
+            known=all(c.known for c in parts),
+        )
     inputs = [graph.tensors[i] if i != -1 else None for i in operator.inputs]
     outputs = [graph.tensors[i] for i in operator.outputs]
     written = sum(t.nbytes for t in outputs)
