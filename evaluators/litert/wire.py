@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -15,13 +16,22 @@ _MAX_FDS = 253
 
 
 def send(channel: socket.socket, head: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
-    """Send one message; ``fds`` arrive as duplicates in the other process."""
+    """Send one message; ``fds`` arrive as duplicates in the other process.
+
+    Raises:
+        OSError: the other side is gone, or there are more than about 3,000 descriptors.
+    """
     text = json.dumps(head, separators=(",", ":")).encode()
     first = _HEAD.pack(len(text), len(payload))
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    # The descriptors ride on the first byte, so a receiver that has the head has them all.
-    sent = channel.sendmsg([first], ancillary)
-    channel.sendall(first[sent:] + text)
+    # The descriptors ride on the first bytes, as many on each as the kernel allows, so a receiver that has the
+    # whole head has them all.
+    rides = -(-len(fds) // _MAX_FDS)
+    if rides > len(first):
+        raise OSError(errno.E2BIG, f"{len(fds)} descriptors do not fit into one message")
+    for i in range(rides):
+        some = array.array("i", fds[i * _MAX_FDS : (i + 1) * _MAX_FDS])
+        channel.sendmsg([first[i : i + 1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)])
+    channel.sendall(first[rides:] + text)
     if payload:
         channel.sendall(payload)
 
@@ -34,15 +44,17 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
         TimeoutError: nothing came in time.
     """
     fds = array.array("i")
-    first, ancillary, _, _ = channel.recvmsg(_HEAD.size, socket.CMSG_LEN(_MAX_FDS * fds.itemsize))
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    first = b""
+    while len(first) < _HEAD.size:
+        part, ancillary, _, _ = channel.recvmsg(_HEAD.size - len(first), socket.CMSG_LEN(_MAX_FDS * fds.itemsize))
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        if not part:
+            raise EOFError
+        first += part
     for fd in fds:
         os.set_inheritable(fd, False)
-    if not first:
-        raise EOFError
-    first += _exactly(channel, _HEAD.size - len(first))
     text_nbytes, payload_nbytes = _HEAD.unpack(first)
     head = json.loads(_exactly(channel, text_nbytes))
     return head, _exactly(channel, payload_nbytes), list(fds)
