@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from optimizer.exact.chain import ChainCosts
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.plan import Plan
+from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 
 settings.register_profile("shared machine", deadline=None)  # a neighbour's load is no failure
@@ -36,6 +36,11 @@ def chain_graph(count: int, name: str = "chain") -> Graph:
     tensors = tuple(tensor(4, name=f"t{i}") for i in range(count + 1))
     operators = tuple(Operator("RELU", (i,), (i + 1,)) for i in range(count))
     return Graph(name, tensors, operators, (0,), (count,))
+
+
+def one_core(core: int) -> Processor:
+    """Return a lane of one core."""
+    return Processor(f"cpu{core}", "cpu", {f"core{core}": 1.0}, "core", {"cores": (core,), "threads": 1})
 
 
 def vgg16_graph() -> Graph:
@@ -121,6 +126,44 @@ def partitions(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
     rows = [{"operators": [[o, o + 1] for o in s], "processor": draw(st.sampled_from(names))} for s in stages if s]
     data: dict[str, Any] = {"schema_version": 1, "graph_digest": graph.digest, "dispatch": "static", "stages": rows}
     return Plan.from_json(data)
+
+
+@st.composite
+def shared_platforms(draw: st.DrawFn) -> Platform:
+    """All cores of a small machine together, each alone, and lanes that take half of a core, in any order."""
+    cores = draw(st.integers(1, 3))
+    lanes = [Processor("all", "cpu", {f"core{i}": 1.0 for i in range(cores)}, "all")]
+    lanes += [Processor(f"one{i}", "cpu", {f"core{i}": 1.0}, "one") for i in range(cores)]
+    lanes += [Processor(f"half{i}", "cpu", {"core0": 0.5}, "half") for i in range(2)]
+    return Platform("drawn", tuple(draw(st.permutations(lanes))))
+
+
+@st.composite
+def placements(draw: st.DrawFn, graph: Graph, platform: Platform, *, labels: int = 4) -> Plan:
+    """Plans that can run, of any shape: stages need not be contiguous, in any order that the graph allows.
+
+    Operators are thrown together at random; what then depends on each other in a circle becomes one stage.
+    """
+    import networkx as nx
+
+    count = len(graph.operators)
+    drawn = draw(st.lists(st.integers(0, labels - 1), min_size=count, max_size=count))
+    quotient: nx.DiGraph[int] = nx.DiGraph()
+    quotient.add_nodes_from(drawn)
+    quotient.add_edges_from(
+        (drawn[a], drawn[b]) for b in range(count) for a in graph.predecessors(b) if drawn[a] != drawn[b]
+    )
+    parts = nx.condensation(quotient)
+    waiting = {part: set(parts.predecessors(part)) for part in parts}
+    names = [p.name for p in platform.processors]
+    stages = []
+    while waiting:
+        part = draw(st.sampled_from([p for p, needs in waiting.items() if not needs & waiting.keys()]))
+        del waiting[part]
+        members = parts.nodes[part]["members"]
+        operators = tuple(o for o in range(count) if drawn[o] in members)
+        stages.append(Stage(operators, draw(st.sampled_from(names))))
+    return Plan(graph.digest, tuple(stages))
 
 
 @st.composite
