@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from hypothesis import given, settings
