@@ -206,8 +206,8 @@ def finals(
     """Measure a few candidates round-robin, to choose the one that is worth a comparison with the baseline.
 
     Each round loads, settles and runs the remaining candidates in random order, one at a time (three measured runs
-    each); one that is slower than the fastest with 99 % confidence drops out. After three rounds it ends when one is
-    left or ``policy.max_s`` is used up, and after ``policy.max_rounds`` in any case.
+    each, two of slow ones); one that is slower than the fastest with 99 % confidence drops out. After three rounds it
+    ends when one is left or ``policy.max_s`` is used up, and after ``policy.max_rounds`` in any case.
 
     Returns:
         The samples of each candidate from the rounds that it took part in; the smallest median wins.
@@ -225,7 +225,8 @@ def finals(
     while not (done >= 3 and (len(racing) == 1 or done >= policy.max_rounds or spent_s >= policy.max_s)):
         for index in rng.permutation(sorted(racing)):
             with closing(loads[index]()) as candidate:
-                settling_s, *measured_s = (_run(candidate) for _ in range(4))
+                settling_s = _run(candidate)
+                measured_s = [_run(candidate) for _ in range(3 if settling_s < _ROUND_S else 2)]
             values_s[index] += measured_s
             medians_s[index].append(statistics.median(measured_s))
             spent_s += settling_s + math.fsum(measured_s)

@@ -47,12 +47,22 @@ def noise(samples: Samples) -> float:
     return max(pooled, RUN_NOISE / 2)
 
 
-def grossly_slower(runs_s: Sequence[float], incumbent: Samples) -> bool:
-    """Return whether the first run or the first two runs, warm-up included, rule the candidate out (:data:`GROSS`)."""
+def grossly_slower(runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf) -> bool:
+    """Return whether the first run or the first two runs, warm-up included, rule the candidate out (:data:`GROSS`).
+
+    Args:
+        runs_s: all runs of the candidate so far, in seconds.
+        incumbent: samples of the best candidate so far.
+        cold: how many times longer a first run usually takes than the later ones, if that is known of other
+            candidates; a first run is then judged by it too.
+    """
     if len(runs_s) > len(GROSS):
         return False
     factor, cold_s = GROSS[len(runs_s) - 1]
-    return min(runs_s) > factor * incumbent.ci95[1] + cold_s
+    limit_s = factor * incumbent.ci95[1] + cold_s
+    if len(runs_s) == 1:
+        limit_s = min(limit_s, GROSS[1][0] * cold * incumbent.ci95[1])
+    return min(runs_s) > limit_s
 
 
 def slower(values_s: Sequence[float], incumbent: Samples, confidence: float = 0.99, margin: float = MARGIN) -> bool:

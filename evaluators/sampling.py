@@ -66,11 +66,13 @@ def measure(
     policy: SamplingPolicy,
     incumbent: Samples | None = None,
     conditions: Mapping[str, Any] | None = None,
+    cold: float = math.inf,
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
 
     The candidate is warm when it ran for :data:`WARM_S` and the last run did not clearly beat the one before; these
-    two are the first samples, but the very first run never is one. Outputs are not looked at: that is
+    two are the first samples, but the very first run never is one. Where the time is up before, the last
+    ``policy.min_runs`` runs are the samples. Outputs are not looked at: that is
     :meth:`~evaluators.base.Candidate.verify`.
 
     Args:
@@ -78,13 +80,14 @@ def measure(
         policy: see there.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
         conditions: what the samples are taken under, kept with them.
+        cold: see :func:`~evaluators.racing.grossly_slower`.
 
     Raises:
         UnavailableError: the candidate failed, or returned something that is no batch of latencies.
     """
     stop_above_s = math.inf if incumbent is None else incumbent.ci95[1] * STOP_ABOVE
     record = _Record(candidate, stop_above_s)
-    stopped = _warm_up(record, policy, incumbent)
+    stopped = _warm_up(record, policy, incumbent, cold)
     while stopped is None:
         stopped = _verdict(record, policy, incumbent)
         if stopped is None:
@@ -124,12 +127,12 @@ class _Record:
         self.timeline = batch.timeline
 
 
-def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
+def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None, cold: float) -> Stopped | None:
     """Run until the candidate is warm or out of the race; ``record.warm`` leaves at least the last run as a sample."""
     clearly = 1.0 - 2.0 * (RUN_NOISE if incumbent is None else noise(incumbent))
     record.run(1)
     while True:
-        if incumbent is not None and grossly_slower(record.values_s, incumbent):
+        if incumbent is not None and grossly_slower(record.values_s, incumbent, cold):
             record.warm = len(record.values_s) - 1
             return "raced"
         runs = len(record.values_s)
@@ -139,6 +142,9 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
             return None
         if runs > policy.warmup_max:
             record.warm = policy.warmup_max
+            return None
+        if runs > policy.min_runs and math.fsum(record.values_s) >= policy.max_s:
+            record.warm = runs - policy.min_runs  # no time to make sure that it is warm
             return None
         record.run(1)
 

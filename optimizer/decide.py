@@ -18,6 +18,7 @@ from search_spaces.plan import Plan
 
 _PLANS, _BASELINES = 3, 2
 _FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
+_WITHIN = 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def decide(
     firsts = [t for t in ranking if t.plan.digest in names][:_BASELINES]
     if not firsts:
         raise UnavailableError("no baseline could be measured", "see the failures in the trial log")
+    firsts = [t for t in firsts if t.median_s <= firsts[0].median_s * _WITHIN]
 
     def load(trial: Trial) -> Callable[[], Candidate]:
         return lambda: session.load(graph, trial.plan, fresh=True)

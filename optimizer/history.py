@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optimizer.storage import Record
 
 MOST_REPEATS = 50
+_SURE_RUNS, _SURE_PLANS = 3, 8
 UNSEEN = "unseen"
 
 
@@ -46,6 +47,16 @@ class Trial:
     failure: str = ""
     repeat_of: int | None = None
     attributes: Mapping[str, Any] | None = None
+
+    @property
+    def median_s(self) -> float:
+        """The median latency in seconds; infinite where there is none."""
+        return self.measurement.latency_s.median if self.measurement else float("inf")
+
+    @property
+    def raced(self) -> bool:
+        """Whether it was stopped early because it was clearly slower than the best plan then."""
+        return self.measurement is not None and self.measurement.stopped == "raced"
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as plain values."""
@@ -168,16 +179,18 @@ class History:
 
     def ranking(self) -> list[Trial]:
         """Return all measured plans, the fastest median first."""
-        found = [t for t in self.known.values() if t.measurement is not None]
-        return sorted(found, key=_median)
+        return sorted((t for t in self.known.values() if t.measurement), key=lambda trial: trial.median_s)
+
+    @property
+    def cold(self) -> float:
+        """How many times longer first runs took than the later ones, for nine plans of ten; infinite if unknown."""
+        done = [t.measurement for t in self.known.values() if t.measurement and t.measurement.warmup_s and not t.raced]
+        ratios = sorted(m.warmup_s[0] / m.latency_s.median for m in done)
+        return ratios[len(ratios) * 9 // 10] if len(ratios) >= _SURE_PLANS else float("inf")
 
     @property
     def incumbent(self) -> Samples | None:
-        """The samples of the fastest plan so far, fully measured ones only."""
-        done = [t for t in self.known.values() if t.measurement is not None and t.measurement.stopped != "raced"]
-        best = min(done, key=_median, default=None)
-        return best.measurement.latency_s if best and best.measurement else None
-
-
-def _median(trial: Trial) -> float:
-    return trial.measurement.latency_s.median if trial.measurement else float("inf")
+        """The samples of the fastest plan so far; one that was run a few times only was perhaps just lucky."""
+        done = [t.measurement.latency_s for t in self.known.values() if t.measurement and not t.raced]
+        sure = [samples for samples in done if len(samples.values_s) >= _SURE_RUNS]
+        return min(sure or done, key=lambda samples: samples.median, default=None)

@@ -41,6 +41,7 @@ class Loop:
     Attributes:
         queue: plans of the space to be measured first, with their origin.
         predict: seconds that the additive model gives a plan.
+        named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
         notify: told after every trial.
     """
@@ -50,6 +51,7 @@ class Loop:
     session: Session
     history: History
     log: TrialLog
+    named: SamplingPolicy
     policy: SamplingPolicy
     sampler: str
     seed: int
@@ -165,7 +167,10 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:
     """
     candidate = loop.session.load(loop.graph, plan)
     try:
-        found = measure(candidate, loop.policy, loop.history.incumbent if race else None)
+        if race:
+            found = measure(candidate, loop.policy, loop.history.incumbent, cold=loop.history.cold)
+        else:
+            found = measure(candidate, loop.named)
         agreement = candidate.verify()
     finally:
         candidate.close()

@@ -30,6 +30,8 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
 _MODEL_OPTIMA = 8
+_PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.5
+_PRECISION, _COMPARE_S = 0.005, 6.0
 
 
 class Watcher(Protocol):
@@ -143,7 +145,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         session,
         history,
         run.log,
-        SamplingPolicy(precision=config.precision),
+        *_policies(config),
         config.sampler,
         config.seed,
         config.budget,
@@ -158,7 +160,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     if stored is not None and len(history.known) == before:
         verdict = Verdict.from_json(stored)  # a finished study that is asked again has nothing new to measure
     else:
-        policy = ComparisonPolicy(precision=min(config.precision, ComparisonPolicy().precision))
+        policy = ComparisonPolicy(precision=min(config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
         verdict = decide(study.graph, session, history, study.baselines, policy, config.seed, study.watcher.message)
         run.log.append("verdict", verdict.to_json())
     study.watcher.message("writing the stage files")
@@ -166,6 +168,17 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     result = study.result(run, verdict, deployed)
     write_json(run.path / "result.json", result.to_json())
     return result
+
+
+def _policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
+    """Return how to measure plans that stand in a table by name, and those that are proposed.
+
+    The time for proposals is shared out among the budget: with many of them, each is measured only well enough to see
+    whether it belongs to the finalists, which are all measured again.
+    """
+    each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
+    named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=3)
+    return named, SamplingPolicy(precision=config.precision, max_s=each_s, min_runs=1)
 
 
 def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:

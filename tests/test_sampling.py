@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -97,9 +97,22 @@ def test_the_same_latencies_lead_to_the_same_decisions(values_s: list[float], in
     ],
 )
 def test_the_warm_up_ends_when_runs_get_no_faster(values_s: list[float], warm: int) -> None:
-    assert measure(Scripted(values_s), POLICY).warmup_s == tuple(
+    patient = replace(POLICY, max_s=1e3)
+    assert measure(Scripted(values_s), patient).warmup_s == tuple(
         values_s[min(i, len(values_s) - 1)] for i in range(warm)
     )
+
+
+def test_a_warm_up_ends_when_the_time_is_up_and_leaves_the_last_runs_as_samples() -> None:
+    found = measure(Scripted([1.0, 0.9, 0.8, 0.7]), SamplingPolicy(max_s=1.5, min_runs=1))
+    assert (found.warmup_s, found.latency_s.values_s, found.stopped) == ((1.0,), (0.9,), "limit")
+
+
+def test_a_known_cold_start_lets_the_first_run_decide() -> None:
+    incumbent = Samples((0.1,) * 9)
+    assert not grossly_slower([0.19], incumbent)
+    assert grossly_slower([0.19], incumbent, cold=1.1)
+    assert not grossly_slower([0.19], incumbent, cold=1.5)
 
 
 def test_the_limit_is_of_measured_seconds() -> None:

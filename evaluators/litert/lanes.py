@@ -20,6 +20,16 @@ from search_spaces.errors import UnavailableError
 from search_spaces.platform import Platform
 
 _START_LIMIT_S = 60.0
+# The lanes run the very code that the parent runs, wherever it was imported from.
+_ROOT = str(Path(__file__).parents[2])
+_PROGRAM = """
+import sys
+root = sys.argv.pop(1)
+if root not in sys.path:
+    sys.path.insert(0, root)
+from evaluators.litert.zygote import main
+main()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +60,20 @@ class Lanes:
         self._platform = platform
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lanes: dict[str, _Process] = {}
+        try:
+            self._control, self._zygote = self._start()
+        except BaseException:
+            os.close(self._log)
+            raise
+
+    def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Start the fork server and return it with our end of its channel."""
         ours, theirs = socket.socketpair()
-        self._control = ours
         ours.settimeout(_START_LIMIT_S)
         try:
             with theirs:
-                self._zygote = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "evaluators.litert.zygote", str(theirs.fileno())],
+                zygote = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM, _ROOT, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
@@ -64,8 +81,8 @@ class Lanes:
                 )
         except BaseException:
             ours.close()
-            os.close(self._log)
             raise
+        return ours, zygote
 
     def ask(self, lane: str, request: Request, limit_s: float) -> dict[str, Any]:
         """Ask one lane and wait for its answer.
@@ -81,6 +98,16 @@ class Lanes:
         Raises:
             UnavailableError: one of them refused, died, or did not answer within ``limit_s``.
         """
+        try:
+            return self._exchange(requests, limit_s)
+        except UnavailableError:
+            raise
+        except BaseException:
+            # Interrupted half-way: some lanes may wait for others that were not asked, and answers are still to come.
+            self._kill()
+            raise
+
+    def _exchange(self, requests: Mapping[str, Request], limit_s: float) -> dict[str, dict[str, Any]]:
         deadline = time.monotonic() + limit_s
         waiting: dict[int, str] = {}
         answers: dict[str, dict[str, Any]] = {}
@@ -90,7 +117,7 @@ class Lanes:
                 wire.send(lanes[name].channel, dict(request.head), request.payload, request.fds)
                 waiting[lanes[name].channel.fileno()] = name
         except OSError as error:
-            raise self._failed(name, "died") from error
+            raise self._failed(name, "died" if isinstance(error, ConnectionError) else str(error)) from error
         poll = select.poll()
         for fd in waiting:
             poll.register(fd, select.POLLIN)
@@ -116,6 +143,9 @@ class Lanes:
     def _lane(self, name: str) -> _Process:
         if name not in self._lanes:
             cores = list(self._platform[name].options["cores"])
+            if self._zygote.poll() is not None:  # something killed it, and its lanes died with it
+                self._control.close()
+                self._control, self._zygote = self._start()
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
@@ -133,6 +163,7 @@ class Lanes:
         process = self._lanes[name]
         if reason == "died":
             with contextlib.suppress(EOFError, OSError):
+                os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
                 wire.send(self._control, {"op": "reap", "pid": process.pid})
                 status = wire.receive(self._control)[0]["status"]
                 reason = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"

@@ -1,6 +1,6 @@
 """The fork server: it has loaded the runtime's library, so that a new lane starts in milliseconds.
 
-Run as ``python -m evaluators.litert.zygote FD`` where FD is one end of a socket pair. It serves two operations:
+Started by :mod:`evaluators.litert.lanes` with one end of a socket pair as its argument. It serves two operations:
 ``lane`` (fork a lane on the socket that comes along, pinned to cores) and ``reap`` (how a dead lane ended).
 """
 
@@ -63,7 +63,3 @@ def main() -> None:
             for fd in fds:
                 os.close(fd)
             wire.send(control, {"pid": pid})
-
-
-if __name__ == "__main__":
-    main()
