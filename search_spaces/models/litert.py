@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.dtypes import DTYPES, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.options import plain_options
 from search_spaces.models.source import ModelSource
+from search_spaces.models.subgraphs import called, check_calls, operator_states
 
 VERSION = 3  # of the schema; the runtime admits no other
 MAX_RANK = 64
 MAX_TENSOR_NBYTES = 1 << 40
 
 _KINDS = enumerators(schema.BuiltinOperator)
+_NAMES = frozenset(_KINDS.values())
 _NEWER = "install a newer ai-edge-litert"
 
 
@@ -34,7 +38,7 @@ def read_model(path: Path, name: str | None = None) -> Graph:
     """
     model, extents, nbytes = unpack(path)
     try:
-        return _graph(ModelSource(path, nbytes, model, extents), name or path.stem)
+        return graph_of(ModelSource(path, nbytes, model, extents), name or path.stem)
     except ValueError as error:
         raise ModelError(
             f"{path}: the model cannot be used: {error}", "get the file again, or convert it anew"
@@ -43,20 +47,53 @@ def read_model(path: Path, name: str | None = None) -> Graph:
         raise ModelError(f"{path}: {error.what}", error.hint) from None
 
 
-def _graph(source: ModelSource, name: str) -> Graph:
+def graph_of(source: ModelSource, name: str) -> Graph:
+    """Return the graph of a model whose structure has been read.
+
+    Raises:
+        ModelError, ValueError: the structure cannot be.
+    """
     model = source.schema
     if model.version != VERSION:
         raise ValueError(f"its schema has version {model.version}, not {VERSION}")
     if not model.subgraphs:
         raise ValueError("it has no subgraph")
-    subgraph = model.subgraphs[0]
-    inputs, outputs = _indices(subgraph.inputs), _indices(subgraph.outputs)
+    if model.externalBuffers or any(t.externalBuffer for s in model.subgraphs for t in s.tensors or ()):
+        raise ModelError("the model keeps weights in other files", "convert it anew with its weights in one file")
     kinds = [_kind(code) for code in model.operatorCodes or ()]
-    operators = tuple(_operator(o, i, kinds) for i, o in enumerate(subgraph.operators or ()))
-    if not operators:
+    order = check_calls(model)
+    digests: dict[int, str] = {}
+    for number in order:
+        if number:
+            try:
+                digests[number] = _part(source, f"{name}/{number}", number, kinds, digests).digest
+            except (ModelError, ValueError) as error:
+                raise type(error)(f"subgraph {number}: {error}") from None
+    raw = _part(source, name, 0, kinds, digests)
+    if not raw.operators:
         raise ModelError("the model has no operators", "there is nothing to partition")
+    states = operator_states(model, order)
+    builtin = [o.kind in _NAMES for o in raw.operators]
+    return arrange(raw, [Traits(*pair) for pair in zip(states, builtin, strict=True)], source)
+
+
+def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests: Mapping[int, str]) -> Graph:
+    """Return a subgraph as it stands in the file.
+
+    Args:
+        kinds: of the operator codes.
+        digests: of the subgraphs that it calls; a graph's digest is to tell its whole structure.
+    """
+    subgraph = source.schema.subgraphs[number]
+    inputs, outputs = _indices(subgraph.inputs), _indices(subgraph.outputs)
+    operators = tuple(_operator(o, i, kinds, digests) for i, o in enumerate(subgraph.operators or ()))
     computed = {*inputs, *(i for operator in operators for i in operator.outputs)}
     tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
+    if number:  # the result of a branch may be a constant; the outputs of the model must be computed
+        wrong = next((i for i in outputs if not 0 <= i < len(tensors)), None)
+        if wrong is not None:
+            raise ValueError(f"its output refers to tensor {wrong} of {len(tensors)}")
+        outputs = tuple(i for i in outputs if i in computed)
     return Graph(name, tensors, operators, inputs, outputs, source)
 
 
@@ -72,13 +109,14 @@ def _kind(code: Any) -> str:
     """Return the name of an operator code; the older field holds the codes that fit into a byte."""
     number = max(code.builtinCode, code.deprecatedBuiltinCode)
     if number == schema.BuiltinOperator.CUSTOM:
-        return _text(code.customCode) or "CUSTOM"
+        custom = _text(code.customCode) or "CUSTOM"
+        return f"CUSTOM {custom}" if custom in _NAMES else custom
     if number not in _KINDS:
         raise ModelError(f"operator code {number} is not known to the installed schema", _NEWER)
     return _KINDS[number]
 
 
-def _operator(operator: Any, index: int, kinds: list[str]) -> Operator:
+def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int, str]) -> Operator:
     if not 0 <= operator.opcodeIndex < len(kinds):
         raise ValueError(f"operator {index} has code {operator.opcodeIndex} of {len(kinds)}")
     kind = kinds[operator.opcodeIndex]
@@ -91,6 +129,9 @@ def _operator(operator: Any, index: int, kinds: list[str]) -> Operator:
         options = plain_options(operator)
     except ValueError as error:
         raise ValueError(f"operator {index} ({kind}): {error}") from None
+    calls = called(operator)
+    if calls:
+        options["calls"] = tuple(digests[n] for n in calls)
     return Operator(kind, _indices(operator.inputs), _indices(operator.outputs), options)
 
 
@@ -110,9 +151,9 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
         raise ValueError(f"tensor {index} ({name!r}) has the shape {shape}, more than any machine holds")
     extent = source.extents.get(tensor.buffer)
     # A list of no elements (the shape of a scalar) has no data and yet a value.
-    constant = (
-        not tensor.isVariable and not computed and (extent is not None or tensor.externalBuffer != 0 or (0 in shape))
-    )
+    if extent is not None and (computed or tensor.isVariable):
+        raise ValueError(f"tensor {index} ({name!r}) is computed and yet has data")
+    constant = not tensor.isVariable and not computed and (extent is not None or 0 in shape)
     if constant and extent is not None and not has_fixed_size(dtype):
         nbytes = extent.nbytes
     if constant and extent is not None and extent.nbytes < nbytes and tensor.sparsity is None:

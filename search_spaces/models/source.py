@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,21 @@ class ModelSource:
         nbytes: its size when it was read.
         schema: the unpacked ``ModelT`` without weight data; stage files are cut from it.
         extents: buffer index → where its data lies in the file; empty buffers are absent.
+        operators: for each operator of the graph, the operators of the main subgraph that it stands for, in the order
+            of execution; empty where they are the same.
+        recipes: tensor → operator of the main subgraph that computes it from constants alone.
     """
 
     path: Path
     nbytes: int
     schema: Any
     extents: Mapping[int, Extent]
+    operators: tuple[tuple[int, ...], ...] = ()
+    recipes: Mapping[int, int] = field(default_factory=dict)
+
+    def file_operators(self, operators: Iterable[int]) -> list[int]:
+        """Return the operators of the main subgraph that operators of the graph stand for, in their order."""
+        return [i for o in operators for i in self.operators[o]] if self.operators else list(operators)
 
     def content_digest(self) -> str:
         """Return the SHA-256 (hex) of the whole file, weights included (about 0.4 s for 553 MB).

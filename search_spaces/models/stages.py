@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Boundary, Graph
+from search_spaces.models.signatures import stage_signatures
 from search_spaces.models.source import ModelSource
-from search_spaces.models.writer import pack_header, point_at, write_model
+from search_spaces.models.subgraphs import reached, renumbered
+from search_spaces.models.writer import MAX_NBYTES, pack_header, point_at, point_outside, write_model
+
+_KEPT_METADATA = (b"min_runtime_version",)
+_HEADER_NBYTES = 64 << 20  # room for a stage's structure; its weights may take what is left of a flatbuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +56,29 @@ class StageModel:
 
         The header is a whole number of pages long, so the file can be mapped behind it and no weight is copied.
         """
-        header, fields = pack_header(self.schema, self.buffers)
+        outside = {b for b in self.buffers if not self.source.extents[b].inline}
+        header, fields = pack_header(self.schema, self.buffers, outside)
         begin = -(-len(header) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         for buffer, field in fields.items():
-            point_at(header, field, begin + self.source.extents[buffer].offset - 4)
+            extent = self.source.extents[buffer]
+            if buffer in outside:
+                point_outside(header, field, begin + extent.offset, extent.nbytes)
+            else:
+                point_at(header, field, begin + extent.offset - 4)
         return bytes(header).ljust(begin, b"\0")
 
     def write(self, path: Path) -> str:
         """Write the stage as a stand-alone file and return its SHA-256 (hex).
+
+        Weights beyond what a flatbuffer can hold are written behind it.
 
         Raises:
             ModelError: the model's file is gone or has changed.
             UsageError: the folder cannot be written, or the disk is full.
         """
         with _Mapped(self.source) as weights:
-            write_model(self.schema, _Blobs(self, weights), path)
+            outside = self.weight_nbytes > MAX_NBYTES - _HEADER_NBYTES
+            write_model(self.schema, _Blobs(self, weights), path, outside=outside)
         with path.open("rb", buffering=0) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -71,38 +86,49 @@ class StageModel:
 def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     """Cut ``operators`` (ascending) out of a graph that was read from a file.
 
+    Operators that compute constants come along, as do the subgraphs that are called. Tensors keep names and
+    quantisation. A signature of the model is kept by a stage that has the very inputs and outputs that it names; any
+    other stage has one of its own under the first one's key, with the names that the model's signatures give its
+    tensors, or else the tensors' own. Of the metadata a stage keeps the least version of the runtime, and the whole
+    model all.
+
     Raises:
         ModelError: the graph has no file behind it.
     """
     if graph.source is None:
         raise ModelError(f"model {graph.name!r} has no file to cut stages from")
-    whole = graph.source.schema
-    subgraph = whole.subgraphs[0]
+    source, whole = graph.source, graph.source.schema
+    main = whole.subgraphs[0]
     border = graph.boundary(operators)
-    order = _tensor_order(graph, operators, border)
+    chosen = [main.operators[i] for i in (*_recipes(source, border), *source.file_operators(operators))]
+    called = [whole.subgraphs[n] for n in reached(whole, chosen)]
+    numbers = {n: i for i, n in enumerate(reached(whole, chosen), 1)}
+    codes = sorted({int(o.opcodeIndex) for o in (*chosen, *(o for s in called for o in s.operators or ()))})
+    code_of = {code: i for i, code in enumerate(codes)}
+    order = _tensor_order(chosen, border)
     place = {tensor: i for i, tensor in enumerate(order)}
-    codes = sorted({int(subgraph.operators[o].opcodeIndex) for o in operators})
+
+    part = copy.copy(main)
+    part.tensors = [main.tensors[t] for t in order]
+    part.inputs, part.outputs = _placed(border.inputs, place), _placed(border.outputs, place)
+    part.operators = [_moved(renumbered(o, code_of, numbers), place) for o in chosen]
+    bodies = [copy.copy(subgraph) for subgraph in called]
+    for body in bodies:
+        body.operators = [renumbered(o, code_of, numbers) for o in body.operators or ()]
 
     stage = copy.copy(whole)
     stage.operatorCodes = [whole.operatorCodes[c] for c in codes]
-    part = copy.copy(subgraph)
-    part.tensors = [subgraph.tensors[t] for t in order]
-    part.inputs = np.array([place[t] for t in border.inputs], np.int32)
-    part.outputs = np.array([place[t] for t in border.outputs], np.int32)
-    part.operators = []
-    for index in operators:
-        operator = copy.copy(subgraph.operators[index])
-        operator.opcodeIndex = codes.index(int(operator.opcodeIndex))
-        operator.inputs = np.array([place.get(int(t), -1) for t in operator.inputs], np.int32)
-        operator.outputs = np.array([place[int(t)] for t in operator.outputs], np.int32)
-        part.operators.append(operator)
-    stage.subgraphs = [part]
-    stage.signatureDefs = None
-    stage.metadata = None
-    stage.metadataBuffer = None
-    used = {graph.tensors[t].buffer for t in order} & set(graph.source.extents)
-    stage.buffers = [_empty(buffer) for buffer in whole.buffers]
-    return StageModel(stage, graph.source, tuple(sorted(used)), border.inputs, border.outputs)
+    stage.subgraphs = [part, *bodies]
+    stage.signatureDefs = stage_signatures(whole, border, place)
+    is_whole = len(operators) == len(graph.operators)
+    stage.metadata = [m for m in whole.metadata or () if is_whole or m.name in _KEPT_METADATA] or None
+    if not is_whole:
+        stage.metadataBuffer = None
+    read = {int(t.buffer) for s in stage.subgraphs for t in s.tensors or ()}
+    read |= {int(m.buffer) for m in stage.metadata or ()}
+    nothing = schema.BufferT()
+    stage.buffers = [nothing] * len(whole.buffers)
+    return StageModel(stage, source, tuple(sorted(read & set(source.extents))), border.inputs, border.outputs)
 
 
 def packing_model(graph: Graph) -> StageModel:
@@ -115,32 +141,56 @@ def packing_model(graph: Graph) -> StageModel:
         ModelError: the graph has no file behind it.
     """
     whole = cut_stage(graph, range(len(graph.operators)))
-    schema = copy.copy(whole.schema)
-    schema.operatorCodes, schema.subgraphs = [], []
-    alone = [[i] for i, o in enumerate(graph.operators) if any(t != -1 and graph.tensors[t].constant for t in o.inputs)]
-    for operators in (range(len(graph.operators)), *alone):
-        part = cut_stage(graph, operators).schema
-        for operator in part.subgraphs[0].operators:
-            operator.opcodeIndex += len(schema.operatorCodes)
-        schema.operatorCodes = [*schema.operatorCodes, *part.operatorCodes]
-        schema.subgraphs = [*schema.subgraphs, *part.subgraphs]
-    return StageModel(schema, whole.source, whole.buffers, whole.inputs, whole.outputs)
+    packing = copy.copy(whole.schema)
+    packing.signatureDefs = None
+    for index, operator in enumerate(graph.operators):
+        if not any(t != -1 and graph.tensors[t].constant for t in operator.inputs):
+            continue
+        part = cut_stage(graph, [index]).schema
+        if len(part.subgraphs) > 1:  # what it calls is the same in every stage
+            continue
+        for each in part.subgraphs[0].operators:
+            each.opcodeIndex += len(packing.operatorCodes)
+        packing.operatorCodes = [*packing.operatorCodes, *part.operatorCodes]
+        packing.subgraphs = [*packing.subgraphs, *part.subgraphs]
+    return StageModel(packing, whole.source, whole.buffers, whole.inputs, whole.outputs)
 
 
-def _tensor_order(graph: Graph, operators: Sequence[int], border: Boundary) -> list[int]:
+def _recipes(source: ModelSource, border: Boundary) -> list[int]:
+    """Return the operators of the file, in its order, that compute a stage's constants."""
+    found: set[int] = set()
+    waiting = list(border.constants)
+    while waiting:
+        operator = source.recipes.get(waiting.pop())
+        if operator is not None and operator not in found:
+            found.add(operator)
+            waiting += _indices(source.schema.subgraphs[0].operators[operator].inputs)
+    return sorted(found)
+
+
+def _tensor_order(operators: Sequence[Any], border: Boundary) -> list[int]:
     order = dict.fromkeys(border.inputs)
-    for index in operators:
-        operator = graph.operators[index]
-        order |= dict.fromkeys(t for t in (*operator.inputs, *operator.outputs) if t != -1)
+    for operator in operators:
+        for side in (operator.inputs, operator.outputs, operator.intermediates):
+            order |= dict.fromkeys(t for t in _indices(side) if t != -1)
     return list(order)
 
 
-def _empty(buffer: Any) -> Any:
-    empty = copy.copy(buffer)
-    empty.data = None
-    empty.offset = 0
-    empty.size = 0
-    return empty
+def _moved(operator: Any, place: Mapping[int, int]) -> Any:
+    """Give an operator, a copy, the numbers that its tensors have in the stage."""
+    operator.inputs = _placed(_indices(operator.inputs), place)
+    operator.outputs = _placed(_indices(operator.outputs), place)
+    if operator.intermediates is not None:
+        operator.intermediates = _placed(_indices(operator.intermediates), place)
+    return operator
+
+
+def _placed(tensors: Sequence[int], place: Mapping[int, int]) -> NDArray[np.int32]:
+    return np.array([place.get(t, -1) for t in tensors], np.int32)
+
+
+def _indices(vector: Any) -> list[int]:
+    return [] if vector is None else [int(t) for t in vector]
 
 
 class _Mapped:

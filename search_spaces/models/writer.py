@@ -29,11 +29,12 @@ ALIGNMENT = 16  # the schema's force_align of Buffer.data
 MAX_NBYTES = 2**31 - 1  # references inside a flatbuffer are signed 32-bit numbers somewhere in every reader
 
 _BUFFERS_FIELD = 12  # position of Model.buffers in a vtable
-_DATA_FIELD = 4  # position of Buffer.data
+_DATA_FIELD, _OFFSET_FIELD, _SIZE_FIELD = 4, 6, 8  # positions of Buffer.data, .offset and .size
+_OUTSIDE = {"offset": 2, "size": 1}  # numbers that are no defaults, so that the fields are there
 _PLACEHOLDER = np.zeros(1, np.uint8)
 
 
-def write_model(model: Any, blobs: Mapping[int, Blob], path: Path) -> None:
+def write_model(model: Any, blobs: Mapping[int, Blob], path: Path, *, outside: bool = False) -> None:
     """Write ``model`` (a schema ``ModelT``) with the weights ``blobs``; the file appears whole or not at all.
 
     Args:
@@ -41,37 +42,49 @@ def write_model(model: Any, blobs: Mapping[int, Blob], path: Path) -> None:
         blobs: buffer index → its bytes, C-contiguous. Each is asked for once, in ascending order, and let go before
             the next one, so a mapping may make them on the way.
         path: where to write; an existing file is replaced.
+        outside: write ``blobs`` behind the flatbuffer, as models of more than 2 GB have their weights.
 
     Raises:
-        ModelError: the file would have more than ``MAX_NBYTES``.
+        ModelError: the flatbuffer would have more than ``MAX_NBYTES``.
         UsageError: the folder cannot be written, or the disk is full.
     """
     given = set(blobs)  # asking the mapping whether it has one could make it
     own = {i: b.data for i, b in enumerate(model.buffers) if b.data is not None and i not in given}
-    header, fields = pack_header(model, given | own.keys())
+    header, fields = pack_header(model, given if outside else given | own.keys(), given if outside else ())
     end = len(header)
     with replacing(path) as file:
         for index in sorted(fields):
             data = _bytes_of(blobs[index] if index in given else np.asarray(own[index], np.uint8))
             start = -(-(end + 4) // ALIGNMENT) * ALIGNMENT
             end = start + len(data)
-            if end > MAX_NBYTES:
-                raise ModelError(f"{path}: the model takes more than {MAX_NBYTES} bytes, which one file cannot hold")
-            point_at(header, fields[index], start - 4)
-            file.seek(start - 4)
-            file.write(struct.pack("<I", len(data)))
+            if outside:
+                point_outside(header, fields[index], start, len(data))
+                file.seek(start)
+            else:
+                if end > MAX_NBYTES:
+                    raise ModelError(
+                        f"{path}: the model takes more than {MAX_NBYTES} bytes, which one file cannot hold"
+                    )
+                point_at(header, fields[index], start - 4)
+                file.seek(start - 4)
+                file.write(struct.pack("<I", len(data)))
             file.write(data)
         file.seek(0)
         file.write(header)
 
 
-def pack_header(model: Any, which: Collection[int]) -> tuple[bytearray, dict[int, int]]:
-    """Pack a schema ``ModelT`` into a flatbuffer whose buffers ``which`` hold a one-byte placeholder each.
+def pack_header(model: Any, which: Collection[int], outside: Collection[int] = ()) -> tuple[bytearray, dict[int, int]]:
+    """Pack a schema ``ModelT`` into a flatbuffer whose buffers ``which`` refer to data that is not there yet.
+
+    Args:
+        model: the structure.
+        which: numbers of buffers; data of all others is packed inside, aligned as the schema asks.
+        outside: those of ``which`` whose data lies behind the flatbuffer (``Buffer.offset`` and ``Buffer.size``);
+            the others hold a placeholder of one byte.
 
     Returns:
-        The flatbuffer, and for each buffer of ``which`` the position of the reference in its table: a little-endian
-        ``uint32``, the distance from that position to a vector (a ``uint32`` length, then the bytes). Data of buffers
-        that are not in ``which`` is packed inside, aligned as the schema asks.
+        The flatbuffer, and for each buffer of ``which`` the position to give to :func:`point_at`, or to
+        :func:`point_outside` for those of ``outside``.
 
     Raises:
         ModelError: ``which`` names a buffer that the model lacks.
@@ -80,10 +93,10 @@ def pack_header(model: Any, which: Collection[int]) -> tuple[bytearray, dict[int
     if wanted and not 0 <= min(wanted) <= max(wanted) < len(model.buffers):
         raise ModelError(f"buffers {min(wanted)} to {max(wanted)} are wanted of a model that has {len(model.buffers)}")
     packed = copy.copy(model)
-    packed.buffers = [
-        schema.BufferT(data=_PLACEHOLDER) if index in wanted else _Aligned(buffer)
-        for index, buffer in enumerate(model.buffers)
-    ]
+    packed.buffers = [_Aligned(buffer) for buffer in model.buffers]
+    for index in wanted:
+        placed = index in outside
+        packed.buffers[index] = schema.BufferT(**(_OUTSIDE if placed else {"data": _PLACEHOLDER}))
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(packed.Pack(builder), IDENTIFIER)
     header = bytearray(builder.Output())
@@ -92,13 +105,24 @@ def pack_header(model: Any, which: Collection[int]) -> tuple[bytearray, dict[int
     fields = {}
     for index in wanted:
         table = Table(header, root.Indirect(start + 4 * index))
-        fields[index] = table.Pos + table.Offset(_DATA_FIELD)
+        fields[index] = table.Pos if index in outside else table.Pos + table.Offset(_DATA_FIELD)
     return header, fields
 
 
 def point_at(header: bytearray, field: int, vector: int) -> None:
     """Make the reference at position ``field`` of a header refer to the vector at position ``vector`` after it."""
     struct.pack_into("<I", header, field, vector - field)
+
+
+def point_outside(header: bytearray, table: int, first: int, nbytes: int) -> None:
+    """Make the ``Buffer`` at position ``table`` of a header stand for ``nbytes`` bytes from ``first`` on.
+
+    ``first`` counts from the start of the flatbuffer. A buffer of no bytes is left without any.
+    """
+    found = Table(header, table)
+    place, size = table + found.Offset(_OFFSET_FIELD), table + found.Offset(_SIZE_FIELD)
+    struct.pack_into("<Q", header, place, first if nbytes else 0)
+    struct.pack_into("<Q", header, size, nbytes)
 
 
 def _bytes_of(blob: Blob) -> memoryview:

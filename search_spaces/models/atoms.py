@@ -1,0 +1,163 @@
+"""What is placed as a whole, and what is not placed at all.
+
+Operators are bound together where a plan that separates them would not compute what the model computes:
+
+- they read or write one state: a variable tensor, a resource variable of one name, a hash table;
+- one hands the other a tensor whose size is not known before it runs: a string, a resource, an open dimension;
+- one lies on a way between two that are bound together, so that no order of stages could run it elsewhere.
+
+Operators that read constants alone compute a constant. Each stage that reads it gets a copy of them, so they are
+neither placed nor handed over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from search_spaces.graph import Graph, Operator
+from search_spaces.models.dtypes import has_fixed_size
+from search_spaces.models.source import ModelSource
+
+GROUP = "GROUP"
+
+# Operators whose result does not follow from their inputs alone, and those that pass on what must not be copied.
+_IMPURE = frozenset(
+    """
+    ASSIGN_VARIABLE CALL CALL_ONCE CUSTOM DELEGATE HASHTABLE HASHTABLE_FIND HASHTABLE_IMPORT HASHTABLE_LOOKUP
+    HASHTABLE_SIZE IF MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM READ_VARIABLE STABLEHLO_CASE
+    STABLEHLO_CUSTOM_CALL STABLEHLO_RNG_BIT_GENERATOR STABLEHLO_WHILE VAR_HANDLE WHILE
+    """.split()  # noqa: SIM905 - as in intensity.py
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the file says of an operator and the graph does not show.
+
+    Attributes:
+        states: names of the resources that it, or a subgraph that it calls, refers to.
+        builtin: whether the schema defines it.
+    """
+
+    states: frozenset[str]
+    builtin: bool
+
+
+def arrange(raw: Graph, traits: Sequence[Traits], source: ModelSource) -> Graph:
+    """Return the graph of what is placed, with a source that tells which operators of the file each one is.
+
+    Args:
+        raw: every operator of the main subgraph, in the file's order.
+        traits: one for each of its operators.
+    """
+    recipes = _constant_operators(raw, traits)
+    placed = [i for i in range(len(raw.operators)) if i not in set(recipes.values())]
+    atoms = _ordered(raw, _atoms(raw, placed, traits))
+    if not recipes and all(len(atom) == 1 for atom in atoms):
+        return raw
+    tensors = tuple(replace(t, constant=True) if i in recipes else t for i, t in enumerate(raw.tensors))
+    operators = tuple(raw.operators[a[0]] if len(a) == 1 else _group(raw, a) for a in atoms)
+    where = replace(source, operators=tuple(atoms), recipes=recipes)
+    return Graph(raw.name, tensors, operators, raw.inputs, raw.outputs, where)
+
+
+def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
+    """Return tensor → the operator that computes it, for all that follow from constants alone.
+
+    An operator that computes an output of the model stays, since some stage must write that.
+    """
+    found: dict[int, int] = {}
+    wanted = set(raw.outputs)
+    for index, operator in enumerate(raw.operators):
+        reads = [t for t in operator.inputs if t != -1]
+        if (
+            reads
+            and traits[index].builtin
+            and operator.kind not in _IMPURE
+            and not traits[index].states
+            and all(raw.tensors[t].constant or t in found for t in reads)
+            and wanted.isdisjoint(operator.outputs)
+        ):
+            found |= dict.fromkeys(operator.outputs, index)
+    return found
+
+
+def _atoms(raw: Graph, placed: Iterable[int], traits: Sequence[Traits]) -> list[tuple[int, ...]]:
+    """Return the operators that are placed as a whole together, each ascending."""
+    leader = {i: i for i in placed}
+
+    def find(index: int) -> int:
+        while leader[index] != index:
+            leader[index] = leader[leader[index]]
+            index = leader[index]
+        return index
+
+    keepers: dict[str | int, int] = {}
+    for index in leader:
+        operator = raw.operators[index]
+        bonds: set[str | int] = {*traits[index].states}
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensor != -1 and (raw.tensors[tensor].variable or _has_no_size(raw, tensor)):
+                bonds.add(tensor)
+        for bond in bonds:
+            leader[find(index)] = find(keepers.setdefault(bond, index))
+    members: dict[int, list[int]] = {}
+    for index in leader:
+        members.setdefault(find(index), []).append(index)
+    if len(members) == len(leader):
+        return [(index,) for index in leader]
+    return _without_circles(raw, members, {index: find(index) for index in leader})
+
+
+def _has_no_size(raw: Graph, tensor: int) -> bool:
+    """Tell whether a tensor is computed by an operator and cannot be handed over, its size being unknown."""
+    found = raw.tensors[tensor]
+    return tensor in raw.producer and (not has_fixed_size(found.dtype) or any(d < 0 for d in found.shape))
+
+
+def _without_circles(
+    raw: Graph, members: Mapping[int, Sequence[int]], leader: Mapping[int, int]
+) -> list[tuple[int, ...]]:
+    """Join atoms that depend on each other in a circle: what lies between two bound operators is bound to them."""
+    import networkx as nx
+
+    quotient: nx.DiGraph[int] = nx.DiGraph()
+    quotient.add_nodes_from(members)
+    quotient.add_edges_from((leader[b], a) for i, a in leader.items() for b in raw.predecessors(i) if b in leader)
+    return [
+        tuple(sorted(i for a in joined for i in members[a])) for joined in nx.strongly_connected_components(quotient)
+    ]
+
+
+def _ordered(raw: Graph, atoms: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the atoms in the topological order that is nearest to the file's."""
+    place = {operator: number for number, atom in enumerate(atoms) for operator in atom}
+    needs = [{place[b] for o in a for b in raw.predecessors(o) if b in place} - {n} for n, a in enumerate(atoms)]
+    followers: list[list[int]] = [[] for _ in atoms]
+    for number, before in enumerate(needs):
+        for other in before:
+            followers[other].append(number)
+    open_needs = [len(before) for before in needs]
+    ready = [(atom[0], number) for number, atom in enumerate(atoms) if not open_needs[number]]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        _, number = heapq.heappop(ready)
+        ordered.append(atoms[number])
+        for other in followers[number]:
+            open_needs[other] -= 1
+            if not open_needs[other]:
+                heapq.heappush(ready, (atoms[other][0], other))
+    return ordered
+
+
+def _group(raw: Graph, atom: Sequence[int]) -> Operator:
+    inside = set(atom)
+    parts = tuple(raw.operators[i] for i in atom)
+    written = dict.fromkeys(t for part in parts for t in part.outputs)
+    read = dict.fromkeys(t for part in parts for t in part.inputs if t != -1 and t not in written)
+    outputs = set(raw.outputs)
+    leaving = [t for t in written if t in outputs or any(c not in inside for c in raw.consumers.get(t, ()))]
+    return Operator(GROUP, tuple(read), tuple(leaving), parts=parts)

@@ -1,0 +1,63 @@
+"""Signatures: the names under which a caller knows a model's inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ai_edge_litert import schema_py_generated as schema
+
+from search_spaces.graph import Boundary
+
+_DEFAULT_KEY = b"serving_default"
+
+
+def stage_signatures(whole: Any, border: Boundary, place: Mapping[int, int]) -> list[Any] | None:
+    """Return the signatures of a stage, or None where the model has none.
+
+    Inputs and outputs are listed in the order of the stage's subgraph, since the runtime takes buffers in the order of
+    the signature.
+
+    Args:
+        whole: the schema's ``ModelT`` of the model.
+        border: what enters and leaves the stage.
+        place: tensor of the model's main subgraph → its number in the stage.
+    """
+    signatures = [s for s in whole.signatureDefs or () if not s.subgraphIndex]
+    if not signatures:
+        return None
+    tensors = whole.subgraphs[0].tensors
+    kept = [
+        _signature(s.signatureKey, border, place, tensors, [s])
+        for s in signatures
+        if set(_names(s.inputs)) == set(border.inputs) and set(_names(s.outputs)) == set(border.outputs)
+    ]
+    return kept or [_signature(signatures[0].signatureKey, border, place, tensors, signatures)]
+
+
+def _signature(key: Any, border: Boundary, place: Mapping[int, int], tensors: Any, by: Sequence[Any]) -> Any:
+    """Return one signature, with names from the signatures ``by``, the first ones first."""
+    known: dict[int, bytes] = {}
+    for signature in reversed(by):
+        known |= _names(signature.outputs)
+        known |= _names(signature.inputs)
+    made = schema.SignatureDefT(signatureKey=key or _DEFAULT_KEY, subgraphIndex=0)
+    made.inputs, made.outputs = (_entries(side, place, known, tensors) for side in (border.inputs, border.outputs))
+    return made
+
+
+def _names(entries: Any) -> dict[int, bytes]:
+    return {int(entry.tensorIndex): entry.name or b"" for entry in reversed(entries or ())}
+
+
+def _entries(side: Sequence[int], place: Mapping[int, int], known: Mapping[int, bytes], tensors: Any) -> list[Any]:
+    """Return the entries of one side; a name that is there already is followed by ``:`` and the tensor's number."""
+    taken: set[bytes] = set()
+    entries = []
+    for tensor in side:
+        name = known.get(tensor) or tensors[tensor].name or b"tensor"
+        while name in taken:
+            name += b":%d" % tensor
+        taken.add(name)
+        entries.append(schema.TensorMapT(name=name, tensorIndex=place[tensor]))
+    return entries
