@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform as host
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.packed import packed_weights
 from evaluators.litert.processors import local_platform
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.stages import StageCache
+from evaluators.litert.stages import Entry, StageCache
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import packing_model
@@ -128,38 +128,45 @@ class LitertSession:
     def _candidate(self, model: _Model, plan: Plan, *, fresh: bool, check: bool) -> LitertCandidate:
         graph = model.graph
         memory = Arena(self._number(), arena.largest(graph)) if fresh else model.arena
-        held = [self._stages.take(graph, stage, model.packed, fresh=fresh) for stage in plan.stages]
+        generation = self._lanes.generation
+        held: list[Entry] = []
 
         def release() -> None:
-            for entry in held:
-                self._stages.give_back(entry)
-            if fresh:
-                memory.close(self._lanes if memory_generation == self._lanes.generation else None)
+            try:
+                for entry in held:
+                    self._stages.give_back(entry)
+            finally:
+                if fresh:
+                    memory.close(self._lanes if generation == self._lanes.generation else None)
 
-        memory_generation = self._lanes.generation
-        return LitertCandidate(
-            graph,
-            plan,
-            self._platform,
-            lanes=self._lanes,
-            arena=memory,
-            number=self._number(),
-            compiled={i: entry.number for i, entry in enumerate(held)},
-            ports=[(entry.model.inputs, entry.model.outputs) for entry in held],
-            reference=(lambda: self._reference(model)) if check else None,
-            on_close=release,
-        )
+        try:
+            for stage in plan.stages:
+                held.append(self._stages.take(graph, stage, model.packed, fresh=fresh))  # noqa: PERF401 - one by one
+            return LitertCandidate(
+                graph,
+                plan,
+                self._platform,
+                lanes=self._lanes,
+                arena=memory,
+                number=self._number(),
+                compiled={i: entry.number for i, entry in enumerate(held)},
+                ports=[(entry.model.inputs, entry.model.outputs) for entry in held],
+                reference=(lambda: self._reference(model)) if check else None,
+                on_close=release,
+            )
+        except BaseException:
+            release()  # gives back the stages that were taken before one was refused
+            raise
 
     def _reference(self, model: _Model) -> Sequence[NDArray[np.generic]]:
         """Return the outputs of the whole model on the first processor, computed once."""
         if not model.reference:
             everything = tuple(range(len(model.graph.operators)))
             whole = Plan(model.graph.digest, (Stage(everything, self._platform.processors[0].name),))
-            candidate = self._candidate(model, whole, fresh=True, check=False)
-            candidate.set_inputs(model.inputs)
-            candidate.run(1)
-            model.reference = candidate.outputs()
-            candidate.close()
+            with closing(self._candidate(model, whole, fresh=True, check=False)) as candidate:
+                candidate.set_inputs(model.inputs)
+                candidate.run(1)
+                model.reference = candidate.outputs()
         return model.reference
 
     def _number(self) -> int:
