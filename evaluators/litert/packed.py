@@ -85,7 +85,7 @@ def _intact(path: Path) -> bool:
                 if hashlib.file_digest(file, "sha256").hexdigest() == side["sha256"]:
                     return True
         _LOGGER.warning("packed weights %s are damaged; they are made again", path)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return False
 
