@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from search_spaces.models.zoo.names import ZOO, Spec, parse_name
+
 if TYPE_CHECKING:
-    from search_spaces.models.zoo.builder import Draft
+    from search_spaces.models.zoo.assembly import Draft, Value
+    from search_spaces.models.zoo.builder import Builder
 
-VERSION = 1  # raise it when any model's file changes, so that files in caches are built anew
+__all__ = ["VERSION", "ZOO", "draft", "write"]
 
-# Name of the model → module, and function in it, that drafts the model of that name.
-ZOO: Mapping[str, tuple[str, str]] = {
-    "mobilenet_v1": ("mobilenet", "mobilenet_v1"),
-    "squeezenet1_1": ("squeezenet", "squeezenet1_1"),
-    "vgg11": ("vgg", "vgg"),
-    "vgg16": ("vgg", "vgg"),
-    "vgg19": ("vgg", "vgg"),
-}
+VERSION = 2  # raise it when any model's file changes, so that files in caches are built anew
 
 
-def draft(name: str) -> Draft:
-    """Return the structure of a model; its weights are made when it is written.
+def draft(name: str | Spec) -> Draft:
+    """Return the float32 structure of the model that a name asks for; its weights are made when it is written.
 
     Raises:
-        KeyError: the zoo has no such model.
+        ModelError: the zoo has no such model.
     """
-    module, function = ZOO[name]
-    drafted: Draft = getattr(import_module(f"{__name__}.{module}"), function)(name)
-    return drafted
+    from search_spaces.models.zoo.builder import Builder
+
+    spec = parse_name(name) if isinstance(name, str) else name
+    build: Callable[[Builder, Spec], tuple[Value, ...]] = import_module(f"{__name__}.{ZOO[spec.name].module}").build
+    net = Builder(spec.weights_name, low_rank=spec.spectrum)
+    return net.finish(*build(net, spec))
+
+
+def write(spec: Spec, path: Path) -> None:
+    """Build the model in the variant that is asked for, and write it; the same bytes each time on one machine.
+
+    Raises:
+        UnavailableError: the runtime cannot calibrate an ``:int8`` model here.
+        UsageError: the folder cannot be written, or the disk is full.
+    """
+    drafted = draft(spec)
+    if spec.variant == "f16":
+        from search_spaces.models.zoo.float16 import with_float16_weights
+
+        drafted = with_float16_weights(drafted)
+    if spec.variant == "int8":
+        from search_spaces.models.zoo.int8 import write_int8
+
+        write_int8(drafted, path)
+    else:
+        drafted.write(path)

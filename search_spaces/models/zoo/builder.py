@@ -1,118 +1,64 @@
 """Build a ``.tflite`` model layer by layer, as a converter would emit it, with seeded weights.
 
-Layers are NHWC float32, batch normalisation is folded into the convolution before it, filters are OHWI. Weights are
-He-normal (He et al. 2015, arXiv:1502.01852): standard deviation ``sqrt(2 / fan_in)``. Each tensor has a random stream
-of its own, named by model and tensor, so a weight depends neither on the order of layers nor on other tensors; it is
-made when it is written, so the peak memory of building is one tensor.
+Layers are NHWC float32, batch normalisation is folded into the convolution before it, filters are OHWI, activations
+are fused where the schema can fuse them.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from numpy.typing import NDArray
 
-from search_spaces.models.litert import VERSION
-from search_spaces.models.writer import write_model
+from search_spaces.models.zoo.assembly import Assembly, Draft, Value, Weight
+
+__all__ = ["Activation", "Builder", "Draft", "Padding", "Value", "Weight"]
 
 Activation = Literal["NONE", "RELU", "RELU6"]
-Padding = Literal["SAME", "VALID"]
+# A number pads both sides alike, as PyTorch does: with SAME where that is the same, else with an operator PAD.
+# CEIL rounds the size up, as Caffe's pooling does (and PyTorch's with ``ceil_mode``).
+Padding = Literal["SAME", "VALID", "CEIL"] | int
+Size = int | tuple[int, int]
 
 BIAS_STD = 0.01  # not 0, so that a bias in the wrong place shows in the output
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor of the model being built: its index and its shape (N, H, W, C or fewer dimensions)."""
-
-    index: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A tensor of normally distributed weights: its name, shape and standard deviation."""
-
-    name: str
-    shape: tuple[int, ...]
-    std: float
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A model whose weights are not made yet."""
-
-    name: str
-    schema: Any
-    weights: Mapping[int, Weight]
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, biases included."""
-        return sum(prod(w.shape) for w in self.weights.values())
-
-    def write(self, path: Path) -> None:
-        """Make the weights and write the model; the same bytes each time.
-
-        Raises:
-            UsageError: the folder cannot be written, or the disk is full.
-        """
-        write_model(self.schema, _Weights(self.name, self.weights), path)
-
-
-class Builder:
+class Builder(Assembly):
     """A model under construction; each layer takes values and returns the value that it computes.
 
     Layer names become tensor names: the output has the layer's, weights have ``<layer>/kernel`` and ``<layer>/bias``.
-
-    Args:
-        name: of the model; also the seed of its weights.
+    ``gain`` scales a layer's weights: the last layer of a residual branch takes ``branches ** -0.5``, so that the
+    sum's variance grows by a constant however deep the network is.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._graph = schema.SubGraphT(name="main", tensors=[], operators=[], inputs=[], outputs=[])
-        self._model = schema.ModelT(
-            version=VERSION, description=name, operatorCodes=[], subgraphs=[self._graph], buffers=[schema.BufferT()]
-        )
-        self._codes: dict[int, int] = {}
-        self._weights: dict[int, Weight] = {}
-
-    def input(self, shape: Sequence[int], name: str = "input") -> Value:
-        """Add an input of the model."""
-        value = self._tensor(name, shape)
-        self._graph.inputs.append(value.index)
-        return value
 
     def conv(
         self,
         x: Value,
         filters: int,
-        kernel: int,
+        kernel: Size,
         name: str,
         *,
         stride: int = 1,
         padding: Padding = "SAME",
         activation: Activation = "NONE",
+        groups: int = 1,
+        gain: float = 1.0,
     ) -> Value:
-        """Add a convolution with bias."""
-        channels = x.shape[3]
-        weights = self._weighted((filters, kernel, kernel, channels), kernel * kernel * channels, filters, name)
+        """Add a convolution with bias; each of the ``groups`` sees its share of the channels."""
+        size = _pair(kernel)
+        x, scheme = self._padded(x, size, stride, padding, name)
+        channels = x.shape[3] // groups
+        weights = self._weighted((filters, *size, channels), prod(size) * channels, filters, name, gain)
         options = schema.Conv2DOptionsT(
-            padding=getattr(schema.Padding, padding),
+            padding=getattr(schema.Padding, scheme),
             strideW=stride,
             strideH=stride,
-            fusedActivationFunction=getattr(schema.ActivationFunctionType, activation),
+            fusedActivationFunction=_activation(activation),
         )
-        shape = _window(x, filters, kernel, stride, padding)
-        return self._operator(name, "CONV_2D", options, (x, *weights), shape)
+        return self.operator("CONV_2D", (x, *weights), _window(x, filters, size, stride, scheme), name, options)
 
     def depthwise_conv(
         self,
@@ -125,155 +71,193 @@ class Builder:
         activation: Activation = "NONE",
     ) -> Value:
         """Add a convolution with bias that keeps channels apart; its filter is 1 by kernel by kernel by channels."""
+        size = _pair(kernel)
+        x, scheme = self._padded(x, size, stride, padding, name)
         channels = x.shape[3]
-        weights = self._weighted((1, kernel, kernel, channels), kernel * kernel, channels, name)
+        kernel_weights = self.weight(f"{name}/kernel", (1, *size, channels), (2.0 / prod(size)) ** 0.5)
+        bias = self.weight(f"{name}/bias", (channels,), BIAS_STD)
         options = schema.DepthwiseConv2DOptionsT(
-            padding=getattr(schema.Padding, padding),
+            padding=getattr(schema.Padding, scheme),
             strideW=stride,
             strideH=stride,
             depthMultiplier=1,
-            fusedActivationFunction=getattr(schema.ActivationFunctionType, activation),
+            fusedActivationFunction=_activation(activation),
         )
-        shape = _window(x, channels, kernel, stride, padding)
-        return self._operator(name, "DEPTHWISE_CONV_2D", options, (x, *weights), shape)
+        shape = _window(x, channels, size, stride, scheme)
+        return self.operator("DEPTHWISE_CONV_2D", (x, kernel_weights, bias), shape, name, options)
 
-    def max_pool(self, x: Value, size: int, stride: int, name: str, padding: Padding = "VALID") -> Value:
-        """Add a maximum over square windows."""
-        return self._pool("MAX_POOL_2D", x, size=size, stride=stride, name=name, padding=padding)
+    def transpose_conv(self, x: Value, filters: int, kernel: int, name: str, *, stride: int = 2) -> Value:
+        """Add a transposed convolution with bias that multiplies height and width by ``stride``."""
+        batch, height, width, channels = x.shape
+        shape = (batch, height * stride, width * stride, filters)
+        fan_in = kernel * kernel * channels // (stride * stride)
+        kernel_weights, bias = self._weighted((filters, kernel, kernel, channels), fan_in, filters, name)
+        options = schema.TransposeConvOptionsT(padding=schema.Padding.SAME, strideW=stride, strideH=stride)
+        target = self.constant(f"{name}/shape", np.array(shape, np.int32))
+        return self.operator("TRANSPOSE_CONV", (target, kernel_weights, x, bias), shape, name, options)
 
-    def average_pool(self, x: Value, size: int, stride: int, name: str, padding: Padding = "VALID") -> Value:
-        """Add a mean over square windows."""
-        return self._pool("AVERAGE_POOL_2D", x, size=size, stride=stride, name=name, padding=padding)
+    def max_pool(self, x: Value, size: Size, stride: int, name: str, padding: Padding = "VALID") -> Value:
+        """Add a maximum over windows; a padding by a number adds zeros, which suits what a ReLU gave."""
+        return self._pool("MAX_POOL_2D", x, size, stride, name, padding)
 
-    def fully_connected(self, x: Value, units: int, name: str, *, activation: Activation = "NONE") -> Value:
-        """Add a matrix product with bias over everything but the first dimension, as a converter folds a flatten."""
-        fan_in = prod(x.shape[1:])
-        weights = self._weighted((units, fan_in), fan_in, units, name)
-        options = schema.FullyConnectedOptionsT(
-            fusedActivationFunction=getattr(schema.ActivationFunctionType, activation)
-        )
-        shape = (x.shape[0], units)
-        return self._operator(name, "FULLY_CONNECTED", options, (x, *weights), shape)
+    def average_pool(self, x: Value, size: Size, stride: int, name: str, padding: Padding = "VALID") -> Value:
+        """Add a mean over windows."""
+        return self._pool("AVERAGE_POOL_2D", x, size, stride, name, padding)
+
+    def fully_connected(
+        self,
+        x: Value,
+        units: int,
+        name: str,
+        *,
+        activation: Activation = "NONE",
+        keep: bool = False,
+        gain: float = 1.0,
+    ) -> Value:
+        """Add a matrix product with bias over everything but the first dimension, as a converter folds a flatten.
+
+        With ``keep`` it works on the last dimension alone and keeps the others.
+        """
+        fan_in = x.shape[-1] if keep else prod(x.shape[1:])
+        weights = self._weighted((units, fan_in), fan_in, units, name, gain)
+        options = schema.FullyConnectedOptionsT(fusedActivationFunction=_activation(activation), keepNumDims=keep)
+        shape = (*x.shape[:-1], units) if keep else (x.shape[0], units)
+        return self.operator("FULLY_CONNECTED", (x, *weights), shape, name, options)
+
+    def binary(
+        self, kind: Literal["ADD", "SUB", "MUL"], x: Value, y: Value, name: str, activation: Activation = "NONE"
+    ) -> Value:
+        """Combine two values element by element; dimensions of 1, and missing first ones, are repeated."""
+        options = getattr(schema, f"{kind.capitalize()}OptionsT")(fusedActivationFunction=_activation(activation))
+        return self.operator(kind, (x, y), np.broadcast_shapes(x.shape, y.shape), name, options)
 
     def add(self, x: Value, y: Value, name: str, *, activation: Activation = "NONE") -> Value:
-        """Add two values of one shape."""
-        options = schema.AddOptionsT(fusedActivationFunction=getattr(schema.ActivationFunctionType, activation))
-        return self._operator(name, "ADD", options, (x, y), x.shape)
+        """Add two values."""
+        return self.binary("ADD", x, y, name, activation)
 
-    def concat(self, values: Sequence[Value], name: str) -> Value:
-        """Join values along the channels."""
-        first = values[0].shape
-        options = schema.ConcatenationOptionsT(axis=len(first) - 1)
-        shape = (*first[:-1], sum(v.shape[-1] for v in values))
-        return self._operator(name, "CONCATENATION", options, values, shape)
+    def squared_difference(self, x: Value, y: Value, name: str) -> Value:
+        """Square the difference of two values."""
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        return self.operator("SQUARED_DIFFERENCE", (x, y), shape, name, schema.SquaredDifferenceOptionsT())
 
-    def mean(self, x: Value, name: str) -> Value:
-        """Take the mean over height and width; the result has N and C only."""
-        axes = self._constant(f"{name}/axes", np.array([1, 2], np.int32))
-        options = schema.ReducerOptionsT(keepDims=False)
-        return self._operator(name, "MEAN", options, (x, axes), (x.shape[0], x.shape[3]))
+    def resize_nearest(self, x: Value, factor: int, name: str) -> Value:
+        """Repeat each pixel ``factor`` times in both directions."""
+        batch, height, width, channels = x.shape
+        size = self.constant(f"{name}/size", np.array([factor * height, factor * width], np.int32))
+        shape = (batch, factor * height, factor * width, channels)
+        return self.operator("RESIZE_NEAREST_NEIGHBOR", (x, size), shape, name, schema.ResizeNearestNeighborOptionsT())
+
+    def scalar(self, kind: Literal["ADD", "SUB", "MUL"], x: Value, y: float, name: str) -> Value:
+        """Combine a value with a number."""
+        return self.binary(kind, x, self.constant(f"{name}/value", np.array(y, np.float32)), name)
+
+    def affine(self, x: Value, name: str, activation: Activation = "NONE") -> Value:
+        """Scale and shift each channel, as a normalisation that no convolution can take in."""
+        scaled = self.binary("MUL", x, self.weight(f"{name}/gamma", x.shape[-1:], 0.1, 1.0), f"{name}/mul")
+        return self.binary("ADD", scaled, self.weight(f"{name}/beta", x.shape[-1:], BIAS_STD), name, activation)
+
+    def unary(self, kind: str, x: Value, name: str, options: Any = None) -> Value:
+        """Map each element: ``LOGISTIC``, ``HARD_SWISH``, ``TANH``, ``RSQRT``, …."""
+        return self.operator(kind, (x,), x.shape, name, options)
+
+    def concat(self, values: Sequence[Value], name: str, axis: int = -1) -> Value:
+        """Join values along the channels, or along another axis."""
+        shape = list(values[0].shape)
+        axis %= len(shape)
+        shape[axis] = sum(v.shape[axis] for v in values)
+        return self.operator("CONCATENATION", values, shape, name, schema.ConcatenationOptionsT(axis=axis))
+
+    def mean(self, x: Value, name: str, axes: Sequence[int] = (1, 2), *, keep: bool = False) -> Value:
+        """Take the mean over height and width, or other axes; they go, or stay as 1."""
+        over = {axis % len(x.shape) for axis in axes}
+        shape = [1 if i in over else n for i, n in enumerate(x.shape) if keep or i not in over]
+        which = self.constant(f"{name}/axes", np.array(sorted(over), np.int32))
+        return self.operator("MEAN", (x, which), shape, name, schema.ReducerOptionsT(keepDims=keep))
+
+    def pad(self, x: Value, sides: Sequence[tuple[int, int]], name: str) -> Value:
+        """Add zeros before and after each dimension."""
+        amounts = self.constant(f"{name}/paddings", np.array(sides, np.int32))
+        shape = [n + before + after for n, (before, after) in zip(x.shape, sides, strict=True)]
+        return self.operator("PAD", (x, amounts), shape, name, schema.PadOptionsT())
 
     def reshape(self, x: Value, shape: Sequence[int], name: str) -> Value:
         """Give a value another shape of as many elements."""
         target = np.array(shape, np.int32)
         options = schema.ReshapeOptionsT(newShape=target)
-        return self._operator(name, "RESHAPE", options, (x, self._constant(f"{name}/shape", target)), shape)
+        return self.operator("RESHAPE", (x, self.constant(f"{name}/shape", target)), shape, name, options)
+
+    def transpose(self, x: Value, order: Sequence[int], name: str) -> Value:
+        """Put dimensions into another order."""
+        which = self.constant(f"{name}/order", np.array(order, np.int32))
+        shape = [x.shape[i] for i in order]
+        return self.operator("TRANSPOSE", (x, which), shape, name, schema.TransposeOptionsT())
+
+    def part(self, x: Value, begin: Sequence[int], shape: Sequence[int], name: str) -> Value:
+        """Cut a block out of a value."""
+        start = self.constant(f"{name}/begin", np.array(begin, np.int32))
+        size = self.constant(f"{name}/size", np.array(shape, np.int32))
+        return self.operator("SLICE", (x, start, size), shape, name, schema.SliceOptionsT())
 
     def softmax(self, x: Value, name: str = "softmax") -> Value:
         """Add a softmax over the last dimension."""
-        return self._operator(name, "SOFTMAX", schema.SoftmaxOptionsT(beta=1.0), (x,), x.shape)
+        return self.unary("SOFTMAX", x, name, schema.SoftmaxOptionsT(beta=1.0))
 
-    def finish(self, *outputs: Value) -> Draft:
-        """Return the model with these outputs; the builder is not used any more."""
-        self._graph.outputs = [v.index for v in outputs]
-        signature = schema.SignatureDefT(signatureKey="serving_default", subgraphIndex=0)
-        signature.inputs = [self._signature_entry(i) for i in self._graph.inputs]
-        signature.outputs = [self._signature_entry(i) for i in self._graph.outputs]
-        self._model.signatureDefs = [signature]
-        return Draft(self._name, self._model, self._weights)
-
-    def _signature_entry(self, index: int) -> Any:
-        return schema.TensorMapT(name=self._graph.tensors[index].name, tensorIndex=index)
-
-    def _pool(self, kind: str, x: Value, *, size: int, stride: int, name: str, padding: Padding) -> Value:
+    def _pool(self, kind: str, x: Value, size: Size, stride: int, name: str, padding: Padding) -> Value:
+        pair = _pair(size)
+        x, scheme = self._padded(x, pair, stride, padding, name)
         options = schema.Pool2DOptionsT(
-            padding=getattr(schema.Padding, padding),
+            padding=getattr(schema.Padding, scheme),
             strideW=stride,
             strideH=stride,
-            filterWidth=size,
-            filterHeight=size,
+            filterHeight=pair[0],
+            filterWidth=pair[1],
         )
-        return self._operator(name, kind, options, (x,), _window(x, x.shape[3], size, stride, padding))
+        return self.operator(kind, (x,), _window(x, x.shape[3], pair, stride, scheme), name, options)
 
-    def _operator(self, name: str, kind: str, options: Any, inputs: Sequence[Value], shape: Sequence[int]) -> Value:
-        code = getattr(schema.BuiltinOperator, kind)
-        if code not in self._codes:
-            self._codes[code] = len(self._model.operatorCodes)
-            # Readers from before the wider field look at the deprecated one, which takes codes up to 127.
-            self._model.operatorCodes.append(
-                schema.OperatorCodeT(deprecatedBuiltinCode=min(code, 127), builtinCode=code, version=1)
-            )
-        output = self._tensor(name, shape)
-        self._graph.operators.append(
-            schema.OperatorT(
-                opcodeIndex=self._codes[code],
-                inputs=[v.index for v in inputs],
-                outputs=[output.index],
-                builtinOptionsType=getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T")),
-                builtinOptions=options,
-            )
-        )
-        return output
+    def _padded(
+        self, x: Value, size: tuple[int, int], stride: int, padding: Padding, name: str
+    ) -> tuple[Value, Literal["SAME", "VALID"]]:
+        """Return the value to put a window over, and the schema's padding for it."""
+        if padding in {"SAME", "VALID"}:
+            return x, padding
+        same = [max(0, (-(-n // stride) - 1) * stride + k - n) for n, k in zip(x.shape[1:3], size, strict=True)]
+        if padding == "CEIL":
+            # SAME would put two rows and more on both sides; Caffe puts all of them at the end.
+            rest = [-(n - k) % stride for n, k in zip(x.shape[1:3], size, strict=True)]
+            if rest == [0, 0]:
+                return x, "VALID"
+            if rest == same and max(rest) <= 1:
+                return x, "SAME"
+            return self.pad(x, ((0, 0), (0, rest[0]), (0, rest[1]), (0, 0)), f"{name}/pad"), "VALID"
+        amount = int(padding)
+        if same == [2 * amount, 2 * amount]:
+            return x, "SAME"
+        if amount == 0:
+            return x, "VALID"
+        both = (amount, amount)
+        return self.pad(x, ((0, 0), both, both, (0, 0)), f"{name}/pad"), "VALID"
 
-    def _tensor(
-        self, name: str, shape: Sequence[int], dtype: int = schema.TensorType.FLOAT32, buffer: int = 0
-    ) -> Value:
-        self._graph.tensors.append(
-            schema.TensorT(name=name, shape=list(shape), type=dtype, buffer=buffer, hasRank=True)
-        )
-        return Value(len(self._graph.tensors) - 1, tuple(shape))
-
-    def _weighted(self, kernel: tuple[int, ...], fan_in: int, units: int, name: str) -> tuple[Value, Value]:
+    def _weighted(
+        self, kernel: tuple[int, ...], fan_in: int, units: int, name: str, gain: float = 1.0
+    ) -> tuple[Value, Value]:
         return (
-            self._weight(Weight(f"{name}/kernel", kernel, (2.0 / fan_in) ** 0.5)),
-            self._weight(Weight(f"{name}/bias", (units,), BIAS_STD)),
+            self.weight(f"{name}/kernel", kernel, gain * (2.0 / fan_in) ** 0.5, matrix=True),
+            self.weight(f"{name}/bias", (units,), BIAS_STD),
         )
 
-    def _weight(self, weight: Weight) -> Value:
-        self._model.buffers.append(schema.BufferT())
-        buffer = len(self._model.buffers) - 1
-        self._weights[buffer] = weight
-        return self._tensor(weight.name, weight.shape, buffer=buffer)
 
-    def _constant(self, name: str, value: NDArray[np.int32]) -> Value:
-        self._model.buffers.append(schema.BufferT(data=value.view(np.uint8)))
-        return self._tensor(name, value.shape, schema.TensorType.INT32, len(self._model.buffers) - 1)
+def _activation(name: Activation) -> Any:
+    return getattr(schema.ActivationFunctionType, name)
 
 
-class _Weights(Mapping[int, NDArray[np.float32]]):
-    """Weights by buffer number, made when they are asked for."""
-
-    def __init__(self, model: str, weights: Mapping[int, Weight]) -> None:
-        self._model = model
-        self._weights = weights
-
-    def __getitem__(self, buffer: int) -> NDArray[np.float32]:
-        weight = self._weights[buffer]
-        digest = hashlib.sha256(f"{self._model}/{weight.name}".encode()).digest()
-        random = np.random.default_rng(np.random.SeedSequence(int.from_bytes(digest, "little")))
-        values = random.standard_normal(weight.shape, np.float32)
-        values *= np.float32(weight.std)
-        return values
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
+def _pair(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
 
 
-def _window(x: Value, channels: int, size: int, stride: int, padding: Padding) -> tuple[int, int, int, int]:
-    """Return the shape after a square window has moved over height and width."""
+def _window(
+    x: Value, channels: int, size: tuple[int, int], stride: int, padding: Literal["SAME", "VALID"]
+) -> tuple[int, int, int, int]:
+    """Return the shape after a window has moved over height and width."""
     batch, height, width, _ = x.shape
-    lost = 0 if padding == "SAME" else size - 1
-    return batch, -(-(height - lost) // stride), -(-(width - lost) // stride), channels
+    lost = (0, 0) if padding == "SAME" else (size[0] - 1, size[1] - 1)
+    return batch, -(-(height - lost[0]) // stride), -(-(width - lost[1]) // stride), channels

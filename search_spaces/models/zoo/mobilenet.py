@@ -1,11 +1,21 @@
-"""MobileNet v1 (Howard et al. 2017, arXiv:1704.04861), as its hosted ``.tflite`` has it: 1001 classes, 31 operators."""
+"""MobileNet v1, v2 and v3-Large (arXiv:1704.04861, 1801.04381, 1905.02244).
+
+Versions 1 and 2 are as their hosted ``.tflite`` files have them: SAME padding, 1001 classes (ImageNet's thousand, and
+"background"). Version 3 has the 1000 classes of torchvision's. Channels are rounded to multiples of 8.
+"""
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Draft
+from typing import Literal
+
+import numpy as np
+
+from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.names import Spec
+from search_spaces.models.zoo.widths import eights
 
 # Filters and stride of each pair of a depthwise and a pointwise convolution.
-_PAIRS = (
+_V1 = (
     (64, 1),
     (128, 2),
     (128, 1),
@@ -20,18 +30,110 @@ _PAIRS = (
     (1024, 2),
     (1024, 1),
 )
-_CLASSES = 1001  # ImageNet's thousand, and "background"
+# Expansion, filters, repetitions and first stride of each sequence of inverted residuals (table 2 of the paper).
+_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+# Kernel, expanded channels, filters, squeeze-and-excite, hard-swish, stride of each block (table 1 of the paper).
+_V3 = (
+    (3, 16, 16, False, False, 1),
+    (3, 64, 24, False, False, 2),
+    (3, 72, 24, False, False, 1),
+    (5, 72, 40, True, False, 2),
+    (5, 120, 40, True, False, 1),
+    (5, 120, 40, True, False, 1),
+    (3, 240, 80, False, True, 2),
+    (3, 200, 80, False, True, 1),
+    (3, 184, 80, False, True, 1),
+    (3, 184, 80, False, True, 1),
+    (3, 480, 112, True, True, 1),
+    (3, 672, 112, True, True, 1),
+    (5, 672, 160, True, True, 2),
+    (5, 960, 160, True, True, 1),
+    (5, 960, 160, True, True, 1),
+)
+_CLASSES = 1001
 
 
-def mobilenet_v1(name: str) -> Draft:
-    """Return MobileNet v1 of width 1.0 for images of 224 by 224."""
-    net = Builder(name)
-    x = net.input((1, 224, 224, 3))
-    x = net.conv(x, 32, 3, "conv0", stride=2, activation="RELU6")
-    for index, (filters, stride) in enumerate(_PAIRS, 1):
+def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
+    """Add the version that the name says."""
+    x = net.input((1, *spec.size, 3))
+    return ({"mobilenet_v1": _v1, "mobilenet_v2": _v2, "mobilenet_v3_large": _v3}[spec.name](net, x, spec.width),)
+
+
+def _v1(net: Builder, x: Value, width: float) -> Value:
+    x = net.conv(x, eights(32 * width), 3, "conv0", stride=2, activation="RELU6")
+    for index, (filters, stride) in enumerate(_V1, 1):
         x = net.depthwise_conv(x, 3, f"conv{index}_depthwise", stride=stride, activation="RELU6")
-        x = net.conv(x, filters, 1, f"conv{index}_pointwise", activation="RELU6")
-    x = net.average_pool(x, x.shape[1], 2, "pool")
+        x = net.conv(x, eights(filters * width), 1, f"conv{index}_pointwise", activation="RELU6")
+    x = net.average_pool(x, (x.shape[1], x.shape[2]), 2, "pool")
     x = net.conv(x, _CLASSES, 1, "logits")
-    x = net.reshape(x, (1, _CLASSES), "squeeze")
-    return net.finish(net.softmax(x))
+    return net.softmax(net.reshape(x, (1, _CLASSES), "squeeze"))
+
+
+def _v2(net: Builder, x: Value, width: float) -> Value:
+    x = net.conv(x, eights(32 * width), 3, "conv0", stride=2, activation="RELU6")
+    number = 0
+    for expansion, filters, count, first in _V2:
+        for repetition in range(count):
+            number += 1
+            stride = 1 if repetition else first
+            x = inverted_residual(net, x, expansion, eights(filters * width), 3, stride, f"block{number}", gain=0.3)
+    # The last layer is never narrower than published.
+    x = net.conv(x, eights(1280 * max(1.0, width)), 1, "conv_last", activation="RELU6")
+    x = net.average_pool(x, (x.shape[1], x.shape[2]), 1, "pool")
+    x = net.conv(x, _CLASSES, 1, "logits")
+    return net.softmax(net.reshape(x, (1, _CLASSES), "squeeze"))
+
+
+def inverted_residual(
+    net: Builder, x: Value, expansion: int, filters: int, kernel: int, stride: int, name: str, *, gain: float
+) -> Value:
+    """Add a pointwise expansion, a depthwise convolution and a linear projection, with a shortcut where it fits."""
+    y = x
+    if expansion != 1:
+        y = net.conv(x, expansion * x.shape[3], 1, f"{name}/expand", activation="RELU6")
+    y = net.depthwise_conv(y, kernel, f"{name}/depthwise", stride=stride, activation="RELU6")
+    shortcut = stride == 1 and x.shape[3] == filters
+    y = net.conv(y, filters, 1, f"{name}/project", gain=gain if shortcut else 1.0)
+    return net.add(x, y, f"{name}/add") if shortcut else y
+
+
+def _v3(net: Builder, x: Value, width: float) -> Value:
+    x = _hard_swish(net, net.conv(x, eights(16 * width), 3, "conv0", stride=2, padding=1), "conv0")
+    for number, (kernel, expanded, filters, excite, swish, stride) in enumerate(_V3, 1):
+        name = f"block{number}"
+        fused: Literal["NONE", "RELU"] = "NONE" if swish else "RELU"
+        y = x
+        if eights(expanded * width) != x.shape[3]:
+            y = net.conv(x, eights(expanded * width), 1, f"{name}/expand", activation=fused)
+            y = _hard_swish(net, y, f"{name}/expand") if swish else y
+        y = net.depthwise_conv(y, kernel, f"{name}/depthwise", stride=stride, padding=kernel // 2, activation=fused)
+        y = _hard_swish(net, y, f"{name}/depthwise") if swish else y
+        y = _excite(net, y, f"{name}/excite") if excite else y
+        shortcut = stride == 1 and x.shape[3] == eights(filters * width)
+        y = net.conv(y, eights(filters * width), 1, f"{name}/project", gain=0.3 if shortcut else 1.0)
+        x = net.add(x, y, f"{name}/add") if shortcut else y
+    x = _hard_swish(net, net.conv(x, 6 * x.shape[3], 1, "conv_last"), "conv_last")
+    x = _hard_swish(net, net.fully_connected(net.mean(x, "pool"), eights(1280 * width), "fc"), "fc")
+    return net.softmax(net.fully_connected(x, 1000, "logits"))
+
+
+def _hard_swish(net: Builder, x: Value, name: str) -> Value:
+    return net.unary("HARD_SWISH", x, f"{name}/hard_swish")
+
+
+def _excite(net: Builder, x: Value, name: str) -> Value:
+    """Scale channels by a hard sigmoid, which a converter writes as ``relu6(x + 3) · 1/6``."""
+    y = net.mean(x, f"{name}/mean", keep=True)
+    y = net.conv(y, eights(x.shape[3] / 4), 1, f"{name}/squeeze", activation="RELU")
+    y = net.conv(y, x.shape[3], 1, f"{name}/expand")
+    y = net.binary("ADD", y, net.constant(f"{name}/three", np.array(3, np.float32)), f"{name}/relu6", "RELU6")
+    y = net.scalar("MUL", y, 1 / 6, f"{name}/sigmoid")
+    return net.binary("MUL", x, y, f"{name}/scale")

@@ -1,8 +1,14 @@
-"""VGG (Simonyan and Zisserman 2014, arXiv:1409.1556), configurations A, D and E."""
+"""VGG (Simonyan and Zisserman 2014, arXiv:1409.1556), configurations A, D and E.
+
+A width multiplier scales the fully connected layers too (seed 004 goes from 0.125 to 1). Images of another size
+change how many inputs the first of them has.
+"""
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Draft
+from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.names import Spec
+from search_spaces.models.zoo.widths import whole
 
 # Convolutions in each of the five blocks.
 _BLOCKS = {
@@ -13,15 +19,14 @@ _BLOCKS = {
 _FILTERS = (64, 128, 256, 512, 512)
 
 
-def vgg(name: str) -> Draft:
-    """Return the configuration ``name``: 3 by 3 convolutions, 2 by 2 pooling, three fully connected layers, softmax."""
-    net = Builder(name)
-    x = net.input((1, 224, 224, 3))
-    for block, (count, filters) in enumerate(zip(_BLOCKS[name], _FILTERS, strict=True), 1):
+def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
+    """Add 3 by 3 convolutions with 2 by 2 pooling, three fully connected layers and a softmax."""
+    x = net.input((1, *spec.size, 3))
+    for block, (count, filters) in enumerate(zip(_BLOCKS[spec.name], _FILTERS, strict=True), 1):
         for layer in range(1, count + 1):
-            x = net.conv(x, filters, 3, f"conv{block}_{layer}", activation="RELU")
+            x = net.conv(x, whole(filters * spec.width), 3, f"conv{block}_{layer}", activation="RELU")
         x = net.max_pool(x, 2, 2, f"pool{block}")
-    x = net.fully_connected(x, 4096, "fc6", activation="RELU")
-    x = net.fully_connected(x, 4096, "fc7", activation="RELU")
+    x = net.fully_connected(x, whole(4096 * spec.width), "fc6", activation="RELU")
+    x = net.fully_connected(x, whole(4096 * spec.width), "fc7", activation="RELU")
     x = net.fully_connected(x, 1000, "fc8")
-    return net.finish(net.softmax(x))
+    return (net.softmax(x),)

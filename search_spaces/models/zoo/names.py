@@ -1,0 +1,216 @@
+"""Names of the zoo's models: which there are, and how a name asks for a variant.
+
+::
+
+    NAME [@WIDTH] [/SIZE] [+spectrum] [:int8 | :f16]
+
+    vgg16                    the model as published
+    mobilenet_v1@0.5         every layer half as wide; how channels are rounded is said in ``optimize models``
+    mobilenet_v1@0.5/192     … for images of 192 by 192
+    posenet/240x320          for images of 240 rows and 320 columns
+    mobilebert/384           for sequences of 384 tokens
+    resnet152+spectrum       weights whose singular values decay, so that low-rank approximations are good
+    resnet50:int8            full integer quantisation, int8 in and out
+    resnet50:f16             float16 weights, with the DEQUANTIZE operators of a converter
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from search_spaces.errors import ModelError
+
+WHOLE = "to whole channels"
+EIGHTS = "to multiples of 8"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model of the zoo.
+
+    Attributes:
+        module: of this package, whose function ``build`` makes it.
+        source: where its structure is published.
+        size: height and width of images, or the number of tokens alone.
+        smallest: least height and width, or tokens.
+        step: of which height and width, or tokens, are multiples.
+        rounding: how channels are rounded under a width multiplier.
+        int8: why there is no ``:int8`` variant, or "" where there is one.
+    """
+
+    module: str
+    source: str
+    size: tuple[int, ...] = (224, 224)
+    smallest: int = 32
+    step: int = 1
+    rounding: str = WHOLE
+    int8: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A model that a name asks for.
+
+    Attributes:
+        name: of the published model.
+        width: multiplier of the channels.
+        size: height and width, or tokens.
+        spectrum: whether singular values of the weights decay.
+        variant: ``""`` (float32), ``"int8"`` or ``"f16"``.
+    """
+
+    name: str
+    width: float
+    size: tuple[int, ...]
+    spectrum: bool = False
+    variant: str = ""
+
+    @property
+    def weights_name(self) -> str:
+        """The canonical name of the float32 model, whose weights all variants share."""
+        text = self.name
+        if self.width != 1:
+            text += f"@{self.width:g}"
+        if self.size != ZOO[self.name].size:
+            square = len(set(self.size)) == 1
+            text += f"/{self.size[0]}" if square else f"/{self.size[0]}x{self.size[1]}"
+        return text + ("+spectrum" if self.spectrum else "")
+
+    @property
+    def canonical(self) -> str:
+        """The shortest name of this model: ``vgg16@1.0/224`` is ``vgg16``."""
+        return self.weights_name + (f":{self.variant}" if self.variant else "")
+
+
+_HEADS = "to whole attention heads"
+_NORMALISED = "its normalisation divides by a variance taken at run time, which 8 bits do not hold"
+
+ZOO: Mapping[str, Entry] = {
+    "alexnet": Entry("alexnet", "Krizhevsky 2014, arXiv:1404.5997; torchvision", smallest=63),
+    "densenet121": Entry("densenet", "Huang et al. 2017, arXiv:1608.06993; torchvision"),
+    "efficientnet_lite0": Entry(
+        "efficientnet", "Tan and Le 2019, arXiv:1905.11946; its Lite variant without squeeze and swish", rounding=EIGHTS
+    ),
+    "fast_style_transfer": Entry(
+        "style",
+        "Johnson et al. 2016, arXiv:1603.08155; size as in CoDL (MobiSys 2022)",
+        (480, 640),
+        16,
+        4,
+        int8=_NORMALISED,
+    ),
+    "googlenet": Entry("googlenet", "Szegedy et al. 2015, arXiv:1409.4842; torchvision"),
+    "inception_v3": Entry("inception", "Szegedy et al. 2016, arXiv:1512.00567; torchvision", (299, 299), 75),
+    "mobilebert": Entry(
+        "transformer",
+        "Sun et al. 2020, arXiv:2004.02984",
+        (128,),
+        8,
+        8,
+        rounding=_HEADS,
+        int8="attention masks of -10,000 and scores do not fit the same 8 bits",
+    ),
+    "mobilenet_v1": Entry("mobilenet", "Howard et al. 2017, arXiv:1704.04861; hosted .tflite", rounding=EIGHTS),
+    "mobilenet_v2": Entry("mobilenet", "Sandler et al. 2018, arXiv:1801.04381; hosted .tflite", rounding=EIGHTS),
+    "mobilenet_v3_large": Entry("mobilenet", "Howard et al. 2019, arXiv:1905.02244; torchvision", rounding=EIGHTS),
+    "posenet": Entry("posenet", "Wei et al. 2016, arXiv:1602.00134, as in CoDL (MobiSys 2022)", (256, 256), step=8),
+    "regnet_y_32gf": Entry(
+        "regnet", "Radosavovic et al. 2020, arXiv:2003.13678; torchvision", rounding="groups to multiples of 8"
+    ),
+    "resnet18": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
+    "resnet50": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
+    "resnet101": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
+    "resnet152": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
+    "retinaface": Entry(
+        "retinaface", "Deng et al. 2020, arXiv:1905.00641, as in CoDL (MobiSys 2022)", (640, 640), 64, 64
+    ),
+    "squeezenet1_0": Entry("squeezenet", "Iandola et al. 2016, arXiv:1602.07360; torchvision"),
+    "squeezenet1_1": Entry("squeezenet", "Iandola et al. 2016, arXiv:1602.07360; torchvision"),
+    "vgg11": Entry("vgg", "Simonyan and Zisserman 2014, arXiv:1409.1556; torchvision"),
+    "vgg16": Entry("vgg", "Simonyan and Zisserman 2014, arXiv:1409.1556; torchvision"),
+    "vgg19": Entry("vgg", "Simonyan and Zisserman 2014, arXiv:1409.1556; torchvision"),
+    "vit_b16": Entry(
+        "transformer",
+        "Dosovitskiy et al. 2021, arXiv:2010.11929; torchvision",
+        smallest=16,
+        step=16,
+        rounding=_HEADS,
+        int8=_NORMALISED,
+    ),
+    "yolov2": Entry("yolov2", "Redmon and Farhadi 2017, arXiv:1612.08242; darknet", (416, 416), step=32),
+}
+
+WIDTHS = (0.125, 4.0)
+LARGEST = 4096
+VARIANTS = ("int8", "f16")
+
+_FORM = re.compile(
+    r"(?P<name>\w+)(?:@(?P<width>[^@/+:]*))?(?:/(?P<size>[^@/+:]*))?(?P<spectrum>\+[^@/+:]*)?(?::(?P<variant>[^@/+:]*))?"
+)
+_GRAMMAR = "a name has the form NAME[@WIDTH][/SIZE][+spectrum][:int8|:f16]"
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a text starts as a name of the zoo does, alone or with something that asks for a variant."""
+    return re.split("[@/+:]", text, maxsplit=1)[0] in ZOO
+
+
+def parse_name(text: str) -> Spec:
+    """Return the model that a name asks for.
+
+    Raises:
+        ModelError: the name is not of the form above, or asks for what the zoo does not have; it says what it has.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None or found["name"] not in ZOO:
+        raise ModelError(f"{text!r} is not a name of the zoo", _GRAMMAR)
+    entry = ZOO[found["name"]]
+    if found["spectrum"] not in {None, "+spectrum"}:
+        raise ModelError(f"{text}: there is no {found['spectrum']!r}", "the one that there is is +spectrum")
+    return Spec(
+        found["name"],
+        _width(text, found["width"]),
+        _size(text, found["size"], entry),
+        found["spectrum"] is not None,
+        _variant(text, found["variant"], entry),
+    )
+
+
+def _width(text: str, given: str | None) -> float:
+    if given is None:
+        return 1.0
+    low, high = WIDTHS
+    # Three digits, so that equal widths have equal names.
+    if re.fullmatch(r"\d(\.\d{1,3})?", given, re.ASCII) is None or not low <= float(given) <= high:
+        raise ModelError(
+            f"{text}: the width multiplier {given!r} cannot be used",
+            f"give a number from {low:g} to {high:g} with at most three decimals",
+        )
+    return float(given)
+
+
+def _size(text: str, given: str | None, entry: Entry) -> tuple[int, ...]:
+    if given is None:
+        return entry.size
+    images = len(entry.size) == 2
+    form = r"\d{1,5}(x\d{1,5})?" if images else r"\d{1,5}"
+    sides = tuple(map(int, given.split("x"))) if re.fullmatch(form, given, re.ASCII) else ()
+    if not sides or any(side % entry.step or not entry.smallest <= side <= LARGEST for side in sides):
+        what = "a side, or HEIGHTxWIDTH, in pixels" if images else "a number of tokens"
+        multiples = f", multiples of {entry.step}" if entry.step > 1 else ""
+        raise ModelError(
+            f"{text}: the size {given!r} cannot be used", f"give {what}: {entry.smallest} to {LARGEST}{multiples}"
+        )
+    return sides * 2 if images and len(sides) == 1 else sides
+
+
+def _variant(text: str, given: str | None, entry: Entry) -> str:
+    if given is None:
+        return ""
+    if given not in VARIANTS:
+        raise ModelError(f"{text}: there is no variant {given!r}", f"the variants are :{' and :'.join(VARIANTS)}")
+    if given == "int8" and entry.int8:
+        raise ModelError(f"{text}: there is no :int8 of this model: {entry.int8}", "take :f16")
+    return given
