@@ -1,0 +1,178 @@
+"""The ``:int8`` variant: full integer quantisation after training, by the runtime's quantisation specification.
+
+Weights are int8, symmetric, one scale per output channel; biases int32; activations int8 with one scale and zero
+point per tensor, from the ranges seen on seeded inputs. Inputs and outputs are int8 too, as the converter makes them
+when it is asked for integers only. Scheme: Jacob et al. 2018, arXiv:1712.05877, and LiteRT's 8-bit specification.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from search_spaces.models.dtypes import enumerators
+from search_spaces.models.writer import write_model
+from search_spaces.models.zoo.assembly import Array, Draft
+from search_spaces.models.zoo.calibration import Range, calibrated
+
+_KINDS = enumerators(schema.BuiltinOperator)
+
+# Operators with weights: positions of data, weights and bias among the inputs, and the weights' axis of outputs.
+_WEIGHTED: Mapping[str, tuple[int, int, int, int]] = {
+    "CONV_2D": (0, 1, 2, 0),
+    "DEPTHWISE_CONV_2D": (0, 1, 2, 3),
+    "FULLY_CONNECTED": (0, 1, 2, 0),
+    "TRANSPOSE_CONV": (2, 1, 3, 0),
+}
+# Operators that the specification binds to one scale for inputs and outputs.
+_SAME_SCALE = frozenset(
+    {
+        "AVERAGE_POOL_2D",
+        "CONCATENATION",
+        "GATHER",
+        "MAX_POOL_2D",
+        "PAD",
+        "RESHAPE",
+        "RESIZE_NEAREST_NEIGHBOR",
+        "SLICE",
+        "SPACE_TO_DEPTH",
+        "TRANSPOSE",
+    }
+)
+# Operators whose output has the scale and zero point that the specification gives it.
+_FIXED: Mapping[str, tuple[float, int]] = {
+    "LOGISTIC": (1 / 256, -128),
+    "SOFTMAX": (1 / 256, -128),
+    "TANH": (1 / 128, 0),
+}
+
+
+def write_int8(drafted: Draft, path: Path) -> None:
+    """Calibrate a float model, quantise it and write it; the float model is beside it meanwhile.
+
+    Raises:
+        UnavailableError: the runtime does not run the model here.
+        UsageError: the folder cannot be written, or the disk is full.
+    """
+    with TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder, "float32.tflite")
+        drafted.write(whole)
+        ranges = calibrated(whole)
+    quantiser = _Quantiser(drafted, ranges)
+    quantiser.run()
+    write_model(quantiser.model, quantiser.blobs, path)
+
+
+@dataclass(slots=True)
+class _Quantiser:
+    """One model on its way to int8: ``model`` and ``blobs`` are what to write."""
+
+    drafted: Draft
+    ranges: Mapping[int, Range]
+    model: Any = None
+    blobs: dict[int, Array] = field(default_factory=dict)
+    _leader: dict[int, int] = field(default_factory=dict)  # union-find: tensors of one scale have one leader
+    _shared: dict[int, Range] = field(default_factory=dict)  # leader → range
+
+    def run(self) -> None:
+        self.model = copy.copy(self.drafted.schema)
+        graph = copy.copy(self.model.subgraphs[0])
+        self.model.subgraphs = [graph]
+        graph.tensors = [copy.copy(tensor) for tensor in graph.tensors]
+        operators = [(self._kind(operator), operator) for operator in graph.operators]
+        self._tie(operators)
+        fixed = {operator.outputs[0]: _FIXED[kind] for kind, operator in operators if kind in _FIXED}
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.type == schema.TensorType.FLOAT32 and not tensor.buffer:
+                _mark(tensor, *(fixed.get(index) or _scale(self._shared[self._find(index)])))
+        for kind, operator in operators:
+            if kind in _WEIGHTED:
+                self._quantise_weights(operator, *_WEIGHTED[kind])
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.type == schema.TensorType.FLOAT32:
+                values = self._values(tensor.buffer)
+                scale, zero = _scale(self._shared.get(self._find(index), _range(values)))
+                _mark(tensor, scale, zero)
+                quantised = np.clip(np.rint(values / scale) + zero, -128, 127).astype(np.int8)
+                self._keep(tensor.buffer, quantised)
+
+    def _kind(self, operator: Any) -> str:
+        return _KINDS[self.drafted.schema.operatorCodes[operator.opcodeIndex].builtinCode]
+
+    def _values(self, buffer: int) -> Array:
+        weight = self.drafted.weights.get(buffer)
+        if weight is not None:
+            return weight.make(self.drafted.name)
+        return self.drafted.schema.buffers[buffer].data.view(np.float32)  # type: ignore[no-any-return]
+
+    def _keep(self, buffer: int, values: Array) -> None:
+        self.blobs[buffer] = np.ascontiguousarray(values)
+
+    def _tie(self, operators: list[tuple[str, Any]]) -> None:
+        """Join tensors that must have one scale, and the ranges of what is joined."""
+        graph = self.model.subgraphs[0]
+        for kind, operator in operators:
+            if kind in _SAME_SCALE:
+                for index in operator.inputs:
+                    if graph.tensors[index].type == schema.TensorType.FLOAT32:
+                        self._leader[self._find(index)] = self._find(operator.outputs[0])
+        for index, tensor in enumerate(graph.tensors):
+            if index in self.ranges:
+                self._widen(index, self.ranges[index])
+            elif index in self._leader and tensor.buffer:
+                self._widen(index, _range(self._values(tensor.buffer)))
+
+    def _find(self, index: int) -> int:
+        while self._leader.get(index, index) != index:
+            index = self._leader[index]
+        return index
+
+    def _widen(self, index: int, seen: Range) -> None:
+        leader = self._find(index)
+        low, high = self._shared.get(leader, (0.0, 0.0))
+        self._shared[leader] = min(low, seen[0]), max(high, seen[1])
+
+    def _quantise_weights(self, operator: Any, data: int, weights: int, bias: int, axis: int) -> None:
+        tensors = self.model.subgraphs[0].tensors
+        kernel, offset = tensors[operator.inputs[weights]], tensors[operator.inputs[bias]]
+        values = self._values(kernel.buffer)
+        others = tuple(a for a in range(values.ndim) if a != axis)
+        scales = np.maximum(np.abs(values).max(axis=others, keepdims=True) / np.float32(127), np.float32(1e-12))
+        values /= scales
+        self._keep(kernel.buffer, np.rint(values, out=values).astype(np.int8))
+        kernel.type = schema.TensorType.INT8
+        kernel.quantization = _parameters(scales.ravel(), np.zeros(scales.size, np.int64), axis)
+        steps = scales.ravel() * np.float32(tensors[operator.inputs[data]].quantization.scale[0])
+        rounded = np.rint(self._values(offset.buffer).astype(np.float64) / steps)
+        self._keep(offset.buffer, np.clip(rounded, -(2**31) + 1, 2**31 - 1).astype(np.int32))
+        offset.type = schema.TensorType.INT32
+        offset.quantization = _parameters(steps, np.zeros(steps.size, np.int64), 0)
+
+
+def _range(values: Array) -> Range:
+    return float(values.min()), float(values.max())
+
+
+def _scale(seen: Range) -> tuple[float, int]:
+    """Return scale and zero point of a range, widened to hold 0 exactly."""
+    low, high = min(seen[0], 0.0), max(seen[1], 0.0)
+    scale = max((high - low) / 255, 1e-8)
+    return scale, int(np.clip(round(-128 - low / scale), -128, 127))
+
+
+def _mark(tensor: Any, scale: float, zero: int) -> None:
+    tensor.type = schema.TensorType.INT8
+    tensor.quantization = _parameters(np.array([scale], np.float32), np.array([zero], np.int64), 0)
+
+
+def _parameters(scales: Array, zeros: Array, axis: int) -> Any:
+    return schema.QuantizationParametersT(
+        scale=scales.astype(np.float32), zeroPoint=zeros.astype(np.int64), quantizedDimension=axis
+    )
