@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from search_spaces.platform import Platform, Processor
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
+_MAX_CORES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ def read_deployment(path: Path) -> Deployment:
     try:
         if path.is_dir():
             path = path / "plan.json"
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise PlanError(f"{path}: is no regular file", "give the path of a plan.json")
         if path.stat().st_size > _MAX_NBYTES:
             raise PlanError(f"{path}: a plan has at most {_MAX_NBYTES} bytes")
         document = json.loads(path.read_bytes())
@@ -145,12 +149,24 @@ def _platform(data: Mapping[str, Any]) -> Platform:
     for entry in data["processors"]:
         if entry["kind"] not in ("cpu", "gpu", "npu"):
             raise ValueError(f"a processor of kind {entry['kind']!r}")
-        options = dict(entry["options"])
-        options["cores"] = tuple(int(core) for core in options["cores"])
-        options["threads"] = int(options["threads"])
+        options = _lane_options(entry["options"])
         resources = {str(name): float(share) for name, share in entry["resources"].items()}
         processors.append(Processor(str(entry["name"]), entry["kind"], resources, str(entry["like"]), options))
     return Platform(str(data["name"]), tuple(processors))
+
+
+def _lane_options(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a CPU lane; a file may not ask for what could harm this machine, such as 10,000 threads."""
+    cores = tuple(int(core) for core in data["cores"])
+    threads = int(data["threads"])
+    if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < _MAX_CORES:
+        raise ValueError(f"a lane on cores {reprlib.repr(data['cores'])}")
+    if not 1 <= threads <= len(cores):
+        raise ValueError(f"{reprlib.repr(threads)} threads on {len(cores)} cores")
+    options: dict[str, Any] = {"cores": cores, "threads": threads}
+    if "kernel_mode" in data:
+        options["kernel_mode"] = int(data["kernel_mode"])
+    return options
 
 
 def _stage_file(folder: Path, name: str, digest: str) -> Path:
