@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from search_spaces.errors import UsageError
+from search_spaces.models.input_shapes import parse_input_shapes
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
@@ -35,6 +36,7 @@ class StudyConfig(BaseModel):
         study: name of the study, a safe file name; None for a new one.
         out: the run folder; None for ``runs/<study>``.
         processors: the lanes to use, in order; None for all that are found.
+        input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +52,7 @@ class StudyConfig(BaseModel):
     study: str | None = None
     out: Path | None = None
     processors: tuple[str, ...] | None = None
+    input_shape: tuple[str, ...] = ()
 
     @field_validator("budget", "max_stages", "seed", mode="before")
     @classmethod
@@ -85,6 +88,17 @@ class StudyConfig(BaseModel):
             raise ValueError("must be different names separated by commas")
         return value
 
+    @field_validator("input_shape", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("input_shape", mode="after")
+    @classmethod
+    def _shapes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_input_shapes(value)
+        return value
+
 
 def parse_config(values: Mapping[str, Any]) -> StudyConfig:
     """Return the settings; options that are None or absent get their defaults.
@@ -110,9 +124,11 @@ def command_line(config: StudyConfig) -> str:
         value = getattr(config, name)
         if value is None or (value == field.default and not field.is_required()):
             continue
-        text = ",".join(value) if isinstance(value, tuple) else str(value)
-        # "--model -x" would be read as two options.
-        words += [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]
+        # Shapes have commas of their own: that option is repeated.
+        texts = value if name == "input_shape" else [",".join(value) if isinstance(value, tuple) else str(value)]
+        for text in texts:
+            # "--model -x" would be read as two options.
+            words += [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]
     return shlex.join(words)
 
 
@@ -140,7 +156,9 @@ def _explain(error: ErrorDetails) -> UsageError:
         "literal_error": f"must be {context.get('expected')}",
         "value_error": str(context.get("error")),
     }.get(error["type"], error["msg"])
-    shown = " ".join(str(error["input"]).split()) or "''"
+    given = error["input"]
+    text = " ".join(map(str, given)) if name == "input_shape" and isinstance(given, list | tuple) else str(given)
+    shown = " ".join(text.split()) or "''"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = f"{shown[: _SHOWN_CHARACTERS - 1]}…"
     return UsageError(f"{option(name)} {shown}: {problem}")

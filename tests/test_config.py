@@ -28,17 +28,25 @@ configs = st.builds(
     study=st.none() | names,
     out=st.none() | words.map(Path),
     processors=st.none() | st.lists(names, min_size=1, max_size=3, unique=True).map(tuple),
+    input_shape=st.dictionaries(words, st.lists(st.integers(1, 2**31 - 1), min_size=1), max_size=3).map(
+        lambda shapes: tuple(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+    ),
 )
 
 
-def parsed(line: str) -> dict[str, str]:
+def parsed(line: str) -> dict[str, str | list[str]]:
     """Read a command line as the shell and argparse would."""
-    values = {}
+    values: dict[str, str | list[str]] = {}
+    shapes: list[str] = []
     _, *rest = shlex.split(line)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
-        values[name.removeprefix("--").replace("-", "_")] = value if equals else rest.pop(0)
-    return values
+        text = value if equals else rest.pop(0)
+        if name == "--input-shape":
+            shapes.append(text)
+        else:
+            values[name.removeprefix("--").replace("-", "_")] = text
+    return values | ({"input_shape": shapes} if shapes else {})
 
 
 @given(configs)
@@ -89,6 +97,9 @@ def test_the_command_line_is_quoted() -> None:
         ("model", "a\0b", "--model a\0b: a path cannot hold a NUL character"),
         ("processors", "", "--processors '': must be different names separated by commas"),
         ("processors", "cpu0,cpu0", "--processors cpu0,cpu0: must be different names separated by commas"),
+        ("input_shape", "x", "--input-shape x: must be a name and sizes of at least 1, as name=1,224,224,3"),
+        ("input_shape", ["x=1,0"], "--input-shape x=1,0: must be a name and sizes of at least 1, as name=1,224,224,3"),
+        ("input_shape", ["x=1", "x=2"], "--input-shape x=1 x=2: gives the input 'x' two shapes"),
         ("max_stage", "3", "--max-stage: there is no such option; did you mean --max-stages?"),
         ("zzz", "3", "--zzz: there is no such option"),
     ],

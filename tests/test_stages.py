@@ -81,7 +81,7 @@ def partitions(draw: st.DrawFn, graph: Graph) -> Plan:
 
 
 @given(nets(), st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_every_acyclic_partition_computes_what_the_whole_computes(folder: Path, net: Net, data: st.DataObject) -> None:
     graph = read_model(net.write(folder / "m.tflite"))
     plan = data.draw(partitions(graph))
@@ -90,7 +90,7 @@ def test_every_acyclic_partition_computes_what_the_whole_computes(folder: Path, 
 
 
 @given(nets(), st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_no_decoded_plan_has_a_circle(folder: Path, net: Net, data: st.DataObject) -> None:
     graph = read_model(net.write(folder / "m.tflite"))
     space = ChainSpace(graph, LANE, data.draw(st.integers(1, len(graph.operators))))

@@ -23,7 +23,7 @@ from search_spaces.models.source import ModelSource
 GROUP = "GROUP"
 
 # Operators whose result does not follow from their inputs alone, and those that pass on what must not be copied.
-_IMPURE = frozenset(
+IMPURE = frozenset(
     """
     ASSIGN_VARIABLE CALL CALL_ONCE CUSTOM DELEGATE HASHTABLE HASHTABLE_FIND HASHTABLE_IMPORT HASHTABLE_LOOKUP
     HASHTABLE_SIZE IF MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM READ_VARIABLE STABLEHLO_CASE
@@ -75,7 +75,7 @@ def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
         if (
             reads
             and traits[index].builtin
-            and operator.kind not in _IMPURE
+            and operator.kind not in IMPURE
             and not traits[index].states
             and all(raw.tensors[t].constant or t in found for t in reads)
             and wanted.isdisjoint(operator.outputs)

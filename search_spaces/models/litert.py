@@ -14,7 +14,7 @@ from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.dtypes import DTYPES, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.options import plain_options
-from search_spaces.models.source import ModelSource
+from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import called, check_calls, operator_states
 
 VERSION = 3  # of the schema; the runtime admits no other
@@ -150,6 +150,8 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
     if nbytes > MAX_TENSOR_NBYTES:
         raise ValueError(f"tensor {index} ({name!r}) has the shape {shape}, more than any machine holds")
     extent = source.extents.get(tensor.buffer)
+    if extent is None and source.fixed and source.schema.buffers[tensor.buffer].data is not None:
+        extent = Extent(0, len(source.schema.buffers[tensor.buffer].data))
     # A list of no elements (the shape of a scalar) has no data and yet a value.
     if extent is not None and (computed or tensor.isVariable):
         raise ValueError(f"tensor {index} ({name!r}) is computed and yet has data")

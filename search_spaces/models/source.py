@@ -39,6 +39,8 @@ class ModelSource:
         operators: for each operator of the graph, the operators of the main subgraph that it stands for, in the order
             of execution; empty where they are the same.
         recipes: tensor → operator of the main subgraph that computes it from constants alone.
+        fixed: whether shapes were given to open dimensions, so that the structure is no longer the file's. Buffers
+            that hold data and have no extent were made on that occasion.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class ModelSource:
     extents: Mapping[int, Extent]
     operators: tuple[tuple[int, ...], ...] = ()
     recipes: Mapping[int, int] = field(default_factory=dict)
+    fixed: bool = False
 
     def file_operators(self, operators: Iterable[int]) -> list[int]:
         """Return the operators of the main subgraph that operators of the graph stand for, in their order."""
@@ -55,6 +58,8 @@ class ModelSource:
     def content_digest(self) -> str:
         """Return the SHA-256 (hex) of the whole file, weights included (about 0.4 s for 553 MB).
 
+        Where open dimensions were given sizes, those count as well.
+
         Raises:
             ModelError: the file is gone, unreadable, or no longer has the size it had.
         """
@@ -62,6 +67,9 @@ class ModelSource:
             if self.path.stat().st_size != self.nbytes:
                 raise ModelError(f"{self.path}: the file changed while it was in use", "start again")
             with self.path.open("rb", buffering=0) as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256")
         except OSError as error:
             raise ModelError(f"{self.path}: {error.strerror}") from error
+        if self.fixed:
+            digest.update(repr([list(t.shape) for t in self.schema.subgraphs[0].tensors]).encode())
+        return digest.hexdigest()

@@ -34,7 +34,7 @@ class StageModel:
     """A stage's own structure, without weights.
 
     Attributes:
-        schema: the unpacked ``ModelT`` of the stage; its buffers hold no data.
+        schema: the unpacked ``ModelT`` of the stage; its buffers hold no data that the file has.
         source: the model's file, where the weights lie.
         buffers: numbers of the buffers whose weights the stage reads.
         inputs, outputs: tensors of the model's graph, in the order of the stage's subgraph.
@@ -128,6 +128,8 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     read |= {int(m.buffer) for m in stage.metadata or ()}
     nothing = schema.BufferT()
     stage.buffers = [nothing] * len(whole.buffers)
+    for buffer in read - source.extents.keys():  # data that the file does not have: see ModelSource.fixed
+        stage.buffers[buffer] = whole.buffers[buffer]
     return StageModel(stage, source, tuple(sorted(read & set(source.extents))), border.inputs, border.outputs)
 
 

@@ -1,0 +1,52 @@
+"""Run as a process of its own: give a model's inputs their shapes, and tell what every tensor then looks like.
+
+``python -m search_spaces.models.resize`` reads one JSON document from stdin (``path``; ``shapes``: position of an input
+→ its shape; ``tensors``: how many there are; ``values``: those whose values are wanted) and writes one to stdout:
+``shapes`` of the main subgraph's tensors after a run on zeros, and ``values`` (tensor → bytes in hexadecimal); or
+``error``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    question = json.load(sys.stdin)
+    answer_fd = os.dup(1)
+    os.dup2(2, 1)  # what the runtime prints is no part of the answer
+    try:
+        answer = _answer(question)
+    except (RuntimeError, ValueError) as error:
+        answer = {"error": " ".join(str(error).split())}
+    with os.fdopen(answer_fd, "w") as file:
+        json.dump(answer, file)
+
+
+def _answer(question: Any) -> dict[str, Any]:
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    interpreter = Interpreter(
+        question["path"],
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_preserve_all_tensors=True,
+    )
+    details = interpreter.get_input_details()
+    for number, shape in question["shapes"].items():
+        interpreter.resize_tensor_input(details[int(number)]["index"], shape)
+    interpreter.allocate_tensors()
+    for detail in details:
+        interpreter.tensor(detail["index"])()[...] = 0
+    # Shapes that depend on other tensors' values are known only after a run.
+    interpreter.invoke()
+    shapes = {int(d["index"]): [int(size) for size in d["shape"]] for d in interpreter.get_tensor_details()}
+    values = {t: interpreter.get_tensor(t).tobytes().hex() for t in question["values"]}
+    return {"shapes": [shapes.get(t) for t in range(question["tensors"])], "values": values}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Give a model's open dimensions their sizes, and every tensor the shape that follows.
+
+The runtime propagates the shapes, in a process of its own: the reader has checked the file, but not every operator. A
+run on zeros tells shapes that the data decides as well, and those must stay open. So what is known without data is
+worked out here: values that follow from constants and shapes alone, and shapes that follow from such values. Known
+values become constants of the model and the operators that compute them (``SHAPE``, ``STRIDED_SLICE``, ``PACK`` before
+a ``RESHAPE``) go away, so that a stage never has to be told a shape by another one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from search_spaces.errors import ModelError, UsageError
+from search_spaces.graph import Graph, Operator
+from search_spaces.models.atoms import IMPURE
+from search_spaces.models.dtypes import enumerators, tensor_nbytes
+from search_spaces.models.input_shapes import OPTION
+from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
+from search_spaces.models.source import ModelSource
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_LIMIT_S = 120.0
+_MAX_FOLDED_NBYTES = 1 << 24
+_BUILTIN = frozenset(enumerators(schema.BuiltinOperator).values())
+
+# Operators whose outputs' shapes depend on more than the shapes of their inputs: the inputs whose values decide.
+_DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
+    "ARG_MAX": (1,), "ARG_MIN": (1,), "BATCH_TO_SPACE_ND": (1, 2), "BROADCAST_ARGS": (), "BROADCAST_TO": (1,),
+    "CONV_3D_TRANSPOSE": (0,), "CUMSUM": (), "EXPAND_DIMS": (1,), "FILL": (0,), "MEAN": (1,), "MIRROR_PAD": (1,),
+    "NON_MAX_SUPPRESSION_V4": (2,), "NON_MAX_SUPPRESSION_V5": (2,), "ONE_HOT": (1,), "PAD": (1,), "PADV2": (1,),
+    "RANDOM_STANDARD_NORMAL": (0,), "RANDOM_UNIFORM": (0,), "RANGE": (0, 1, 2), "REDUCE_ALL": (1,), "REDUCE_ANY": (1,),
+    "REDUCE_MAX": (1,), "REDUCE_MIN": (1,), "REDUCE_PROD": (1,), "RESHAPE": (1,), "RESIZE_BILINEAR": (1,),
+    "RESIZE_NEAREST_NEIGHBOR": (1,), "RFFT2D": (1,), "SCATTER_ND": (2,), "SLICE": (1, 2), "SPACE_TO_BATCH_ND": (1, 2),
+    "SPARSE_TO_DENSE": (1,), "SPLIT": (0,), "SPLIT_V": (1, 2), "STRIDED_SLICE": (1, 2, 3), "SUM": (1,), "TILE": (1,),
+    "TOPK_V2": (1,), "TRANSPOSE": (1,), "TRANSPOSE_CONV": (0,), "UNSORTED_SEGMENT_MAX": (2,),
+    "UNSORTED_SEGMENT_MIN": (2,), "UNSORTED_SEGMENT_PROD": (2,), "UNSORTED_SEGMENT_SUM": (2,), "MULTINOMIAL": (1,),
+}  # fmt: skip
+
+# Those whose outputs' shapes the data decides in any case.
+_DATA_DECIDES = frozenset({"EMBEDDING_LOOKUP_SPARSE", "SEGMENT_SUM", "SKIP_GRAM", "UNIQUE", "WHERE", "LSH_PROJECTION"})
+
+
+def fix_shapes(graph: Graph, shapes: Shapes) -> Graph:
+    """Return the model with the given input shapes and the shapes of all tensors that follow from them.
+
+    A model whose shapes are all known comes back as it is. Tensors whose size depends on data stay open.
+
+    Args:
+        shapes: input → its shape; every input that has open dimensions must be there.
+
+    Raises:
+        ModelError: an input is left open, or the model does not work with these shapes.
+        UsageError: there is no such input, or its shape cannot be the given one.
+    """
+    wanted = _checked(graph, shapes)
+    open_tensors = any(-1 in t.shape for o in graph.operators for p in o.flat() for t in _tensors(graph, p))
+    if graph.source is None or not (wanted or open_tensors):
+        return graph
+    known = _known(graph)
+    answer = _ask(graph, graph.source, wanted, known.values)
+    return graph_of(_resolved(graph, graph.source, known, answer), graph.name)
+
+
+def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
+    """Return position among the inputs → shape, for those inputs that were open."""
+    names = [graph.tensors[t].name for t in graph.inputs]
+    for name, shape in shapes.items():
+        if name not in names:
+            raise UsageError(f"{OPTION} {name}=…: the model has no such input", f"it has: {', '.join(names)}")
+        tensor = graph.tensors[graph.inputs[names.index(name)]]
+        if len(shape) != len(tensor.shape) or any(d not in (-1, s) for d, s in zip(tensor.shape, shape, strict=True)):
+            raise UsageError(f"{OPTION} {name}={_shown(shape)}: the input has the shape {_shown(tensor.shape)}")
+        if tensor_nbytes(shape, tensor.dtype) > MAX_TENSOR_NBYTES:
+            raise UsageError(f"{OPTION} {name}={_shown(shape)}: that is more than any machine holds")
+    wanted = {}
+    for position, index in enumerate(graph.inputs):
+        tensor = graph.tensors[index]
+        if -1 in tensor.shape:
+            if tensor.name not in shapes:
+                example = ",".join("1" if d < 0 else str(d) for d in tensor.shape)
+                raise ModelError(
+                    f"input {tensor.name!r} of {graph.name!r} has open dimensions: {_shown(tensor.shape)}",
+                    f"say how large they are: {OPTION} {tensor.name}={example}",
+                )
+            wanted[position] = shapes[tensor.name]
+    return wanted
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return ",".join("?" if d < 0 else str(d) for d in shape) or "()"
+
+
+def _tensors(graph: Graph, operator: Operator) -> Iterator[Any]:
+    return (graph.tensors[t] for t in operator.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What no data can change.
+
+    Attributes:
+        shapes: tensors whose shape is known.
+        values: computed tensors whose value is known, ascending.
+        operators: operators of the file that compute nothing else.
+    """
+
+    shapes: frozenset[int]
+    values: tuple[int, ...]
+    operators: frozenset[int]
+
+
+def _known(graph: Graph) -> _Known:
+    constants = {i for i, t in enumerate(graph.tensors) if t.constant}
+    shapes, values = {*constants, *graph.inputs}, set(constants)
+    folded: set[int] = set()
+    for index, operator in _in_order(graph):
+        reads = [t for t in operator.inputs if t != -1 and not graph.tensors[t].variable]
+        deciding = [t for p in _DECIDING_INPUTS.get(operator.kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
+        pure = operator.kind in _BUILTIN and operator.kind not in IMPURE
+        declared = not any(-1 in t.shape for t in _tensors(graph, operator))
+        if values.issuperset(reads) or (
+            shapes.issuperset(reads)
+            and (pure or declared)
+            and values.issuperset(deciding)
+            and operator.kind not in _DATA_DECIDES
+        ):
+            shapes.update(operator.outputs)
+        tells_shape = operator.kind in {"SHAPE", "RANK"} and shapes.issuperset(reads)
+        small = sum(t.nbytes for t in _tensors(graph, operator)) <= _MAX_FOLDED_NBYTES
+        if pure and reads and small and (tells_shape or values.issuperset(reads)):
+            values.update(operator.outputs)
+            if not set(graph.outputs) & set(operator.outputs):
+                folded.add(index)
+    computed = {t for i, o in _in_order(graph) if i in folded for t in o.outputs}
+    return _Known(frozenset(shapes), tuple(sorted(computed)), frozenset(folded))
+
+
+def _in_order(graph: Graph) -> list[tuple[int, Operator]]:
+    """Return the file's operators that are placed, with their numbers there, in the order of execution."""
+    parts = [part for operator in graph.operators for part in operator.flat()]
+    numbers = graph.source.file_operators(range(len(graph.operators))) if graph.source else range(len(parts))
+    return sorted(zip(numbers, parts, strict=True), key=lambda pair: pair[0])
+
+
+def _ask(graph: Graph, source: ModelSource, shapes: Mapping[int, tuple[int, ...]], values: Sequence[int]) -> Any:
+    question = {"path": str(source.path), "shapes": shapes, "values": values, "tensors": len(graph.tensors)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "search_spaces.models.resize"],
+            input=json.dumps(question).encode(),
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        answer = json.loads(done.stdout) if done.returncode == 0 else {"error": f"it ended with {done.returncode}"}
+    except subprocess.TimeoutExpired:
+        answer = {"error": f"no answer within {_LIMIT_S:.0f} s"}
+    if "error" in answer:
+        raise ModelError(
+            f"{source.path}: the runtime cannot run the model with these shapes: {answer['error']}",
+            f"give others: {OPTION} name=1,224,224,3",
+        )
+    return answer
+
+
+def _resolved(graph: Graph, source: ModelSource, known: _Known, answer: Any) -> ModelSource:
+    """Return the source with known shapes and values written into its structure."""
+    model = copy.copy(source.schema)
+    main = copy.copy(model.subgraphs[0])
+    model.subgraphs = [main, *model.subgraphs[1:]]
+    model.buffers = list(model.buffers)
+    main.tensors = [copy.copy(tensor) for tensor in main.tensors]
+    main.operators = [o for i, o in enumerate(main.operators) if i not in known.operators]
+    for index, tensor in enumerate(main.tensors):
+        if graph.tensors[index].constant:
+            continue
+        shape = answer["shapes"][index]
+        if index in known.shapes and shape is not None:
+            tensor.shape, tensor.shapeSignature = np.array(shape, np.int32), None
+        elif index in graph.producer or index not in graph.inputs:
+            rank = len(graph.tensors[index].shape)
+            tensor.shape, tensor.shapeSignature = np.ones(rank, np.int32), np.full(rank, -1, np.int32)
+    for index in known.values:
+        tensor = main.tensors[index]
+        tensor.buffer = len(model.buffers)
+        data = np.frombuffer(bytes.fromhex(answer["values"][str(index)]), np.uint8)
+        model.buffers.append(schema.BufferT(data=data if len(data) else None))
+    return replace(source, schema=model, operators=(), recipes={}, fixed=True)
