@@ -49,21 +49,23 @@ class PlanRunner:
         self._check_cores()
         graph = self._deployment.graph
         self._lanes = Lanes(self._deployment.platform, log)
+        self._arena: Arena | None = None
+        self._closed = False
         try:
             compiled = self._compile()
-            self._arena = Arena(1, arena.largest(graph))
+            memory = self._arena = Arena(1, arena.largest(graph))
             self._candidate = LitertCandidate(
                 graph,
                 self._deployment.plan,
                 self._deployment.platform,
                 lanes=self._lanes,
-                arena=self._arena,
+                arena=memory,
                 number=1,
                 compiled=compiled,
                 ports=[(operator.inputs, operator.outputs) for operator in graph.operators],
             )
         except BaseException:
-            self._lanes.close()
+            self.close()
             raise
 
     def _check_cores(self) -> None:
@@ -164,9 +166,13 @@ class PlanRunner:
         return arrays
 
     def close(self) -> None:
-        """End the lanes and give the memory back."""
+        """End the lanes and give the memory back; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._lanes.close()
-        self._arena.close(None)
+        if self._arena is not None:
+            self._arena.close(None)
 
     def __enter__(self) -> Self:
         return self
