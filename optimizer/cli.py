@@ -77,6 +77,7 @@ def _optimize(arguments: list[str]) -> int:
     )
     add = parser.add_argument
     add("--model", metavar="NAME|FILE", help="a built-in model (vgg16, mobilenet_v1, squeezenet1_1) or a .tflite file")
+    add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
     add("--processors", metavar="A,B", help="lanes to use, in order of preference (default: all that are found)")
@@ -127,7 +128,7 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     from search_spaces.chain import ChainSpace
     from search_spaces.models import load
 
-    graph = load(config.model)
+    graph = load(config.model, config.input_shape)
     platform = make_evaluator(config.evaluator).platform().restrict(config.processors)
     space = ChainSpace(graph, platform, config.max_stages)
     named = baselines(graph, platform, platform.processors[0].name)

@@ -106,7 +106,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")
-    graph = load(config.model)
+    graph = load(config.model, config.input_shape)
     platform = evaluator.platform().restrict(config.processors)
     space = ChainSpace(graph, platform, config.max_stages)
     study = _Study(config, graph, platform, space, watcher, History(space.distributions()))

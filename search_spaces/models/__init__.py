@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search_spaces.errors import ModelError
+from search_spaces.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from search_spaces.graph import Graph
 
 
-def load(source: str) -> Graph:
+def load(source: str, input_shapes: Sequence[str] = ()) -> Graph:
     """Return a model of the zoo by its name, built where it is not in the cache yet, or read a ``.tflite`` file.
 
-    A name of the zoo comes first; ``./vgg16`` is always a file.
+    A name of the zoo comes first (:mod:`search_spaces.models.zoo.names` says what names there are); ``./vgg16`` is
+    always a file.
+
+    Args:
+        source: the name or the path.
+        input_shapes: a shape for each input with open dimensions, as ``name=1,224,224,3``.
 
     Raises:
-        ModelError: there is neither such a model nor such a file, or the file is no usable model.
-        UsageError: the cache folder cannot be written.
+        ModelError: there is neither such a model nor such a file, the file is no usable model, or an input is left
+            open.
+        UsageError: an input cannot have the shape given, or the cache folder cannot be written.
     """
+    from search_spaces.models.input_shapes import OPTION, parse_input_shapes
+    from search_spaces.models.shapes import fix_shapes
+
+    try:
+        shapes = parse_input_shapes(input_shapes)
+    except ValueError as error:
+        raise UsageError(f"{OPTION} {' '.join(input_shapes)}: {error}") from None
+    return fix_shapes(_read(source), shapes)
+
+
+def _read(source: str) -> Graph:
     from search_spaces.models.litert import read_model
-    from search_spaces.models.zoo import VERSION, ZOO, draft
+    from search_spaces.models.zoo.names import ZOO, is_name, parse_name
 
-    if source in ZOO:
+    if is_name(source) and not _is_file_in_folder(source):
         from search_spaces.models.cache import cached
+        from search_spaces.models.zoo import VERSION, write
 
-        return read_model(cached(source, VERSION, draft(source).write), source)
+        spec = parse_name(source)
+        name = spec.canonical
+        return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name)
     if _looks_like_path(source):
         return read_model(Path(source))
     from difflib import get_close_matches
@@ -35,6 +57,11 @@ def load(source: str) -> Graph:
     near = get_close_matches(source.lower(), ZOO, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
     raise ModelError(f"there is no model and no file called {source!r}", hint)
+
+
+def _is_file_in_folder(source: str) -> bool:
+    """Tell ``vgg16/model.tflite``, a file in a folder of a model's name, from a size."""
+    return source.endswith(".tflite") or (source.count(os.sep) > 0 and Path(source).is_file())
 
 
 def _looks_like_path(source: str) -> bool:
