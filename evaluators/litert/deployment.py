@@ -117,6 +117,9 @@ def read_deployment(path: Path) -> Deployment:
     stages = tuple(Stage((i,), stage.processor) for i, stage in enumerate(written.stages))
     plan = Plan(graph.digest, stages)
     plan.validate(graph, platform)
+    for index, operator in enumerate(graph.operators):
+        if set(graph.boundary((index,)).outputs) != set(operator.outputs):
+            raise PlanError(f"{path}: the plan is damaged: an output of stage {index} goes nowhere")
     files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
     for file, operator in zip(files, graph.operators, strict=True):
         _check_ports(file, operator, graph)
