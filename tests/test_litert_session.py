@@ -357,22 +357,22 @@ def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Grap
         def unused() -> int:
             return sum(e.nbytes for e in entries.values() if e.users == 0)
 
-        def numbers(plan: Plan) -> list[int]:
-            return [entries[squeezenet.digest, s.operators, s.processor].number for s in plan.stages]
+        def used() -> list[int]:
+            return [e.number for e in entries.values() if e.users]
 
         first = chain_plan(squeezenet, [10], [lane] * 2)
         held = session.load(squeezenet, first)
-        kept = numbers(first)
+        kept = used()
         for cut in (3, 12, 20, 28, 35):
             with closing(session.load(squeezenet, chain_plan(squeezenet, [cut], [lane] * 2))) as candidate:
                 candidate.run(1)
-                assert numbers(first) == kept  # in use: never thrown out
+                assert set(used()) >= set(kept)  # in use: never thrown out
             assert unused() <= limit_nbytes
         with closing(session.load(squeezenet, first)) as again:
-            assert numbers(first) == kept
+            assert used() == kept
             again.run(1)
         with closing(session.load(squeezenet, first, fresh=True)) as other:
-            assert numbers(first) == kept
+            assert used() == kept
             other.run(1)
         held.run(1)
         held.close()
