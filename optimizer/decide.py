@@ -19,6 +19,7 @@ from search_spaces.plan import Plan
 _PLANS, _BASELINES = 3, 2
 _FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
 _WITHIN = 1.03
+_TIED = 1.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def decide(
         medians = [samples.median for samples in finals([load(t) for t in finalists], _FINALS, rng)]
     else:
         medians = [0.0 for _ in finalists]
-    baseline = min(zip(medians[len(plans) :], firsts, strict=True), key=lambda pair: pair[0])[1]
+    baseline = _simplest(list(zip(medians[len(plans) :], firsts, strict=True)))
     named = (names[baseline.plan.digest], baseline.plan)
     if not plans:
         return Verdict(baseline.plan, named, None, None)
@@ -104,3 +105,10 @@ def decide(
     comparison = compare_pair(load(baseline), load(challenger), policy, rng)
     wins = comparison.significant and comparison.speedup > 1.0
     return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)
+
+
+def _simplest(found: list[tuple[float, Trial]]) -> Trial:
+    """Return the trial with the fewest stages among those that are as fast as the fastest, to half a per cent."""
+    fastest = min(median for median, _ in found)
+    tied = [(len(trial.plan.stages), median, i) for i, (median, trial) in enumerate(found) if median <= fastest * _TIED]
+    return found[min(tied)[2]][1]

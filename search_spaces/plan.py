@@ -47,6 +47,13 @@ class Plan:
         content = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "digest", hashlib.sha256(content.encode()).hexdigest())
 
+    def by_processor(self) -> dict[str, list[int]]:
+        """Return the stages of each processor in dispatch order, processors in the order of their first stage."""
+        found: dict[str, list[int]] = {}
+        for index, stage in enumerate(self.stages):
+            found.setdefault(stage.processor, []).append(index)
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values; operator runs are written as half-open ``[first, last]`` pairs."""
         return {

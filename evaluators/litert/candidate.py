@@ -62,7 +62,7 @@ class LitertCandidate:
 
     Args:
         number: what the lanes call this program.
-        compiled: stage index → number of the compiled stage on its lane.
+        compiled: stage index → what it was compiled as on its lane: a number, and its signature there.
         ports: stage index → the stage's input and output tensors in the order of its model.
         reference: the whole model's outputs, or None if this is the one that makes them.
         on_close: told once when the candidate is closed.
@@ -77,8 +77,8 @@ class LitertCandidate:
         lanes: Lanes,
         arena: Arena,
         number: int,
-        compiled: Mapping[int, int],
-        ports: Sequence[tuple[Sequence[int], Sequence[int]]],
+        compiled: Mapping[int, tuple[int, int]],
+        ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
         reference: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -199,8 +199,8 @@ def _send_programs(
     graph: Graph,
     order: Schedule,
     places: Layout,
-    compiled: Mapping[int, int],
-    ports: Sequence[tuple[Sequence[int], Sequence[int]]],
+    compiled: Mapping[int, tuple[int, int]],
+    ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
 ) -> None:
     """Tell every lane its share of a plan, with one ``eventfd`` for each meeting of two lanes."""
     lane_of = {index: lane.processor for lane in order.lanes for index in lane.stages}
@@ -225,7 +225,8 @@ def _send_programs(
             steps = [
                 {
                     "stage": index,
-                    "compiled": compiled[index],
+                    "compiled": compiled[index][0],
+                    "signature": compiled[index][1],
                     "inputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][0]],
                     "outputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][1]],
                     "waits": [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,27 +92,16 @@ class Runtime:
         self.call("LiteRtAddOpaqueOptions", options, opaque)
         return options
 
-    def compile_memory(self, address: int, nbytes: int, settings: dict[str, Any]) -> Compiled:
+    def compile_memory(self, address: int, nbytes: int, signatures: int, settings: dict[str, Any]) -> Compiled:
         """Compile the model at ``address``; the memory must outlive the result.
+
+        Signature ``i`` of the model must be that of its subgraph ``i``, for the first ``signatures`` ones.
 
         Raises:
             UnavailableError: the runtime refuses it.
         """
         model = c_void_p()
         self.call("LiteRtCreateModelFromBuffer", self._environment, c_void_p(address), c_size_t(nbytes), byref(model))
-        return self._compile(model, settings)
-
-    def compile_file(self, path: str, settings: dict[str, Any]) -> Compiled:
-        """Compile a model file.
-
-        Raises:
-            UnavailableError: the runtime refuses it.
-        """
-        model = c_void_p()
-        self.call("LiteRtCreateModelFromFile", self._environment, c_char_p(os.fsencode(path)), byref(model))
-        return self._compile(model, settings)
-
-    def _compile(self, model: c_void_p, settings: dict[str, Any]) -> Compiled:
         options = self.cpu_options(settings)
         compiled = c_void_p()
         try:
@@ -123,14 +111,12 @@ class Runtime:
             raise
         finally:
             self._lib.LiteRtDestroyOptions(options)
-        subgraph = c_void_p()
-        self.call("LiteRtGetModelSubgraph", model, c_size_t(0), byref(subgraph))
-        return Compiled(
-            model,
-            compiled,
-            self._tensor_types(subgraph, "Input"),
-            self._tensor_types(subgraph, "Output"),
-        )
+        ports = []
+        for index in range(signatures):
+            subgraph = c_void_p()
+            self.call("LiteRtGetModelSubgraph", model, c_size_t(index), byref(subgraph))
+            ports.append((self._tensor_types(subgraph, "Input"), self._tensor_types(subgraph, "Output")))
+        return Compiled(model, compiled, tuple(ports))
 
     def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
         count = c_size_t()
@@ -168,12 +154,11 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled stage and the types of its inputs and outputs, in the order of its subgraph."""
+    """Compiled stages and, for each signature, the types of its inputs and outputs in the order of its subgraph."""
 
     model: c_void_p
     handle: c_void_p
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    ports: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
 
 
 def _toml(value: Any) -> str:

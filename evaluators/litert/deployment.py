@@ -15,7 +15,7 @@ from search_spaces.errors import ModelError, PlanError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
 from search_spaces.models.litert import read_model
-from search_spaces.models.stages import cut_stage
+from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 
@@ -32,14 +32,14 @@ class Deployment:
         plan: over ``graph``, one stage per operator.
         graph: the stages as operators of kind ``STAGE``, and the tensors between them.
         platform: the lanes that the plan uses.
-        files: one stage file each, verified by digest.
+        stages: the stage files, verified by digest and against the plan.
         content_digest: SHA-256 of the model that the stages were cut from.
     """
 
     plan: Plan
     graph: Graph
     platform: Platform
-    files: tuple[Path, ...]
+    stages: tuple[StageModel, ...]
     content_digest: str
 
 
@@ -121,9 +121,8 @@ def read_deployment(path: Path) -> Deployment:
         if set(graph.boundary((index,)).outputs) != set(operator.outputs):
             raise PlanError(f"{path}: the plan is damaged: an output of stage {index} goes nowhere")
     files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
-    for file, operator in zip(files, graph.operators, strict=True):
-        _check_ports(file, operator, graph)
-    return Deployment(plan, graph, platform, files, content_digest)
+    models = tuple(_stage_model(file, o, graph) for file, o in zip(files, graph.operators, strict=True))
+    return Deployment(plan, graph, platform, models, content_digest)
 
 
 def _stage_graph(document: Mapping[str, Any]) -> Graph:
@@ -188,8 +187,8 @@ def _stage_file(folder: Path, name: str, digest: str) -> Path:
     return path
 
 
-def _check_ports(file: Path, operator: Operator, graph: Graph) -> None:
-    """Compare a stage file's inputs and outputs with what the plan says; the runtime trusts the plan's sizes."""
+def _stage_model(file: Path, operator: Operator, graph: Graph) -> StageModel:
+    """Read a stage file and compare its inputs and outputs with what the plan says; the runtime trusts its sizes."""
     try:
         stage = read_model(file)
     except ModelError as error:
@@ -199,3 +198,7 @@ def _check_ports(file: Path, operator: Operator, graph: Graph) -> None:
         b = [(graph.tensors[t].dtype, graph.tensors[t].shape, graph.tensors[t].nbytes) for t in theirs]
         if a != b:
             raise PlanError(f"{file}: has other inputs or outputs than the plan says")
+    if stage.source is None:
+        raise PlanError(f"{file}: has no weights to read")
+    buffers = tuple(sorted(stage.source.extents))
+    return StageModel(stage.source.schema, stage.source, buffers, operator.inputs, operator.outputs)

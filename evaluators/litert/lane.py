@@ -24,8 +24,8 @@ from typing import Any
 from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.models.pages import in_pages
 
-_PAGE = mmap.PAGESIZE
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; Python names the first only from 3.13 on
 _SLEEP_MS = 1000
 
@@ -56,6 +56,7 @@ class _Step:
 
     stage: int
     compiled: Compiled
+    signature: int
     inputs: Any  # a ctypes array of LiteRtTensorBuffer
     outputs: Any
     waits: tuple[_Edge, ...]
@@ -100,33 +101,33 @@ class Lane:
         return int(found)
 
     def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
-        """Compile a stage: a file, or a header whose weights lie in the model file that ``fds[0]`` has open."""
+        """Compile stages: a header, whose weights lie in the files that came along.
+
+        Header and files are laid out one behind the other, each from a page on, so that the header's offsets lead
+        into the files and no weight is copied.
+        """
         begin = time.perf_counter()
-        if "file" in head:
-            compiled = self._runtime.compile_file(head["file"], head["settings"])
-        else:
-            # Layout of the view: the stage's own small flatbuffer, then the whole model file, so that the stage's
-            # weight offsets lead into the file and no weight is copied.
-            source = fds[0]
-            nbytes = os.fstat(source).st_size
-            total = len(header) + nbytes
-            base = self._map(-1, total)
-            try:
-                ctypes.memmove(base, header, len(header))
-                self._map(source, nbytes, address=base + len(header))
-                compiled = self._runtime.compile_memory(base, total, head["settings"])
-            except OptimizeError:
-                self._libc.munmap(base, total)
-                raise
-            self._views[head["id"]] = (base, total)
+        sizes = [os.fstat(fd).st_size for fd in fds]
+        total = len(header) + sum(in_pages(size) for size in sizes)
+        base = self._map(-1, total)
+        try:
+            ctypes.memmove(base, header, len(header))
+            place = base + len(header)
+            for fd, size in zip(fds, sizes, strict=True):
+                self._map(fd, size, address=place)
+                place += in_pages(size)
+            compiled = self._runtime.compile_memory(base, total, head["signatures"], head["settings"])
+        except OptimizeError:
+            self._libc.munmap(base, total)
+            raise
+        self._views[head["id"]] = (base, total)
         self._compiled[head["id"]] = compiled
         return {"compile_s": time.perf_counter() - begin}
 
     def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
-        """Release a compiled stage."""
+        """Release compiled stages."""
         self._runtime.release(self._compiled.pop(head["id"]))
-        if head["id"] in self._views:
-            self._libc.munmap(*self._views.pop(head["id"]))
+        self._libc.munmap(*self._views.pop(head["id"]))
         return {}
 
     def arena(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
@@ -154,8 +155,9 @@ class Lane:
         steps = []
         for step in head["steps"]:
             compiled = self._compiled[step["compiled"]]
+            inputs, outputs = compiled.ports[step["signature"]]
             sides = []
-            for kinds, places in ((compiled.inputs, step["inputs"]), (compiled.outputs, step["outputs"])):
+            for kinds, places in ((inputs, step["inputs"]), (outputs, step["outputs"])):
                 if len(kinds) != len(places):
                     raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(places)}")
                 if any(offset + nbytes > size for offset, nbytes in places):
@@ -163,7 +165,8 @@ class Lane:
                 buffers = [self._runtime.bind(k, base + o, n) for k, (o, n) in zip(kinds, places, strict=True)]
                 sides.append((c_void_p * len(buffers))(*buffers))
             signals = tuple(kept[i] for i in step["signals"])
-            steps.append(_Step(step["stage"], compiled, sides[0], sides[1], edges(step["waits"]), signals))
+            waits = edges(step["waits"])
+            steps.append(_Step(step["stage"], compiled, step["signature"], sides[0], sides[1], waits, signals))
         starts = tuple(kept[i] for i in head["starts"])
         self._programs[head["id"]] = _Program(tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept))
         return {}
@@ -217,13 +220,13 @@ class Lane:
 
     def _call(self, step: _Step) -> Callable[[], tuple[int, int]]:
         run, clock = self._run, time.perf_counter_ns
-        handle, zero = step.compiled.handle, 0
+        handle, signature = step.compiled.handle, step.signature
         inputs, outputs = step.inputs, step.outputs
         n_inputs, n_outputs = len(inputs), len(outputs)
 
         def call() -> tuple[int, int]:
             begin = clock()
-            status = run(handle, zero, n_inputs, inputs, n_outputs, outputs)
+            status = run(handle, signature, n_inputs, inputs, n_outputs, outputs)
             end = clock()
             if status:
                 raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")

@@ -22,12 +22,11 @@ from evaluators.base import Batch
 from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.deployment import Deployment, read_deployment
-from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import existing_packed_weights
-from evaluators.litert.settings import compile_settings
+from evaluators.litert.stages import compile_stages
 from search_spaces.errors import UnavailableError, UsageError
-
-_COMPILE_LIMIT_S = 300.0
+from search_spaces.models.joined import join
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
 
@@ -62,7 +61,7 @@ class PlanRunner:
                 arena=memory,
                 number=1,
                 compiled=compiled,
-                ports=[(operator.inputs, operator.outputs) for operator in graph.operators],
+                ports={i: (operator.inputs, operator.outputs) for i, operator in enumerate(graph.operators)},
             )
         except BaseException:
             self.close()
@@ -78,15 +77,15 @@ class PlanRunner:
                     "search again on this machine: optimize --model …",
                 )
 
-    def _compile(self) -> dict[int, int]:
+    def _compile(self) -> dict[int, tuple[int, int]]:
+        """Compile the stages of each lane together, as the search does, and return what each was compiled as."""
         deployment = self._deployment
         packed = existing_packed_weights(deployment.content_digest)
-        compiled = {}
-        for index, (stage, file) in enumerate(zip(deployment.plan.stages, deployment.files, strict=True)):
-            settings = compile_settings(deployment.platform[stage.processor], packed)
-            head = {"op": "compile", "id": index + 1, "file": str(file.absolute()), "settings": settings}
-            self._lanes.ask(stage.processor, Request(head), _COMPILE_LIMIT_S)
-            compiled[index] = index + 1
+        compiled: dict[int, tuple[int, int]] = {}
+        for number, (lane, indices) in enumerate(deployment.plan.by_processor().items(), 1):
+            joined = join([deployment.stages[i] for i in indices])
+            compile_stages(self._lanes, deployment.platform, lane, number, joined, packed)
+            compiled |= {index: (number, signature) for signature, index in enumerate(indices)}
         return compiled
 
     @property

@@ -18,7 +18,7 @@ from evaluators.base import Agreement
 from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import packed_weights
 from evaluators.litert.processors import local_platform
 from evaluators.litert.runner import PlanRunner
@@ -30,7 +30,6 @@ from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 
 _INPUT_SEED = 0
-_COMPILE_LIMIT_S = 300.0
 
 
 class LitertEvaluator:
@@ -122,8 +121,7 @@ class LitertSession:
     def _pack(self, graph: Graph, path: Path) -> None:
         """Have the runtime write its packed weights of the whole model to ``path``."""
         lane = self._platform.processors[0].name
-        number = self._stages.compile(lane, packing_model(graph), path)
-        self._lanes.ask(lane, Request({"op": "release", "id": number}), _COMPILE_LIMIT_S)
+        self._stages.compile_once(lane, packing_model(graph), path)
 
     def _candidate(self, model: _Model, plan: Plan, *, fresh: bool, check: bool) -> LitertCandidate:
         graph = model.graph
@@ -140,8 +138,15 @@ class LitertSession:
                     memory.close(self._lanes if generation == self._lanes.generation else None)
 
         try:
-            for stage in plan.stages:
-                held.append(self._stages.take(graph, stage, model.packed, fresh=fresh))  # noqa: PERF401 - one by one
+            compiled: dict[int, tuple[int, int]] = {}
+            ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+            for lane, indices in plan.by_processor().items():
+                group = tuple(plan.stages[i].operators for i in indices)
+                entry = self._stages.take(graph, lane, group, model.packed, fresh=fresh)
+                held.append(entry)
+                for signature, (index, stage) in enumerate(zip(indices, entry.models, strict=True)):
+                    compiled[index] = (entry.number, signature)
+                    ports[index] = (stage.inputs, stage.outputs)
             return LitertCandidate(
                 graph,
                 plan,
@@ -149,8 +154,8 @@ class LitertSession:
                 lanes=self._lanes,
                 arena=memory,
                 number=self._number(),
-                compiled={i: entry.number for i, entry in enumerate(held)},
-                ports=[(entry.model.inputs, entry.model.outputs) for entry in held],
+                compiled=compiled,
+                ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
                 on_close=release,
             )
