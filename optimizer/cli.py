@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -76,7 +77,7 @@ def _optimize(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", metavar="NAME|FILE", help="a built-in model (vgg16, mobilenet_v1, squeezenet1_1) or a .tflite file")
+    add("--model", metavar="NAME|FILE", help="a built-in model, as vgg16 (see optimize models), or a .tflite file")
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
@@ -160,10 +161,59 @@ def _execute(arguments: list[str]) -> int:
     return 0
 
 
+def _models(arguments: list[str]) -> int:
+    parser = _Parser(prog="optimize models", description="List the built-in models, with their size and work.")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="as mobilenet_v1@0.5/192 (default: all)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.models import print_models
+
+    print_models(options.names, as_json=options.json)
+    return 0
+
+
+def _inspect(arguments: list[str]) -> int:
+    parser = _Parser(prog="optimize inspect", description="Tell what a model is made of and where it can be cut.")
+    add = parser.add_argument
+    add("model", metavar="NAME|FILE", help="a built-in model, or a .tflite file")
+    add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
+    add(
+        "--picture",
+        metavar="FILE",
+        type=Path,
+        help="draw the graph with its cut points: .svg, or .html with zoom and tables",
+    )
+    add("--json", action="store_true", help="print one JSON document")
+    add("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.graph_picture import check_picture, write_picture
+    from optimizer.inspect import inspect_graph, to_json
+    from search_spaces.models import load
+
+    if options.picture is not None:
+        check_picture(options.picture)
+    found = inspect_graph(load(options.model, options.input_shape or ()))
+    if options.picture is not None:
+        write_picture(found, options.picture)
+        print(f"optimize: the picture is in {options.picture}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(to_json(found), indent=2))
+    else:
+        from optimizer.console import make_console
+        from optimizer.inspect_text import render_inspection
+
+        console = make_console()
+        console.print(render_inspection(found, console.width))
+    return 0
+
+
 Command = Callable[[list[str]], int]
 
 COMMANDS: dict[str, tuple[str, Command]] = {
     "execute": ("run a plan from its files", _execute),
+    "inspect": ("tell what a model is made of and where it can be cut", _inspect),
+    "models": ("list the built-in models", _models),
 }
 
 if __name__ == "__main__":

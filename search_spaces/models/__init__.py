@@ -41,7 +41,7 @@ def load(source: str, input_shapes: Sequence[str] = ()) -> Graph:
 
 def _read(source: str) -> Graph:
     from search_spaces.models.litert import read_model
-    from search_spaces.models.zoo.names import ZOO, is_name, parse_name
+    from search_spaces.models.zoo.names import ZOO, is_name, nearest, parse_name
 
     if is_name(source) and not _is_file_in_folder(source):
         from search_spaces.models.cache import cached
@@ -52,10 +52,7 @@ def _read(source: str) -> Graph:
         return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name)
     if _looks_like_path(source):
         return read_model(Path(source))
-    from difflib import get_close_matches
-
-    near = get_close_matches(source.lower(), ZOO, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
+    hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
     raise ModelError(f"there is no model and no file called {source!r}", hint)
 
 

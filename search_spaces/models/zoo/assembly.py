@@ -22,7 +22,7 @@ from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import DTYPES, enumerators, tensor_nbytes
 from search_spaces.models.litert import VERSION
 from search_spaces.models.options import plain_options
-from search_spaces.models.writer import write_model
+from search_spaces.models.writer import ALIGNMENT, pack_header, write_model
 
 SPECTRUM_RATE = 8.0  # singular values fall as exp(-8 k / n): a quarter of the rank holds 98 % of the energy
 SPECTRUM_CHANNELS = 16  # axes with fewer channels stay as they are, they have no rank to spare
@@ -92,6 +92,16 @@ class Draft:
     def parameters(self) -> int:
         """Number of weights, biases included."""
         return sum(prod(w.shape) for w in self.weights.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file that :meth:`write` makes."""
+        size = {b: prod(w.shape) * (2 if w.half else 4) for b, w in self.weights.items()}
+        size |= {i: len(b.data) for i, b in enumerate(self.schema.buffers) if b.data is not None}
+        end = len(pack_header(self.schema, size)[0])
+        for _, nbytes in sorted(size.items()):
+            end = -(-(end + 4) // ALIGNMENT) * ALIGNMENT + nbytes
+        return end
 
     def graph(self) -> Graph:
         """Return the graph that reading the written file gives, without a file."""

@@ -32,7 +32,7 @@ class Entry:
 
     Attributes:
         module: of this package, whose function ``build`` makes it.
-        source: where its structure is published.
+        source: the paper, and whose implementation it follows.
         size: height and width of images, or the number of tokens alone.
         smallest: least height and width, or tokens.
         step: of which height and width, or tokens, are multiples.
@@ -85,61 +85,37 @@ class Spec:
 
 
 _HEADS = "to whole attention heads"
-_NORMALISED = "its normalisation divides by a variance taken at run time, which 8 bits do not hold"
+_GROUPS = "groups to multiples of 8"
+_VARIANCE = "it divides by a variance taken at run time, which 8 bits do not hold"
+_MASKS = "attention masks of -10,000 and scores do not fit the same 8 bits"
 
 ZOO: Mapping[str, Entry] = {
-    "alexnet": Entry("alexnet", "Krizhevsky 2014, arXiv:1404.5997; torchvision", smallest=63),
-    "densenet121": Entry("densenet", "Huang et al. 2017, arXiv:1608.06993; torchvision"),
-    "efficientnet_lite0": Entry(
-        "efficientnet", "Tan and Le 2019, arXiv:1905.11946; its Lite variant without squeeze and swish", rounding=EIGHTS
-    ),
-    "fast_style_transfer": Entry(
-        "style",
-        "Johnson et al. 2016, arXiv:1603.08155; size as in CoDL (MobiSys 2022)",
-        (480, 640),
-        16,
-        4,
-        int8=_NORMALISED,
-    ),
-    "googlenet": Entry("googlenet", "Szegedy et al. 2015, arXiv:1409.4842; torchvision"),
-    "inception_v3": Entry("inception", "Szegedy et al. 2016, arXiv:1512.00567; torchvision", (299, 299), 75),
-    "mobilebert": Entry(
-        "transformer",
-        "Sun et al. 2020, arXiv:2004.02984",
-        (128,),
-        8,
-        8,
-        rounding=_HEADS,
-        int8="attention masks of -10,000 and scores do not fit the same 8 bits",
-    ),
-    "mobilenet_v1": Entry("mobilenet", "Howard et al. 2017, arXiv:1704.04861; hosted .tflite", rounding=EIGHTS),
-    "mobilenet_v2": Entry("mobilenet", "Sandler et al. 2018, arXiv:1801.04381; hosted .tflite", rounding=EIGHTS),
-    "mobilenet_v3_large": Entry("mobilenet", "Howard et al. 2019, arXiv:1905.02244; torchvision", rounding=EIGHTS),
-    "posenet": Entry("posenet", "Wei et al. 2016, arXiv:1602.00134, as in CoDL (MobiSys 2022)", (256, 256), step=8),
-    "regnet_y_32gf": Entry(
-        "regnet", "Radosavovic et al. 2020, arXiv:2003.13678; torchvision", rounding="groups to multiples of 8"
-    ),
-    "resnet18": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
-    "resnet50": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
-    "resnet101": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
-    "resnet152": Entry("resnet", "He et al. 2016, arXiv:1512.03385; torchvision"),
-    "retinaface": Entry(
-        "retinaface", "Deng et al. 2020, arXiv:1905.00641, as in CoDL (MobiSys 2022)", (640, 640), 64, 64
-    ),
-    "squeezenet1_0": Entry("squeezenet", "Iandola et al. 2016, arXiv:1602.07360; torchvision"),
-    "squeezenet1_1": Entry("squeezenet", "Iandola et al. 2016, arXiv:1602.07360; torchvision"),
-    "vgg11": Entry("vgg", "Simonyan and Zisserman 2014, arXiv:1409.1556; torchvision"),
-    "vgg16": Entry("vgg", "Simonyan and Zisserman 2014, arXiv:1409.1556; torchvision"),
-    "vgg19": Entry("vgg", "Simonyan and Zisserman 2014, arXiv:1409.1556; torchvision"),
+    "alexnet": Entry("alexnet", "arXiv:1404.5997, torchvision", smallest=63),
+    "densenet121": Entry("densenet", "arXiv:1608.06993, torchvision"),
+    "efficientnet_lite0": Entry("efficientnet", "arXiv:1905.11946, Lite", rounding=EIGHTS),
+    "fast_style_transfer": Entry("style", "arXiv:1603.08155, CoDL", (480, 640), 16, 4, int8=_VARIANCE),
+    "googlenet": Entry("googlenet", "arXiv:1409.4842, torchvision"),
+    "inception_v3": Entry("inception", "arXiv:1512.00567, torchvision", (299, 299), 75),
+    "mobilebert": Entry("transformer", "arXiv:2004.02984", (128,), 8, 8, rounding=_HEADS, int8=_MASKS),
+    "mobilenet_v1": Entry("mobilenet", "arXiv:1704.04861, hosted .tflite", rounding=EIGHTS),
+    "mobilenet_v2": Entry("mobilenet", "arXiv:1801.04381, hosted .tflite", rounding=EIGHTS),
+    "mobilenet_v3_large": Entry("mobilenet", "arXiv:1905.02244, torchvision", rounding=EIGHTS),
+    "posenet": Entry("posenet", "arXiv:1602.00134, CoDL", (256, 256), step=8),
+    "regnet_y_32gf": Entry("regnet", "arXiv:2003.13678, torchvision", rounding=_GROUPS),
+    "resnet18": Entry("resnet", "arXiv:1512.03385, torchvision"),
+    "resnet50": Entry("resnet", "arXiv:1512.03385, torchvision"),
+    "resnet101": Entry("resnet", "arXiv:1512.03385, torchvision"),
+    "resnet152": Entry("resnet", "arXiv:1512.03385, torchvision"),
+    "retinaface": Entry("retinaface", "arXiv:1905.00641, CoDL", (640, 640), 64, 64),
+    "squeezenet1_0": Entry("squeezenet", "arXiv:1602.07360, torchvision"),
+    "squeezenet1_1": Entry("squeezenet", "arXiv:1602.07360, torchvision"),
+    "vgg11": Entry("vgg", "arXiv:1409.1556, torchvision"),
+    "vgg16": Entry("vgg", "arXiv:1409.1556, torchvision"),
+    "vgg19": Entry("vgg", "arXiv:1409.1556, torchvision"),
     "vit_b16": Entry(
-        "transformer",
-        "Dosovitskiy et al. 2021, arXiv:2010.11929; torchvision",
-        smallest=16,
-        step=16,
-        rounding=_HEADS,
-        int8=_NORMALISED,
+        "transformer", "arXiv:2010.11929, torchvision", (224, 224), 16, 16, rounding=_HEADS, int8=_VARIANCE
     ),
-    "yolov2": Entry("yolov2", "Redmon and Farhadi 2017, arXiv:1612.08242; darknet", (416, 416), step=32),
+    "yolov2": Entry("yolov2", "arXiv:1612.08242, darknet", (416, 416), step=32),
 }
 
 WIDTHS = (0.125, 4.0)
@@ -149,12 +125,20 @@ VARIANTS = ("int8", "f16")
 _FORM = re.compile(
     r"(?P<name>\w+)(?:@(?P<width>[^@/+:]*))?(?:/(?P<size>[^@/+:]*))?(?P<spectrum>\+[^@/+:]*)?(?::(?P<variant>[^@/+:]*))?"
 )
-_GRAMMAR = "a name has the form NAME[@WIDTH][/SIZE][+spectrum][:int8|:f16]"
+GRAMMAR = "a name has the form NAME[@WIDTH][/SIZE][+spectrum][:int8|:f16]"
 
 
 def is_name(text: str) -> bool:
     """Tell whether a text starts as a name of the zoo does, alone or with something that asks for a variant."""
-    return re.split("[@/+:]", text, maxsplit=1)[0] in ZOO
+    return _base(text) in ZOO
+
+
+def nearest(text: str) -> str:
+    """Return ``did you mean vgg16 or vgg19?``, or "" where no name comes near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(_base(text).lower(), ZOO, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def parse_name(text: str) -> Spec:
@@ -165,7 +149,8 @@ def parse_name(text: str) -> Spec:
     """
     found = _FORM.fullmatch(text)
     if found is None or found["name"] not in ZOO:
-        raise ModelError(f"{text!r} is not a name of the zoo", _GRAMMAR)
+        known = is_name(text)
+        raise ModelError(f"{text!r} is not a name of the zoo", GRAMMAR if known else nearest(text) or _all())
     entry = ZOO[found["name"]]
     if found["spectrum"] not in {None, "+spectrum"}:
         raise ModelError(f"{text}: there is no {found['spectrum']!r}", "the one that there is is +spectrum")
@@ -176,6 +161,14 @@ def parse_name(text: str) -> Spec:
         found["spectrum"] is not None,
         _variant(text, found["variant"], entry),
     )
+
+
+def _base(text: str) -> str:
+    return re.split("[@/+:]", text, maxsplit=1)[0]
+
+
+def _all() -> str:
+    return f"give one of: {', '.join(sorted(ZOO))}"
 
 
 def _width(text: str, given: str | None) -> float:
