@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from search_spaces.errors import OptimizeError, RunFolderError
+from search_spaces.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.models.atomic import replacing
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -40,38 +40,19 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut, where the system can."""
-    with contextlib.suppress(OSError):  # some network file systems cannot open or sync a folder
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace the file at ``path``; whoever reads it meanwhile sees the old content or the new. Makes its folder.
 
     Raises:
         RunFolderError: it cannot be written; what was there before is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with disk_errors(path, "what was there before is untouched"):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
-            try:
-                write_all(descriptor, content)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-    sync_folder(path.parent)
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except UsageError as error:
+        raise RunFolderError(error.what, error.hint or "what was there before is untouched") from error
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -239,7 +239,7 @@ def test_a_folder_without_permission_is_one_line() -> None:
 
 def test_a_start_that_fails_lets_the_lock_go() -> None:
     Path("runs/first/config.yaml").mkdir(parents=True)
-    with pytest.raises(RunFolderError, match=r"config\.yaml: is a directory"):
+    with pytest.raises(RunFolderError, match=r"config\.yaml: cannot be written: Is a directory"):
         opened()
     Path("runs/first/config.yaml").rmdir()
     opened().close()
@@ -260,7 +260,7 @@ except RunFolderError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("runs/first/")
-    assert "file too large" in done.stdout
+    assert "File too large" in done.stdout
     assert len(done.stdout.splitlines()) == 1
     opened().close()  # and the folder is usable once there is room
 

@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring a renamed entry to disk; file systems that cannot are left to themselves."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

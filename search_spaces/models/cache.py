@@ -33,10 +33,7 @@ def cache_dir() -> Path:
 
 
 def cached(name: str, version: int, build: Callable[[Path], None]) -> Path:
-    """Return the file ``models/<name>.v<version>.tflite`` of the cache folder, made by ``build`` where it must be.
-
-    The file's digest is written beside it and checked on every call (about 0.3 s for 553 MB). A damaged file is
-    reported to the logger ``partition_optimizer`` and built again. Processes that want one file at once build it once.
+    """Return the file ``models/<name>.v<version>.tflite`` of the cache folder; see :func:`kept`.
 
     Args:
         name: what is cached; a plain file name.
@@ -46,15 +43,25 @@ def cached(name: str, version: int, build: Callable[[Path], None]) -> Path:
     Raises:
         UsageError: the cache folder cannot be written, or the disk is full.
     """
-    folder = cache_dir() / "models"
-    path = folder / f"{name}.v{version}.tflite"
+    return kept(cache_dir() / "models" / f"{name}.v{version}.tflite", build)
+
+
+def kept(path: Path, build: Callable[[Path], None]) -> Path:
+    """Return the file at ``path``, made by ``build`` where it must be.
+
+    The file's digest is written beside it and checked on every call (about 0.3 s for 553 MB). A damaged file is
+    reported to the logger ``partition_optimizer`` and built again. Processes that want one file at once build it once.
+
+    Raises:
+        UsageError: the folder cannot be written, or the disk is full.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path):
             problem = _problem(path)
             if problem is not None:
                 if path.exists():
-                    _LOGGER.warning("%s: the cached model is damaged (%s); it is built again", path, problem)
+                    _LOGGER.warning("%s: the cached file is damaged (%s); it is made again", path, problem)
                 _build(path, build)
     except OSError as error:
         if _problem(path) is None:  # a folder that may only be read serves what it has
@@ -65,6 +72,11 @@ def cached(name: str, version: int, build: Callable[[Path], None]) -> Path:
             raise UsageError(error.what, _HINT) from error
         raise
     return path
+
+
+def intact(path: Path) -> bool:
+    """Return whether a file that :func:`kept` has made is there and undamaged."""
+    return _problem(path) is None
 
 
 @contextmanager
