@@ -11,6 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atoms import Traits, arrange
+from search_spaces.models.checks import check_references
 from search_spaces.models.dtypes import DTYPES, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.options import plain_options
@@ -60,6 +61,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
         raise ValueError("it has no subgraph")
     if model.externalBuffers or any(t.externalBuffer for s in model.subgraphs for t in s.tensors or ()):
         raise ModelError("the model keeps weights in other files", "convert it anew with its weights in one file")
+    check_references(source)
     kinds = [_kind(code) for code in model.operatorCodes or ()]
     order = check_calls(model)
     digests: dict[int, str] = {}
@@ -88,6 +90,11 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
     inputs, outputs = _indices(subgraph.inputs), _indices(subgraph.outputs)
     operators = tuple(_operator(o, i, kinds, digests) for i, o in enumerate(subgraph.operators or ()))
     computed = {*inputs, *(i for operator in operators for i in operator.outputs)}
+    count = len(subgraph.tensors or ())
+    for index, operator in enumerate(subgraph.operators or ()):
+        wrong = next((i for i in _indices(operator.intermediates) if not -1 <= i < count), None)
+        if wrong is not None:
+            raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
     tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
     if number:  # the result of a branch may be a constant; the outputs of the model must be computed
         wrong = next((i for i in outputs if not 0 <= i < len(tensors)), None)

@@ -129,7 +129,8 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     nothing = schema.BufferT()
     stage.buffers = [nothing] * len(whole.buffers)
     for buffer in read - source.extents.keys():  # data that the file does not have: see ModelSource.fixed
-        stage.buffers[buffer] = whole.buffers[buffer]
+        if buffer < len(whole.buffers):  # a model without any buffers may speak of buffer 0
+            stage.buffers[buffer] = whole.buffers[buffer]
     return StageModel(stage, source, tuple(sorted(read & set(source.extents))), border.inputs, border.outputs)
 
 
