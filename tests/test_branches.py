@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import networkx as nx
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from search_spaces.branches import Branch, BranchGroup, branch_groups, walk
 from search_spaces.graph import Graph, Operator
+from search_spaces.models.zoo import draft
 from tests.strategies import chain_graph, graphs, tensor, vgg16_graph
 
 
@@ -181,6 +183,29 @@ def test_squeezenet_has_8_groups_of_2(squeezenet: Graph) -> None:
         assert found.exit is not None
         assert squeezenet.operators[found.exit].kind == "CONCATENATION"
         assert found.members() == (found.entry + 1, found.entry + 2)
+
+
+# Counted by hand in the papers' figures and tables: branches of the outermost groups → how many such groups, and groups
+# within those. ResNets: projected shortcuts. Inception v3: 3 blocks A, 4 C and 2 E of four branches, B and D of three;
+# the two blocks E split 3x3 in two branches each.
+@pytest.mark.parametrize(
+    ("name", "outer", "within"),
+    [
+        ("squeezenet1_0", {2: 8}, {}),
+        ("googlenet", {4: 9}, {}),
+        ("inception_v3", {4: 9, 3: 2}, {2: 4}),
+        ("resnet18", {2: 3}, {}),
+        ("resnet50", {2: 4}, {}),
+        ("resnet152", {2: 4}, {}),
+        ("regnet_y_32gf", {2: 4}, {}),
+        ("densenet121", {}, {}),
+        ("mobilenet_v2", {}, {}),
+    ],
+)
+def test_models_of_the_seeds(name: str, outer: dict[int, int], within: dict[int, int]) -> None:
+    groups = branch_groups(draft(name).graph())
+    assert Counter(len(g.branches) for g in groups) == Counter(outer)
+    assert Counter(len(g.branches) for g in walk(groups)) == Counter(outer) + Counter(within)
 
 
 def test_a_chain_has_none(mobilenet: Graph) -> None:
