@@ -159,7 +159,7 @@ class LitertCandidate:
             self._view(tensor)[...] = array
         for tensor in self._graph.outputs:
             if tensor not in self._graph.inputs:
-                self._view(tensor).view(np.uint8)[...] = 0xFF
+                self._view(tensor).reshape(-1).view(np.uint8)[...] = 0xFF
         self._ran = False
 
     def _view(self, tensor: int) -> NDArray[np.generic]:
