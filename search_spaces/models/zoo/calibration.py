@@ -13,6 +13,8 @@ from search_spaces.errors import UnavailableError
 
 SEEDS = (0, 1)  # of the inputs, uniform in [-1, 1)
 
+TINY = 1e-30
+
 Range = tuple[float, float]
 
 
@@ -30,11 +32,13 @@ def calibrated(path: Path) -> Mapping[int, Range]:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UnavailableError(f"the runtime cannot calibrate {path.name}: {last}", "take the float32 model or :f16")
     found = json.loads(done.stdout.splitlines()[-1])
+    if not all(math.isfinite(value) for seen in found.values() for value in seen):
+        raise UnavailableError(f"{path.name} computes numbers that are not finite", "take the float32 model")
     return {int(index): (_outward(low), _outward(high)) for index, (low, high) in found.items()}
 
 
 def _outward(value: float) -> float:
-    if value == 0 or not math.isfinite(value):
+    if abs(value) < TINY:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
     return math.copysign(math.ceil(abs(value) / unit) * unit, value)

@@ -137,7 +137,9 @@ def nearest(text: str) -> str:
     """Return ``did you mean vgg16 or vgg19?``, or "" where no name comes near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(_base(text).lower(), ZOO, n=3, cutoff=0.5)
+    base = _base(text).lower()
+    longer = [name for name in ZOO if len(base) > 2 and name.startswith(base)]
+    near = longer[:3] or get_close_matches(base, ZOO, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
