@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if debug:
+            raise
+        return _fail(f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}", UsageError.exit_code)
     except Exception as error:
         if debug:
             raise

@@ -1,8 +1,8 @@
 """The whole job against the loop that one would write in an afternoon, and their two plans against each other.
 
-``python -m tests.benchmarks.main_job vgg16 200`` runs both for 200 trials, ours first, on an otherwise quiet machine (the
-plain loop takes a quarter of an hour), then compares the two plans interleaved. ``--plain-trials N`` runs fewer trials of
-the plain loop and scales its time up, which is fair since each of its trials costs the same.
+``python -m tests.benchmarks.main_job vgg16 200`` runs both for 200 trials, ours first, on an otherwise quiet machine
+(the plain loop takes a quarter of an hour), then compares the two plans interleaved. ``--plain-trials N`` runs fewer
+trials of the plain loop and scales its time up, which is fair since each of its trials costs the same.
 """
 
 from __future__ import annotations
