@@ -16,6 +16,7 @@ import pytest
 from search_spaces.errors import UsageError
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT, cache_dir, cached
+from search_spaces.models.zoo import VERSION
 
 CONTENT = b"weights" * 1000
 
@@ -157,7 +158,7 @@ def test_a_model_that_the_disk_does_not_take_names_the_variable(folder: Path) ->
             load("squeezenet1_1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [p.name for p in (folder / "models").iterdir()] == ["squeezenet1_1.v1.lock"]
+    assert [p.name for p in (folder / "models").iterdir()] == [f"squeezenet1_1.v{VERSION}.lock"]
 
 
 def test_a_folder_that_may_only_be_read_serves_what_it_has(folder: Path) -> None:
