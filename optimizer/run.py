@@ -62,7 +62,13 @@ class RunFolder:
 
     @classmethod
     def create_or_resume(
-        cls, config: StudyConfig, *, model_digest: str, fingerprint: Mapping[str, Any], command: Sequence[str]
+        cls,
+        config: StudyConfig,
+        *,
+        model_digest: str,
+        fingerprint: Mapping[str, Any],
+        command: Sequence[str],
+        lanes: Sequence[str] = (),
     ) -> RunFolder:
         """Open the folder that ``config`` names, or make it; go on with the study that is in it.
 
@@ -71,12 +77,13 @@ class RunFolder:
             model_digest: of the graph's structure.
             fingerprint: of the evaluator's session, plain values.
             command: the command line, for the manifest.
+            lanes: what the study's plans may name, and which of them are alike; on a machine with others it ends.
 
         Raises:
             RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
         """
         path, study = _place(config)
-        fixed = _fixed(config, model_digest)
+        fixed = {**_fixed(config, model_digest), "lanes": sorted(lanes)}
         with disk_errors(path):
             _refuse_foreign(path)
             _check(path, config.study, fixed)  # before the log is touched, which may be another study's

@@ -111,7 +111,13 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     space = ChainSpace(graph, platform, config.max_stages)
     study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
-    with RunFolder.create_or_resume(config, model_digest=graph.digest, fingerprint=fingerprint, command=command) as run:
+    with RunFolder.create_or_resume(
+        config,
+        model_digest=graph.digest,
+        fingerprint=fingerprint,
+        command=command,
+        lanes=[f"{p.name} ({p.like})" for p in platform.processors],
+    ) as run:
         for damage in run.contents.damage:
             watcher.message(f"trial log: {damage}")
         for change in run.changes:
