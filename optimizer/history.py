@@ -143,7 +143,8 @@ class History:
 
     def value_of(self, trial: Trial) -> float | None:
         """Return the seconds to tell Optuna of a trial, a repeat included; None for a failure."""
-        source = trial if trial.repeat_of is None else self.known[trial.plan.digest]
+        # A repeat whose first trial was lost with a damaged part of the log teaches nothing.
+        source = trial if trial.repeat_of is None else self.known.get(trial.plan.digest, trial)
         return source.measurement.latency_s.median if source.measurement else None
 
     def add(self, trial: Trial) -> None:
