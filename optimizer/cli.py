@@ -29,11 +29,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
 
+class _Warnings(logging.Handler):
+    """Writes to what stderr is at that moment, so that a progress bar can step aside."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    logging.basicConfig(format="optimize: %(message)s", level=logging.WARNING)
+    logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         command = COMMANDS.get(arguments[0]) if arguments else None

@@ -11,15 +11,14 @@ import numpy as np
 from evaluators.base import Candidate, Session
 from evaluators.comparison import Comparison, ComparisonPolicy, finals
 from evaluators.comparison import compare as compare_pair
+from evaluators.samples import Samples
 from optimizer.history import History, Trial
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 
-_PLANS, _BASELINES = 3, 2
+_PLANS = 3
 _FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
-_WITHIN = 1.03
-_TIED = 1.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +81,9 @@ def decide(
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
     ranking = history.ranking()
     plans = [t for t in ranking if t.plan.digest not in names][:_PLANS]
-    firsts = [t for t in ranking if t.plan.digest in names][:_BASELINES]
+    firsts = _strongest([t for t in ranking if t.plan.digest in names])
     if not firsts:
         raise UnavailableError("no baseline could be measured", "see the failures in the trial log")
-    firsts = [t for t in firsts if t.median_s <= firsts[0].median_s * _WITHIN]
 
     def load(trial: Trial) -> Callable[[], Candidate]:
         return lambda: session.load(graph, trial.plan, fresh=True)
@@ -93,22 +91,30 @@ def decide(
     finalists = [*plans, *firsts]
     if len(plans) > 1 or len(firsts) > 1:
         progress(f"measuring the {len(finalists)} fastest again, in turns")
-        medians = [samples.median for samples in finals([load(t) for t in finalists], _FINALS, rng)]
+        samples = finals([load(t) for t in finalists], _FINALS, rng)
     else:
-        medians = [0.0 for _ in finalists]
-    baseline = _simplest(list(zip(medians[len(plans) :], firsts, strict=True)))
+        samples = tuple(t.measurement.latency_s for t in finalists if t.measurement)
+    baseline = _simplest(list(zip(samples[len(plans) :], firsts, strict=True)))
     named = (names[baseline.plan.digest], baseline.plan)
     if not plans:
         return Verdict(baseline.plan, named, None, None)
-    challenger = min(zip(medians[: len(plans)], plans, strict=True), key=lambda pair: pair[0])[1]
+    challenger = min(zip(samples[: len(plans)], plans, strict=True), key=lambda pair: pair[0].median)[1]
     progress("comparing the best plan with the best baseline")
     comparison = compare_pair(load(baseline), load(challenger), policy, rng)
     wins = comparison.significant and comparison.speedup > 1.0
     return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)
 
 
-def _simplest(found: list[tuple[float, Trial]]) -> Trial:
-    """Return the trial with the fewest stages among those that are as fast as the fastest, to half a per cent."""
-    fastest = min(median for median, _ in found)
-    tied = [(len(trial.plan.stages), median, i) for i, (median, trial) in enumerate(found) if median <= fastest * _TIED]
-    return found[min(tied)[2]][1]
+def _strongest(ranking: list[Trial]) -> list[Trial]:
+    """Return the fastest baseline, and the fastest that leaves the model whole if that is another."""
+    whole = [t for t in ranking if len(t.plan.stages) == 1]
+    return list({t.plan.digest: t for t in (*ranking[:1], *whole[:1])}.values())
+
+
+def _simplest(found: list[tuple[Samples, Trial]]) -> Trial:
+    """Return the trial with the fewest stages among those that are not clearly slower than the fastest."""
+    fastest = min((samples for samples, _ in found), key=lambda samples: samples.median)
+    tied = [
+        (len(trial.plan.stages), i) for i, (samples, trial) in enumerate(found) if samples.ci95[0] <= fastest.ci95[1]
+    ]
+    return found[min(tied)[1]][1]
