@@ -27,6 +27,7 @@ from optimizer.provenance import provenance
 from optimizer.records import LogContents, header
 from optimizer.storage import TrialLog
 from search_spaces.errors import RunFolderError
+from search_spaces.models.zoo.names import is_name
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -163,7 +164,10 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def _place(config: StudyConfig) -> tuple[Path, str]:
     """Return the folder, made if need be, and the name of the study if it is a new one."""
     now = datetime.now(UTC)
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).stem).lstrip("._-")[:60] or "model"
+    # A name of the zoo may have a point and a slash in it: mobilenet_v1@0.5/192.
+    zoo = is_name(config.model) and not config.model.endswith(".tflite")
+    called = config.model if zoo else Path(config.model).stem
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", called).lstrip("._-")[:60] or "model"
     name = f"{stem}-{now:%Y%m%d-%H%M%S}"
     if config.out is not None or config.study is not None:
         path = config.out or Path("runs", str(config.study))

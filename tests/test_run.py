@@ -125,6 +125,21 @@ def test_studies_without_a_name_never_share_one() -> None:
         run.close()
 
 
+@pytest.mark.parametrize(
+    ("model", "start"),
+    [
+        ("mobilenet_v1@0.5/192", "mobilenet_v1-0.5-192-2"),
+        ("resnet50@0.25+spectrum:int8", "resnet50-0.25-spectrum-int8-2"),
+        ("some/folder/my.net.tflite", "my.net-2"),
+        ("vgg16/my.net.tflite", "my.net-2"),
+        ("./vgg16", "vgg16-2"),
+    ],
+)
+def test_a_study_without_a_name_is_called_as_its_model(model: str, start: str) -> None:
+    with opened(changed(study=None, model=model)) as run:
+        assert run.path.name.startswith(start)
+
+
 def test_two_processes_do_not_share_a_folder() -> None:
     with opened(), pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
         opened()
