@@ -14,9 +14,17 @@
 An interrupted command ends with 130.
 """
 
+import reprlib
 from typing import ClassVar
 
 EXIT_INTERRUPTED = 130
+_SHOWN_CHARACTERS = 60
+
+
+def shown(value: object) -> str:
+    """Return a value that a file gave us as it may stand in an error's one line: quoted, escaped and short."""
+    text = reprlib.repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 class OptimizeError(Exception):

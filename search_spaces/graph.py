@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.errors import ModelError
+from search_spaces.errors import ModelError, shown
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -135,7 +135,7 @@ class Graph:
                 if index not in ready:
                     raise ModelError(
                         f"model {self.name!r}: operator {position} ({operator.kind}) reads tensor {index} "
-                        f"({self.tensors[index].name!r}) before any operator writes it"
+                        f"({shown(self.tensors[index].name)}) before any operator writes it"
                     )
                 readers = consumers.setdefault(index, [])
                 if not readers or readers[-1] != position:

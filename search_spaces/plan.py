@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from search_spaces.errors import PlanError, UsageError
+from search_spaces.errors import PlanError, UsageError, shown
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform
 
@@ -74,14 +73,14 @@ class Plan:
             raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
         version = data.get("schema_version")
         if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-            raise PlanError(f"plan has schema_version {_shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
+            raise PlanError(f"plan has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
         if data.get("dispatch") != "static":
-            raise PlanError(f"plan has dispatch {_shown(data.get('dispatch'))}; this version runs 'static'")
+            raise PlanError(f"plan has dispatch {shown(data.get('dispatch'))}; this version runs 'static'")
         graph_digest, stages = data.get("graph_digest"), data.get("stages")
         if not isinstance(graph_digest, str):
-            raise PlanError(f"plan is damaged: its graph_digest is {_shown(graph_digest)}, not a string")
+            raise PlanError(f"plan is damaged: its graph_digest is {shown(graph_digest)}, not a string")
         if not isinstance(stages, list | tuple):
-            raise PlanError(f"plan is damaged: its stages are {_shown(stages)}, not a list")
+            raise PlanError(f"plan is damaged: its stages are {shown(stages)}, not a list")
         return cls(graph_digest, tuple(_stages_from_json(stages)))
 
     def validate(self, graph: Graph, platform: Platform | None = None) -> None:
@@ -177,17 +176,11 @@ def _to_runs(operators: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _shown(value: object) -> str:
-    """Return a damaged value for an error's one line, shortened."""
-    text = reprlib.repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
-
-
 def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:
     room = MAX_OPERATORS
     for index, stage in enumerate(stages):
         if not isinstance(stage, Mapping) or not isinstance(stage.get("processor"), str):
-            raise PlanError(f"plan is damaged: stage {index} is {_shown(stage)}, without a processor's name")
+            raise PlanError(f"plan is damaged: stage {index} is {shown(stage)}, without a processor's name")
         operators = _from_runs(stage.get("operators"), index, room)
         room -= len(operators)
         yield Stage(operators, stage["processor"])
@@ -196,7 +189,7 @@ def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:
 def _from_runs(runs: object, stage: int, room: int) -> tuple[int, ...]:
     """Return the operators of half-open runs, which ascend and hold at most ``room`` operators together."""
     if not isinstance(runs, list | tuple):
-        raise PlanError(f"plan is damaged: the operators of stage {stage} are {_shown(runs)}, not a list")
+        raise PlanError(f"plan is damaged: the operators of stage {stage} are {shown(runs)}, not a list")
     operators: list[int] = []
     for run in runs:
         after = operators[-1] + 1 if operators else 0
@@ -206,6 +199,6 @@ def _from_runs(runs: object, stage: int, room: int) -> tuple[int, ...]:
             and all(type(end) is int for end in run)
             and after <= run[0] < run[1] <= run[0] + room - len(operators)
         ):
-            raise PlanError(f"plan is damaged: stage {stage} has {_shown(run)} where a run of operators is due")
+            raise PlanError(f"plan is damaged: stage {stage} has {shown(run)} where a run of operators is due")
         operators.extend(range(run[0], run[1]))
     return tuple(operators)

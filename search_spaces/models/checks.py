@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from search_spaces.errors import shown
 from search_spaces.models.source import ModelSource
 
 
@@ -18,11 +19,12 @@ def check_references(source: ModelSource) -> None:
             raise ValueError(f"its metadata is in buffer {number} of {buffers}")
     for entry in model.metadata or ():
         if not 0 <= entry.buffer < buffers:
-            raise ValueError(f"metadata {entry.name!r} is in buffer {entry.buffer} of {buffers}")
+            raise ValueError(f"metadata {shown(entry.name)} is in buffer {entry.buffer} of {buffers}")
     for signature in model.signatureDefs or ():
         if not 0 <= signature.subgraphIndex < len(model.subgraphs):
             raise ValueError(f"a signature is for subgraph {signature.subgraphIndex} of {len(model.subgraphs)}")
         tensors = len(model.subgraphs[signature.subgraphIndex].tensors or ())
         for entry in (*(signature.inputs or ()), *(signature.outputs or ())):
             if not 0 <= entry.tensorIndex < tensors:
-                raise ValueError(f"signature {signature.signatureKey!r} names tensor {entry.tensorIndex} of {tensors}")
+                key = shown(signature.signatureKey)
+                raise ValueError(f"signature {key} names tensor {entry.tensorIndex} of {tensors}")

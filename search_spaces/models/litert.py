@@ -8,7 +8,7 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.errors import ModelError
+from search_spaces.errors import ModelError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.checks import check_references
@@ -20,6 +20,7 @@ from search_spaces.models.subgraphs import called, check_calls, operator_states
 
 VERSION = 3  # of the schema; the runtime admits no other
 MAX_RANK = 64
+_KIND_CHARACTERS = 100
 MAX_TENSOR_NBYTES = 1 << 40
 
 _KINDS = enumerators(schema.BuiltinOperator)
@@ -116,7 +117,7 @@ def _kind(code: Any) -> str:
     """Return the name of an operator code; the older field holds the codes that fit into a byte."""
     number = max(code.builtinCode, code.deprecatedBuiltinCode)
     if number == schema.BuiltinOperator.CUSTOM:
-        custom = _text(code.customCode) or "CUSTOM"
+        custom = "".join(c if c.isprintable() else "?" for c in _text(code.customCode)[:_KIND_CHARACTERS]) or "CUSTOM"
         return f"CUSTOM {custom}" if custom in _NAMES else custom
     if number not in _KINDS:
         raise ModelError(f"operator code {number} is not known to the installed schema", _NEWER)
@@ -145,28 +146,29 @@ def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int,
 def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Tensor:
     """Return a tensor; ``computed`` tells whether an operator or the caller writes it."""
     name = _text(tensor.name)
+    what = f"tensor {index} ({shown(name)})"
     shape, signature = _indices(tensor.shape), _indices(tensor.shapeSignature)
     dtype = DTYPES.get(tensor.type)
     if dtype is None:
-        raise ModelError(f"tensor {index} ({name!r}) has type {tensor.type}, unknown to the installed schema", _NEWER)
+        raise ModelError(f"{what} has type {tensor.type}, unknown to the installed schema", _NEWER)
     if not 0 <= tensor.buffer < max(1, len(source.schema.buffers)):
-        raise ValueError(f"tensor {index} ({name!r}) has buffer {tensor.buffer} of {len(source.schema.buffers)}")
+        raise ValueError(f"{what} has buffer {tensor.buffer} of {len(source.schema.buffers)}")
     if len(shape) > MAX_RANK or min(shape, default=0) < -1 or min(signature, default=0) < -1:
-        raise ValueError(f"tensor {index} ({name!r}) has an impossible shape")
+        raise ValueError(f"{what} has an impossible shape")
     nbytes = tensor_nbytes(shape, dtype)
     if nbytes > MAX_TENSOR_NBYTES:
-        raise ValueError(f"tensor {index} ({name!r}) has the shape {shape}, more than any machine holds")
+        raise ValueError(f"{what} has the shape {shape}, more than any machine holds")
     extent = source.extents.get(tensor.buffer)
     if extent is None and source.fixed and source.schema.buffers[tensor.buffer].data is not None:
         extent = Extent(0, len(source.schema.buffers[tensor.buffer].data))
     # A list of no elements (the shape of a scalar) has no data and yet a value.
     if extent is not None and (computed or tensor.isVariable):
-        raise ValueError(f"tensor {index} ({name!r}) is computed and yet has data")
+        raise ValueError(f"{what} is computed and yet has data")
     constant = not tensor.isVariable and not computed and (extent is not None or 0 in shape)
     if constant and extent is not None and not has_fixed_size(dtype):
         nbytes = extent.nbytes
     if constant and extent is not None and extent.nbytes < nbytes and tensor.sparsity is None:
-        raise ValueError(f"tensor {index} ({name!r}) needs {nbytes} bytes and has {extent.nbytes}")
+        raise ValueError(f"{what} needs {nbytes} bytes and has {extent.nbytes}")
     if len(signature) == len(shape):
         shape = signature
     return Tensor(name, shape, dtype, nbytes, constant, bool(tensor.isVariable), tensor.buffer if constant else 0)
