@@ -184,6 +184,18 @@ def _models(arguments: list[str]) -> int:
     return 0
 
 
+def _compare(arguments: list[str]) -> int:
+    parser = _Parser(prog="optimize compare", description="Tell which of two runs' plans is faster, and by how much.")
+    parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.compare import compare_runs
+
+    print(compare_runs(*options.runs, as_json=options.json))
+    return 0
+
+
 def _inspect(arguments: list[str]) -> int:
     parser = _Parser(prog="optimize inspect", description="Tell what a model is made of and where it can be cut.")
     add = parser.add_argument
@@ -222,6 +234,7 @@ def _inspect(arguments: list[str]) -> int:
 Command = Callable[[list[str]], int]
 
 COMMANDS: dict[str, tuple[str, Command]] = {
+    "compare": ("tell which of two runs' plans is faster", _compare),
     "execute": ("run a plan from its files", _execute),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),

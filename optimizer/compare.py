@@ -1,0 +1,79 @@
+"""Which of two runs' plans is faster: both run from their files, interleaved, over rebuilt instances."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evaluators.base import Agreement, Batch
+from evaluators.comparison import Comparison, ComparisonPolicy, compare
+from evaluators.litert.deployment import read_deployment
+from evaluators.litert.runner import PlanRunner
+from optimizer.console import interval_ms
+from search_spaces.errors import RunFolderError, UnstableError
+
+_POLICY = ComparisonPolicy(max_s=20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A plan run from its files, as a :class:`~evaluators.base.Candidate`."""
+
+    runner: PlanRunner
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        return self.runner.measure(n, stop_above_s)
+
+    def verify(self) -> Agreement | None:
+        return None
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def compare_runs(first: str, second: str, *, as_json: bool) -> str:
+    """Compare the best plans of two run folders (or two ``plan.json``) and return what to print.
+
+    Raises:
+        PlanError: a plan or a stage file is missing or damaged.
+        RunFolderError: the plans are for different models.
+        UnstableError: the machine's speed changed too much to tell.
+    """
+    paths = [_plan_path(first), _plan_path(second)]
+    deployments = [read_deployment(path) for path in paths]
+    if deployments[0].content_digest != deployments[1].content_digest:
+        names = " and ".join(d.graph.name for d in deployments)
+        raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")
+
+    def load(path: Path) -> _Loaded:
+        loaded = _Loaded(PlanRunner(path))
+        loaded.runner.run_seeded()
+        return loaded
+
+    found = compare(lambda: load(paths[0]), lambda: load(paths[1]), _POLICY, np.random.default_rng(0))
+    if found.unstable:
+        raise UnstableError(
+            f"the machine's speed changed by {found.drift:+.1%} during the comparison", "repeat it when it is quiet"
+        )
+    return _document(first, second, found) if as_json else _text(first, second, found)
+
+
+def _plan_path(run: str) -> Path:
+    path = Path(run)
+    return path / "best" if (path / "best" / "plan.json").exists() else path
+
+
+def _text(first: str, second: str, found: Comparison) -> str:
+    low, high = found.ci95
+    lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
+    ratio = f"{found.speedup:.4f} times [{low:.4f}, {high:.4f}] as fast as that of {first}"
+    verdict = "significant" if found.significant else "not significant"
+    return "\n".join([*lines, f"the plan of {second} is {ratio}: {verdict}, over {found.rounds} rebuilt pairs"])
+
+
+def _document(first: str, second: str, found: Comparison) -> str:
+    return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
