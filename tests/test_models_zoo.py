@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from optimizer.cli import main
 from optimizer.models import summarise
 from search_spaces.chain import ChainSpace
+from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs, parameter_total, unknown_kinds
 from search_spaces.models import load
@@ -316,6 +317,11 @@ def test_the_least_size_and_width_leave_something_of_each_tensor(name: str) -> N
     size = "x".join(str(entry.smallest) for _ in entry.size)
     graph = draft(f"{name}@0.125/{size}").graph()
     assert all(min(t.shape, default=1) > 0 for t in graph.tensors)
+
+
+def test_a_model_of_more_than_two_gigabytes_is_refused_before_its_weights_are_made() -> None:
+    with pytest.raises(ModelError, match=r"^vgg16@4: the model would take 8,6\d\d,.*; give a smaller width"):
+        load("vgg16@4")
 
 
 def test_other_sizes_are_valid_too(cache_folder: Path) -> None:

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from search_spaces.errors import ModelError
 from search_spaces.models.zoo.names import ZOO, Spec, parse_name
 
 if TYPE_CHECKING:
@@ -36,10 +37,18 @@ def write(spec: Spec, path: Path) -> None:
     """Build the model in the variant that is asked for, and write it; the same bytes each time on one machine.
 
     Raises:
+        ModelError: the model would not fit into one file.
         UnavailableError: the runtime cannot calibrate an ``:int8`` model here.
         UsageError: the folder cannot be written, or the disk is full.
     """
+    from search_spaces.models.writer import MAX_NBYTES
+
     drafted = draft(spec)
+    if drafted.nbytes > MAX_NBYTES:
+        raise ModelError(
+            f"{spec.canonical}: the model would take {drafted.nbytes:,} bytes; one file holds {MAX_NBYTES:,}",
+            "give a smaller width or size",
+        )
     if spec.variant == "f16":
         from search_spaces.models.zoo.float16 import with_float16_weights
 

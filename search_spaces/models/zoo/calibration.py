@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from search_spaces.errors import UnavailableError
-
 SEEDS = (0, 1)  # of the inputs, uniform in [-1, 1)
 
 TINY = 1e-30
@@ -26,7 +24,9 @@ def calibrated(path: Path) -> Mapping[int, Range]:
     Raises:
         UnavailableError: the runtime does not run the model here.
     """
-    command = [sys.executable, "-m", __name__, str(path)]
+    from search_spaces.errors import UnavailableError  # the child runs this file alone, wherever the package lies
+
+    command = [sys.executable, "-P", __file__, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
