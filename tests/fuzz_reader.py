@@ -301,7 +301,11 @@ def fuzz(cases: int, seed: int, folder: Path, keep: Path | None = None) -> Tally
         DefectError: with the number of the case; its file is left at ``keep``.
     """
     path, tally = folder / "case.tflite", Tally()
-    for number, content in enumerate(damaged(corpus(folder), cases, seed)):
+    seeds = corpus(folder)
+    for content in seeds:  # what is imported on the way is no memory of a case
+        path.write_bytes(content)
+        examine(path, Tally())
+    for number, content in enumerate(damaged(seeds, cases, seed)):
         path.write_bytes(content)
         try:
             examine(path, tally, memory=number % 20 == 0)

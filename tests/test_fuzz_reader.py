@@ -30,8 +30,9 @@ def test_what_is_damaged_is_whole_to_begin_with(tmp_path: Path) -> None:
     tally = Tally()
     for content in corpus(tmp_path):
         (tmp_path / "m.tflite").write_bytes(content)
-        examine(tmp_path / "m.tflite", tally, memory=True)
-    assert (tally.read, tally.refused) == (4, 0)
+        for memory in (False, True):  # the first one imports what it needs
+            examine(tmp_path / "m.tflite", tally, memory=memory)
+    assert (tally.read, tally.refused) == (8, 0)
 
 
 def test_every_length_of_a_file(tmp_path: Path) -> None:

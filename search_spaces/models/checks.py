@@ -1,6 +1,11 @@
-"""Checks of what the graph does not need and the runtime trusts: signatures, metadata, sparsity, quantisation."""
+"""Checks of what the graph does not need and the runtime trusts: signatures, metadata, sparsity."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.errors import shown
 from search_spaces.models.source import ModelSource
@@ -28,3 +33,63 @@ def check_references(source: ModelSource) -> None:
             if not 0 <= entry.tensorIndex < tensors:
                 key = shown(signature.signatureKey)
                 raise ValueError(f"signature {key} names tensor {entry.tensorIndex} of {tensors}")
+
+
+def check_sparsity(sparsity: Any, shape: Sequence[int], bits: int, nbytes: int) -> None:
+    """Check that a sparse tensor's data can be unfolded to its shape.
+
+    Dimensions are stored in ``traversalOrder``, each dense (all of its places) or sparse (a list of places for each
+    place of the dimension before); blocks are further dimensions that subdivide those of ``blockMap``.
+
+    Args:
+        sparsity: the schema's ``SparsityParametersT``.
+        shape: of the tensor.
+        bits: of an element.
+        nbytes: of the data that is there.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    order, blocks = _numbers(sparsity.traversalOrder), _numbers(sparsity.blockMap)
+    levels = sparsity.dimMetadata or []
+    rank = len(shape)
+    if sorted(order) != list(range(rank + len(blocks))) or len(levels) != len(order):
+        raise ValueError("is sparse in other dimensions than it has")
+    if any(not 0 <= b < rank for b in blocks) or len(set(blocks)) != len(blocks):
+        raise ValueError("is sparse in blocks of other dimensions than it has")
+    sizes = [*shape, *(1 for _ in blocks)]
+    for dimension, level in zip(order, levels, strict=True):
+        if dimension >= rank:
+            sizes[dimension] = size = level.denseSize
+            divided = blocks[dimension - rank]
+            if level.format != schema.DimensionType.DENSE or size < 1 or shape[divided] % size:
+                raise ValueError("is sparse in blocks that do not fill it")
+            sizes[divided] = shape[divided] // size
+    places = 1
+    for dimension, level in zip(order, levels, strict=True):
+        places = _places(level, sizes[dimension], places)
+        if places * bits > 8 * nbytes:
+            raise ValueError(f"is sparse and needs more than the {nbytes} bytes that it has")
+
+
+def _places(level: Any, size: int, before: int) -> int:
+    """Return how many places there are after one more dimension."""
+    if level.format == schema.DimensionType.DENSE:
+        if level.denseSize != size:
+            raise ValueError(f"is sparse with a dimension of {level.denseSize} in place of {size}")
+        return before * size
+    segments = _numbers(level.arraySegments.values if level.arraySegments is not None else None)
+    indices = _numbers(level.arrayIndices.values if level.arrayIndices is not None else None)
+    if (
+        len(segments) != before + 1
+        or segments[0]
+        or segments != sorted(segments)
+        or segments[-1] != len(indices)
+        or any(not 0 <= i < size for i in indices)
+    ):
+        raise ValueError("is sparse with places outside of its shape")
+    return len(indices)
+
+
+def _numbers(vector: Any) -> list[int]:
+    return [] if vector is None else [int(v) for v in vector]

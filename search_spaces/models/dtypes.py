@@ -46,6 +46,11 @@ def has_fixed_size(dtype: str) -> bool:
     return dtype in _BITS
 
 
+def element_bits(dtype: str) -> int:
+    """Return the bits that an element takes, 0 where that differs from one to the next."""
+    return _BITS.get(dtype, 0)
+
+
 def tensor_nbytes(shape: Sequence[int], dtype: str) -> int:
     """Return the bytes that a tensor takes, open dimensions (-1) counted as 1.
 

@@ -11,8 +11,8 @@ from ai_edge_litert import schema_py_generated as schema
 from search_spaces.errors import ModelError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atoms import Traits, arrange
-from search_spaces.models.checks import check_references
-from search_spaces.models.dtypes import DTYPES, enumerators, has_fixed_size, tensor_nbytes
+from search_spaces.models.checks import check_references, check_sparsity
+from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.options import plain_options
 from search_spaces.models.source import Extent, ModelSource
@@ -169,6 +169,11 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
         nbytes = extent.nbytes
     if constant and extent is not None and extent.nbytes < nbytes and tensor.sparsity is None:
         raise ValueError(f"{what} needs {nbytes} bytes and has {extent.nbytes}")
+    if tensor.sparsity is not None:
+        try:
+            check_sparsity(tensor.sparsity, shape, element_bits(dtype), extent.nbytes if extent is not None else 0)
+        except ValueError as error:
+            raise ValueError(f"{what} {error}") from None
     if len(signature) == len(shape):
         shape = signature
     return Tensor(name, shape, dtype, nbytes, constant, bool(tensor.isVariable), tensor.buffer if constant else 0)
