@@ -1,0 +1,160 @@
+"""How far the statistics can be trusted, tried on real runs: the figures in ``experiments/results/measurement.json``.
+
+``python -m tests.benchmarks.evidence OUT.json`` compares a model with itself (equal plans must be called equal, and the
+interval must hold 1), then with itself plus a delay of 1 and 2 % (which must be found), first on the machine as it is,
+then beside a process that loads another core at random. One core runs the model. Takes about half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Agreement, Batch, Candidate
+from evaluators.comparison import Comparison, ComparisonPolicy, compare
+from evaluators.litert.session import LitertEvaluator
+from optimizer.provenance import provenance
+from search_spaces.chain import chain_plan
+from search_spaces.models import load
+
+THIRTY_PAIRS = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=5, max_rounds=5, min_pairs=6, max_pairs=6)
+FIVE_SECONDS = ComparisonPolicy(precision=0.002, max_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """A candidate whose every inference is followed by a wait of known length, which counts."""
+
+    inner: Candidate
+    delay_s: float
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        latency_s = []
+        batch = self.inner.run(1, stop_above_s)
+        for index in range(n):
+            if index:
+                batch = self.inner.run(1, stop_above_s)
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < self.delay_s:
+                pass
+            latency_s.append(float(batch.latency_s[0]) + time.perf_counter() - begin)
+        return Batch(np.array(latency_s), np.repeat(batch.stage_s, n, axis=0), batch.timeline)
+
+    def verify(self) -> Agreement | None:
+        return self.inner.verify()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def neighbour(core: int) -> None:
+    """Load a core at random, for ever: busy and idle spells of 1 to 200 ms."""
+    os.sched_setaffinity(0, [core])
+    source = random.Random(0)
+    while True:
+        end = time.perf_counter() + source.uniform(0.001, 0.2)
+        while time.perf_counter() < end:
+            pass
+        time.sleep(source.uniform(0.001, 0.2))
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """Have a neighbour on ``core`` meanwhile."""
+    process = multiprocessing.get_context("spawn").Process(target=neighbour, args=(core,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def repeated(
+    plain: Callable[[], Candidate], other: Callable[[], Candidate], policy: ComparisonPolicy, times: int
+) -> list[Comparison]:
+    """Compare two candidates again and again."""
+    return [compare(plain, other, policy, np.random.default_rng([times, i])) for i in range(times)]
+
+
+def equals(found: Sequence[Comparison]) -> dict[str, Any]:
+    """Summarise comparisons of equals."""
+    ratios = [c.speedup for c in found]
+    return {
+        "comparisons": len(found),
+        "pairs_each": len(found[0].baseline.values_s),
+        "ratio_sd": float(np.std(ratios, ddof=1)),
+        "ratio_mean": float(np.mean(ratios)),
+        "called_different": sum(c.significant for c in found) / len(found),
+        "interval_holds_1": sum(c.ci95[0] <= 1.0 <= c.ci95[1] for c in found) / len(found),
+        "called_unstable": sum(c.unstable for c in found) / len(found),
+        "ratios": ratios,
+        "intervals": [list(c.ci95) for c in found],
+    }
+
+
+def differences(found: Sequence[Comparison], share: float) -> dict[str, Any]:
+    """Summarise comparisons with a delayed candidate."""
+    return {
+        "comparisons": len(found),
+        "true_slowdown": share,
+        "found": sum(c.significant and c.speedup < 1.0 for c in found) / len(found),
+        "interval_holds_truth": sum(c.ci95[0] <= 1 / (1 + share) <= c.ci95[1] for c in found) / len(found),
+        "measured_s": float(np.median([sum(c.baseline.values_s) + sum(c.candidate.values_s) for c in found])),
+        "intervals": [list(c.ci95) for c in found],
+    }
+
+
+def series(model: str, same: int, delayed: int) -> dict[str, Any]:
+    """Run all comparisons on the last core."""
+    graph, evaluator = load(model), LitertEvaluator()
+    lane = evaluator.platform().processors[-1].name
+    plan = chain_plan(graph, (), [lane])
+    with evaluator.prepare(evaluator.platform()) as session:
+
+        def plain() -> Candidate:
+            return session.load(graph, plan, fresh=True)
+
+        first = plain()
+        latency_s = float(np.median(first.run(50).latency_s))
+        first.close()
+        document: dict[str, Any] = {"model": model, "lane": lane, "latency_s": latency_s}
+        document["equals"] = equals(repeated(plain, plain, THIRTY_PAIRS, same))
+        for share in (0.01, 0.02):
+
+            def slower(delay_s: float = share * latency_s) -> Candidate:
+                return Delayed(plain(), delay_s)
+
+            document[f"slower by {share:.0%}"] = differences(repeated(plain, slower, FIVE_SECONDS, delayed), share)
+        return document
+
+
+def main() -> None:
+    """Run both series and write the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--equals", type=int, default=200)
+    parser.add_argument("--delayed", type=int, default=40)
+    options = parser.parse_args()
+    command = f"python -m tests.benchmarks.evidence {options.out} --equals {options.equals} --delayed {options.delayed}"
+    document: dict[str, Any] = {"schema_version": 1, "made_by": command, **provenance()}
+    document["as it is"] = series("mobilenet_v1", options.equals, options.delayed)
+    with busy(min(os.sched_getaffinity(0))):
+        document["busy neighbour"] = series("mobilenet_v1", options.equals, options.delayed)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
