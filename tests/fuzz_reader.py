@@ -100,9 +100,9 @@ def _rare() -> Net:
     net = Net()
     x = net.input((1, 8), shapeSignature=[-1, 8])
     dimension = schema.DimensionMetadataT(format=0, denseSize=4)
-    segments = schema.Int32VectorT(values=[0, 1, 2, 3, 4])
+    segments, indices = schema.Int32VectorT(values=[0, 1, 2, 3, 4]), schema.Int32VectorT(values=[0, 1, 2, 7])
     packed = schema.DimensionMetadataT(
-        format=1, arraySegmentsType=1, arraySegments=segments, arrayIndicesType=1, arrayIndices=segments
+        format=1, arraySegmentsType=1, arraySegments=segments, arrayIndicesType=1, arrayIndices=indices
     )
     sparsity = schema.SparsityParametersT(traversalOrder=[0, 1], dimMetadata=[dimension, packed])
     weights = net.constant(np.ones(4, np.float32), shape=(4, 8))
