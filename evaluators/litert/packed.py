@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from search_spaces.errors import UsageError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.models.cache import cache_dir, intact, kept
 
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -41,7 +41,8 @@ def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path |
 
     try:
         kept(path, make)
-    except UsageError as error:
+    except (UsageError, UnavailableError) as error:
+        # Where the disk is full while it packs, XNNPACK ends its process.
         _LOGGER.warning("packed weights are not kept (%s); every stage packs its own, which is slower", error)
         return None
     _prune(path)

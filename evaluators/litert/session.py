@@ -102,18 +102,22 @@ class LitertSession:
             outputs = list(runner.run(model.inputs).values())
         return tensors.agreement(outputs, self._reference(model), tolerance=0.0)
 
-    def _model(self, graph: Graph) -> _Model:
+    def _forget_dead_lanes(self) -> None:
         if self._generation != self._lanes.generation:
             # The lanes were started anew: what they had mapped is gone.
             self._generation = self._lanes.generation
             for model in self._models.values():
                 model.arena.known_to.clear()
+
+    def _model(self, graph: Graph) -> _Model:
+        self._forget_dead_lanes()
         if graph.digest not in self._models:
             if graph.source is None:
                 raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
             inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
             digest = graph.source.content_digest()
             packed = packed_weights(digest, lambda path: self._pack(graph, path))
+            self._forget_dead_lanes()  # packing ends its lane where the disk is full
             memory = Arena(self._number(), arena.largest(graph))
             self._models[graph.digest] = _Model(graph, digest, packed, memory, inputs)
         return self._models[graph.digest]
