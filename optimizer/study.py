@@ -105,9 +105,9 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     """
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
+    platform = evaluator.platform().restrict(config.processors)
     watcher.message(f"reading {config.model}")
     graph = load(config.model, config.input_shape)
-    platform = evaluator.platform().restrict(config.processors)
     space = ChainSpace(graph, platform, config.max_stages)
     study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
