@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -42,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks “…”, or a path that is no text
     try:
         command = COMMANDS.get(arguments[0]) if arguments else None
         code = command[1](arguments[1:]) if command else _optimize(arguments)
