@@ -35,6 +35,7 @@ from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 from tests import strategies
+from tests.disks import small_disk
 
 pytestmark = pytest.mark.litert
 
@@ -458,6 +459,19 @@ def test_without_a_cache_folder_stages_pack_for_themselves(
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "file" / "cache"))
     with caplog.at_level(logging.WARNING), LitertEvaluator().prepare(PLATFORM) as session:
         works(session, squeezenet)
+    assert [r.name for r in caplog.records] == ["partition_optimizer"]
+    assert "not kept" in caplog.text
+
+
+def test_without_room_for_packed_weights_stages_pack_for_themselves(
+    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        monkeypatch.setenv(ENVIRONMENT, str(disk))
+        with LitertEvaluator().prepare(PLATFORM) as session:
+            works(session, squeezenet)
+            works(session, squeezenet)
+        assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size]
     assert [r.name for r in caplog.records] == ["partition_optimizer"]
     assert "not kept" in caplog.text
 
