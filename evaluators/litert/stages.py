@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.memory import available_nbytes
 from evaluators.litert.settings import compile_settings
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -159,11 +160,5 @@ def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:
 
 
 def _default_limit() -> int:
-    free = 0
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    free = available_nbytes() or 0
     return min(max(free // _SHARE_OF_MEMORY, _LEAST_NBYTES), _MOST_NBYTES)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement
+from evaluators.litert.memory import check_fits
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph, Tensor
 
@@ -38,11 +39,17 @@ def numpy_dtype(tensor: Tensor) -> np.dtype[np.generic]:
 
 
 def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Return how a tensor looks as an array; packed types are a row of bytes, open dimensions are 1."""
+    """Return how a tensor looks as an array; packed types are a row of bytes.
+
+    Raises:
+        UnavailableError: only a run tells how large it is, or its elements have no fixed size.
+    """
     dtype = numpy_dtype(tensor)
+    if any(d < 0 for d in tensor.shape):
+        raise UnavailableError(f"tensor {tensor.name!r} has a size that depends on the data, and cannot be handed over")
     if tensor.dtype in _UNKNOWN_NUMPY:
         return (tensor.nbytes // dtype.itemsize,), dtype
-    return tuple(1 if d < 0 else d for d in tensor.shape), dtype
+    return tensor.shape, dtype
 
 
 def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
@@ -52,7 +59,12 @@ def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
 
 
 def seeded_inputs(graph: Graph, seed: int) -> list[NDArray[np.generic]]:
-    """Return one array per input of the model, drawn from ``seed``: floats in [-1, 1), integers 0 to 99, bools."""
+    """Return one array per input of the model, drawn from ``seed``: floats in [-1, 1), integers 0 to 99, bools.
+
+    Raises:
+        UnavailableError: an input cannot be fed, or this machine lacks the memory for the model's tensors.
+    """
+    check_fits(graph)
     arrays: list[NDArray[np.generic]] = []
     for number, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
