@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "ZOO", "draft", "write"]
 
-VERSION = 2  # raise it when any model's file changes, so that files in caches are built anew
+VERSION = 3  # raise it when any model's file changes, so that files in caches are built anew
 
 
 def draft(name: str | Spec) -> Draft:

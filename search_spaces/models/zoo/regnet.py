@@ -34,7 +34,7 @@ def _block(net: Builder, x: Value, groups: int, group: int, stride: int, gain: f
     scale = net.conv(scale, whole(x.shape[3] / 4), 1, f"{name}/se/squeeze", activation="RELU")
     scale = net.conv(scale, filters, 1, f"{name}/se/expand")
     y = net.binary("MUL", y, net.unary("LOGISTIC", scale, f"{name}/se/sigmoid"), f"{name}/se/scale")
-    y = net.conv(y, filters, 1, f"{name}/c", gain=gain)
+    y = net.conv(y, filters, 1, f"{name}/c", gain=2 * gain)  # the sigmoid has halved what comes in
     if x.shape != y.shape:
         x = net.conv(x, filters, 1, f"{name}/shortcut", stride=stride, padding=0)
     return net.add(x, y, f"{name}/add", activation="RELU")
