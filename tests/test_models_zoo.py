@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from search_spaces.intensity import operator_costs, parameter_total, unknown_kin
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.models.zoo import ZOO, draft
+from search_spaces.models.zoo import VERSION, ZOO, draft
 from search_spaces.models.zoo.builder import Builder
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.models.zoo.widths import eights, whole
@@ -453,6 +454,17 @@ def test_a_wrong_name_to_list_is_one_line(capsys: pytest.CaptureFixture[str]) ->
         assert captured.out == ""
         assert hint in captured.err
         assert captured.err.count("\n") == 1
+
+
+def test_a_changed_model_has_a_new_version() -> None:
+    """Files in caches are used until the version is raised."""
+    digest = sha256()
+    for name in ZOO:
+        drafted = draft(name)
+        weights = [(w.name, w.shape, f"{w.std:.6g}", w.mean) for w in drafted.weights.values()]
+        operators = [(o.kind, o.inputs, o.outputs, sorted(o.options.items())) for o in drafted.graph().operators]
+        digest.update(repr((name, weights, operators)).encode())
+    assert (VERSION, digest.hexdigest()[:16]) == (3, "daf8d47548f52feb")
 
 
 def test_every_name_has_a_module_and_a_published_figure() -> None:
