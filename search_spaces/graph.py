@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from search_spaces.models.source import ModelSource
 
+_STATEFUL = frozenset({"ASSIGN_VARIABLE", "HASHTABLE_IMPORT", "READ_VARIABLE", "VAR_HANDLE"})
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -178,6 +180,12 @@ class Graph:
     def predecessors(self, operator: int) -> set[int]:
         """Return the operators whose outputs ``operator`` reads."""
         return {self.producer[i] for i in self.operators[operator].inputs if i in self.producer}
+
+    @property
+    def stateful(self) -> bool:
+        """Whether an inference may depend on those before it; operators that call subgraphs are taken to."""
+        parts = (part for operator in self.operators for part in operator.flat())
+        return any(t.variable for t in self.tensors) or any(p.kind in _STATEFUL or "calls" in p.options for p in parts)
 
     @property
     def activation_tensors(self) -> tuple[int, ...]:

@@ -161,6 +161,7 @@ class LitertSession:
                 compiled=compiled,
                 ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
+                first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
                 on_close=release,
             )
         except BaseException:
@@ -172,11 +173,15 @@ class LitertSession:
         if not model.reference:
             everything = tuple(range(len(model.graph.operators)))
             whole = Plan(model.graph.digest, (Stage(everything, self._platform.processors[0].name),))
-            with closing(self._candidate(model, whole, fresh=True, check=False)) as candidate:
-                candidate.set_inputs(model.inputs)
-                candidate.run(1)
-                model.reference = candidate.outputs()
+            model.reference = self._first_outputs(model, whole)
         return model.reference
+
+    def _first_outputs(self, model: _Model, plan: Plan) -> list[NDArray[np.generic]]:
+        """Return what a plan computes in its first run, before any state has changed."""
+        with closing(self._candidate(model, plan, fresh=True, check=False)) as candidate:
+            candidate.set_inputs(model.inputs)
+            candidate.run(1)
+            return candidate.outputs()
 
     def _number(self) -> int:
         self._numbers += 1
