@@ -277,7 +277,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         path = tmp_path / "trials.jsonl"
         log, _ = TrialLog.open(path)
         appended: list[records.Record] = []
-        with log, pytest.raises(RunFolderError, match="(?i)no space left on device"):
+        with log, pytest.raises(RunFolderError, match=r"(?i)no space left on device"):
             appended.extend(log.append("trial", {"a": "x" * 3000}) for _ in range(100))
         contents = read_log(path)
         assert contents.records == tuple(appended)
@@ -286,7 +286,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(100)
             file.write(b"?")
-        with pytest.raises(RunFolderError, match="(?i)no space left on device"):  # mending needs room, and says so
+        with pytest.raises(RunFolderError, match=r"(?i)no space left on device"):  # mending needs room, and says so
             TrialLog.open(path)
         assert len(read_log(path).records) == len(appended) - 1
     finally:
