@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.chain import ChainSpace
+from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage
+from search_spaces.models.writer import pack_header, point_outside, write_model
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform, Processor
 from tests.tflite_models import SHAPE, TYPES, Array, Net, Piece, nets, run_pieces, variable, with_signature
@@ -305,3 +307,110 @@ def test_quantisation_and_names_are_kept(folder: Path) -> None:
     tensor: Any = stage.source.schema.subgraphs[0].tensors[0]
     assert (tensor.name, tensor.quantization.scale.tolist()) == (b"q", [0.5, 0.25])
     assert tensor.quantization.quantizedDimension == 3
+
+
+# Weights behind the flatbuffer
+
+
+def doubling() -> Net:
+    net = Net()
+    x = net.input()
+    bias = net.constant(np.zeros(2, np.float32))
+    kernels = [net.constant(np.full((2, 1, 1, 2), i, np.float32)) for i in (1, 2)]
+    return net.outputs(net.conv(net.conv(x, kernels[0], bias), kernels[1], bias))
+
+
+def blobs(net: Net) -> dict[int, bytes]:
+    """Take the data out of a model's buffers."""
+    found = {i: b.data.tobytes() for i, b in enumerate(net.model.buffers) if b.data is not None}
+    for index in found:
+        net.model.buffers[index].data = None
+    return found
+
+
+def test_weights_behind_the_flatbuffer(folder: Path) -> None:
+    net = doubling()
+    write_model(net.model, blobs(net), folder / "outside.tflite", outside=True)
+    graph = read_model(folder / "outside.tflite")
+    assert graph.source is not None
+    assert {e.inline for e in graph.source.extents.values()} == {False}
+    for views in (False, True):
+        same(graph, apart(graph), folder, views=views)
+
+
+def test_a_stage_of_more_than_two_gigabytes_has_its_weights_behind_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = read_model(doubling().write(folder / "m.tflite"))
+    monkeypatch.setattr("search_spaces.models.stages.MAX_INSIDE_NBYTES", 0)
+    cut_stage(graph, [0]).write(folder / "stage.tflite")
+    source = read_model(folder / "stage.tflite").source
+    assert source is not None
+    assert {e.inline for e in source.extents.values()} == {False}
+    same(graph, apart(graph), folder)
+
+
+def test_a_model_of_three_gigabytes(tmp_path: Path) -> None:
+    net = doubling()
+    data = blobs(net)
+    header, fields = pack_header(net.model, data, data)
+    places = {b: (3 << 30) + 64 * i for i, b in enumerate(data)}
+    for buffer, blob in data.items():
+        point_outside(header, fields[buffer], places[buffer], len(blob))
+    path = tmp_path / "large.tflite"
+    with path.open("wb") as file:
+        file.write(header)
+        for buffer, blob in data.items():
+            file.seek(places[buffer])
+            file.write(blob)
+    graph = read_model(path)
+    small = read_model(doubling().write(tmp_path / "small.tflite"))
+    wanted = run_pieces(whole(small), values(small))
+    found = run_pieces(pieces(graph, apart(graph), tmp_path, views=False), values(graph))
+    assert [w[graph.outputs[0]].tobytes() for w in wanted] == [f[graph.outputs[0]].tobytes() for f in found]
+    assert (tmp_path / "stage_1.tflite").stat().st_size < 10_000
+    view = cut_stage(graph, [1]).view()
+    moved = schema.ModelT.InitFromPackedBuf(view, 0).buffers
+    assert {b: m.offset - len(view) for b, m in enumerate(moved) if m.size} == {1: places[1], 3: places[3]}
+    path.unlink()
+
+
+def test_weights_in_other_files_are_refused(folder: Path) -> None:
+    net = doubling()
+    net.model.externalBuffers = [schema.ExternalBufferT(id=1, group=0, offset=0, length=16)]
+    with pytest.raises(ModelError, match="keeps weights in other files; convert it anew"):
+        read_model(net.write(folder / "m.tflite"))
+
+
+# What cannot be cut
+
+
+def test_calls_that_lead_nowhere_or_back(folder: Path) -> None:
+    for then, line in ((9, "calls subgraph 9 of 4"), (0, "calls subgraph 0 of 4")):
+        net = calling()
+        net.model.subgraphs[0].operators[1].builtinOptions.thenSubgraphIndex = then
+        with pytest.raises(ModelError, match=line):
+            read_model(net.write(folder / "m.tflite"))
+    net = calling(nested=True)
+    net.model.subgraphs[2].operators[0].builtinOptions.thenSubgraphIndex = 2
+    with pytest.raises(ModelError, match="subgraph 2 calls itself"):
+        read_model(net.write(folder / "m.tflite"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("traversalOrder", [0, 0]), ("traversalOrder", []), ("dimMetadata", []), ("blockMap", [7]), ("blockMap", [0])],
+)
+def test_sparse_weights_that_cannot_be_unfolded(folder: Path, field: str, value: list[int]) -> None:
+    net = Net()
+    weights = net.constant(np.ones(4, np.float32), shape=(4, 8))
+    levels = [schema.DimensionMetadataT(format=0, denseSize=4), schema.DimensionMetadataT(format=0, denseSize=8)]
+    sparsity = schema.SparsityParametersT(traversalOrder=[0, 1], dimMetadata=levels)
+    net.graph.tensors[weights].sparsity = sparsity
+    dense = net.op("DENSIFY", [weights], net.tensor((4, 8)), schema.DensifyOptionsT())
+    net.outputs(net.op("ADD", [net.input((4, 8)), dense], net.tensor((4, 8)), schema.AddOptionsT()))
+    with pytest.raises(ModelError, match="needs more than the 16 bytes"):
+        read_model(net.write(folder / "m.tflite"))
+    setattr(sparsity, field, value)
+    with pytest.raises(ModelError, match="is sparse in"):
+        read_model(net.write(folder / "m.tflite"))

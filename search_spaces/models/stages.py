@@ -26,7 +26,7 @@ from search_spaces.models.subgraphs import reached, renumbered
 from search_spaces.models.writer import MAX_NBYTES, pack_header, point_at, point_outside, write_model
 
 _KEPT_METADATA = (b"min_runtime_version",)
-_HEADER_NBYTES = 64 << 20  # room for a stage's structure; its weights may take what is left of a flatbuffer
+MAX_INSIDE_NBYTES = MAX_NBYTES - (64 << 20)  # weights within a flatbuffer leave room for the structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class StageModel:
             UsageError: the folder cannot be written, or the disk is full.
         """
         with _Mapped(self.source) as weights:
-            outside = self.weight_nbytes > MAX_NBYTES - _HEADER_NBYTES
+            outside = self.weight_nbytes > MAX_INSIDE_NBYTES
             write_model(self.schema, _Blobs(self, weights), path, outside=outside)
         with path.open("rb", buffering=0) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

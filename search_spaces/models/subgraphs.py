@@ -57,23 +57,26 @@ def check_calls(model: Any) -> tuple[int, ...]:
     """
     count = len(model.subgraphs)
     callers: dict[int, list[int]] = {n: [] for n in range(count)}
-    open_calls = []
-    for number, subgraph in enumerate(model.subgraphs):
-        calls = {n for operator in subgraph.operators or () for n in called(operator)}
-        wrong = next((n for n in calls if not 0 < n < count), None)
+    calls = [{n for operator in s.operators or () for n in called(operator)} for s in model.subgraphs]
+    for number, others in enumerate(calls):
+        wrong = next((n for n in others if not 0 < n < count), None)
         if wrong is not None:
             raise ValueError(f"an operator calls subgraph {wrong} of {count}")
-        for other in calls:
+        for other in others:
             callers[other].append(number)
-        open_calls.append(len(calls))
+    open_calls = [len(others) for others in calls]
     ordered = [n for n in range(count) if not open_calls[n]]
     for number in ordered:  # grows on the way
         for caller in callers[number]:
             open_calls[caller] -= 1
             if not open_calls[caller]:
                 ordered.append(caller)
-    if len(ordered) < count:
-        raise ValueError(f"subgraph {min(set(range(count)) - set(ordered))} calls itself")
+    left = set(range(count)) - set(ordered)
+    if left:
+        number = min(left)
+        for _ in left:  # after as many steps the way is in the circle
+            number = min(calls[number] & left)
+        raise ValueError(f"subgraph {number} calls itself")
     return tuple(ordered)
 
 
