@@ -98,9 +98,11 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
             raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
     tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
     if number:  # the result of a branch may be a constant; the outputs of the model must be computed
-        wrong = next((i for i in outputs if not 0 <= i < len(tensors)), None)
-        if wrong is not None:
-            raise ValueError(f"its output refers to tensor {wrong} of {len(tensors)}")
+        for i in outputs:
+            if not 0 <= i < len(tensors):
+                raise ValueError(f"its output refers to tensor {i} of {len(tensors)}")
+            if i not in computed and not tensors[i].constant and not tensors[i].variable:
+                raise ValueError(f"no operator writes output tensor {i}")
         outputs = tuple(i for i in outputs if i in computed)
     return Graph(name, tensors, operators, inputs, outputs, source)
 
