@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer
+from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
@@ -104,6 +105,25 @@ def test_outputs_that_are_inputs_or_listed_twice_or_without_dimensions(session: 
     assert np.array_equal(first, np.negative(np.asarray(given_x, np.float32)))
     assert np.array_equal(first, again)
     assert np.isclose(scalar, first.sum(), rtol=1e-5)
+
+
+def test_variable_tensors_are_refused_in_words(session: LitertSession, folder: Path) -> None:
+    net = Net()
+    state = net.tensor((1, 6), isVariable=True)
+    constants = [net.constant(np.ones(shape, np.float32)) for shape in ((2, 4), (2, 3))]
+    reads = [net.input((1, 4)), *constants, -1, state]
+    net.outputs(net.op("SVDF", reads, net.tensor((1, 2)), schema.SVDFOptionsT(rank=1)))
+    graph = read_model(net.write(folder / "m.tflite"))
+    with pytest.raises(UnavailableError, match="keeps state in variable tensors"):
+        session.load(graph, apart(graph))
+
+
+def test_what_no_machine_holds_is_refused_in_words(session: LitertSession, folder: Path) -> None:
+    net = Net()
+    shape = (1, 1 << 19, 1 << 19, 1)
+    graph = read_model(net.outputs(net.op("RELU", [net.input(shape)], net.tensor(shape))).write(folder / "m.tflite"))
+    with pytest.raises(UnavailableError, match="the activations of 'm' take 2199"):
+        session.load(graph, apart(graph))
 
 
 def test_a_stage_without_inputs(session: LitertSession, folder: Path) -> None:

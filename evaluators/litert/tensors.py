@@ -62,8 +62,14 @@ def seeded_inputs(graph: Graph, seed: int) -> list[NDArray[np.generic]]:
     """Return one array per input of the model, drawn from ``seed``: floats in [-1, 1), integers 0 to 99, bools.
 
     Raises:
-        UnavailableError: an input cannot be fed, or this machine lacks the memory for the model's tensors.
+        UnavailableError: an input cannot be fed, the model has what the runtime does not load, or this machine lacks
+            the memory for its tensors.
     """
+    if any(t.variable for t in graph.tensors):
+        raise UnavailableError(
+            f"{graph.name!r} keeps state in variable tensors, which LiteRT's compiled models do not support",
+            "convert it with its state as inputs and outputs, or as resource variables",
+        )
     check_fits(graph)
     arrays: list[NDArray[np.generic]] = []
     for number, index in enumerate(graph.inputs):
