@@ -42,7 +42,14 @@ _NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 65535, 65536, 1 << 24, (1 <
 
 def corpus(folder: Path) -> list[bytes]:
     """Return small models that hold between them every kind of table that the reader meets."""
-    return [net.write(folder / "seed.tflite").read_bytes() for net in (_layers(), _states(), _calls(), _rare())]
+    nets = (_layers(), _variables(), _recurrent(), _calls(), _rare())
+    return [net.write(folder / "seed.tflite").read_bytes() for net in nets]
+
+
+def runnable_corpus(folder: Path) -> list[bytes]:
+    """Return those models that LiteRT runs as they are."""
+    nets = (_layers(), _variables(), _calls(), _rare(runnable=True))
+    return [net.write(folder / "seed.tflite").read_bytes() for net in nets]
 
 
 def _layers() -> Net:
@@ -64,21 +71,26 @@ def _layers() -> Net:
     return with_signature(net)
 
 
-def _states() -> Net:
+def _variables() -> Net:
     net = Net()
     x = net.input()
     net.op("CALL_ONCE", [], [], schema.CallOnceOptionsT(initSubgraphIndex=1))
     handle, before = variable(net)
     after = net.add(x, before)
     net.op("ASSIGN_VARIABLE", [handle, after], [], schema.AssignVariableOptionsT())
-    state = net.tensor((1, 6), isVariable=True)
-    features, weights = net.constant(np.ones((2, 32), np.float32)), net.constant(np.ones((2, 3), np.float32))
-    reads = [net.reshape(after, (1, 32)), features, weights, -1, state]
-    net.outputs(net.op("SVDF", reads, net.tensor((1, 2)), schema.SVDFOptionsT(rank=1)))
+    net.outputs(net.op("NEG", [after], options=schema.NegOptionsT()))
     net.body("init")
     handle = net.op("VAR_HANDLE", [], net.tensor([], TYPES.RESOURCE), schema.VarHandleOptionsT("", "v"))
     net.op("ASSIGN_VARIABLE", [handle, net.constant(np.zeros(SHAPE, np.float32))], [])
     return net
+
+
+def _recurrent() -> Net:
+    net = Net()
+    state = net.tensor((1, 6), isVariable=True)
+    features, weights = net.constant(np.ones((2, 32), np.float32)), net.constant(np.ones((2, 3), np.float32))
+    reads = [net.reshape(net.input(), (1, 32)), features, weights, -1, state]
+    return net.outputs(net.op("SVDF", reads, net.tensor((1, 2)), schema.SVDFOptionsT(rank=1)))
 
 
 def _calls() -> Net:
@@ -95,10 +107,10 @@ def _calls() -> Net:
     return net.outputs(net.constant(np.zeros(1, np.bool_), TYPES.BOOL))
 
 
-def _rare() -> Net:
-    """Sparse weights, a custom operator, text, an open dimension, int4, and nested options."""
+def _rare(*, runnable: bool = False) -> Net:
+    """Sparse weights; where nobody has to run it also a custom operator, text, an open dimension, and int4."""
     net = Net()
-    x = net.input((1, 8), shapeSignature=[-1, 8])
+    x = net.input((1, 8), shapeSignature=None if runnable else [-1, 8])
     dimension = schema.DimensionMetadataT(format=0, denseSize=4)
     segments, indices = schema.Int32VectorT(values=[0, 1, 2, 3, 4]), schema.Int32VectorT(values=[0, 1, 2, 7])
     packed = schema.DimensionMetadataT(
@@ -108,7 +120,11 @@ def _rare() -> Net:
     weights = net.constant(np.ones(4, np.float32), shape=(4, 8))
     net.graph.tensors[weights].sparsity = sparsity
     dense = net.op("DENSIFY", [weights], net.tensor((4, 8)), schema.DensifyOptionsT())
-    y = net.op("FULLY_CONNECTED", [x, dense, -1], net.tensor((1, 4), shapeSignature=[-1, 4]))
+    options = schema.FullyConnectedOptionsT()
+    if runnable:
+        y = net.op("FULLY_CONNECTED", [x, dense, -1], net.tensor((1, 4)), options)
+        return net.outputs(net.op("SOFTMAX", [y], net.tensor((1, 4)), schema.SoftmaxOptionsT(beta=1.0)))
+    y = net.op("FULLY_CONNECTED", [x, dense, -1], net.tensor((1, 4), shapeSignature=[-1, 4]), options)
     nibbles = net.constant(np.zeros(2, np.int8), TYPES.INT4, (4,))
     z = net.op("MyOwn", [y, nibbles], net.tensor((1, 4)), customOptions=np.arange(9, dtype=np.uint8))
     text = net.constant(np.frombuffer(b"\1\0\0\0\10\0\0\0\11\0\0\0t", np.uint8), TYPES.STRING, (1,))

@@ -20,7 +20,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.models.litert import read_model
-from tests.fuzz_reader import corpus, damaged, follow
+from tests.fuzz_reader import damaged, follow, runnable_corpus
 
 _MOST_NBYTES = 64 << 20  # of activations, for the sake of those who share the machine
 
@@ -35,7 +35,7 @@ def run_damaged(cases: int, seed: int, folder: Path, keep: Path | None = None) -
     left = cases
     # A loop without an end is no damage; it is given up, but not after a minute.
     with mock.patch.object(candidate, "_FIRST_LIMIT_S", 0.1), evaluator.prepare(platform, folder) as session:
-        for content in damaged(corpus(folder), 100 * cases, seed):
+        for content in damaged(runnable_corpus(folder), 100 * cases, seed):
             path.write_bytes(content)
             try:
                 graph = read_model(path)
