@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from evaluators.timeline import Timeline
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
 
 CONTRACT_VERSION = 1
 
@@ -110,6 +110,20 @@ class Deployer(Protocol):
         Raises:
             UsageError: the folder cannot be written, or the disk is full.
             UnavailableError: the files do not run.
+        """
+        ...
+
+
+@runtime_checkable
+class Namer(Protocol):
+    """An evaluator that knows processors beyond those that it finds by itself."""
+
+    def processor(self, name: str) -> Processor:
+        """Return the processor that a name asks for.
+
+        Raises:
+            UsageError: it is no name of a processor.
+            UnavailableError: it cannot be used here.
         """
         ...
 

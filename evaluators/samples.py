@@ -145,7 +145,12 @@ class Measurement:
 
 def _timeline(events: Any) -> Timeline:
     return Timeline(
-        tuple(Event(int(e["stage"]), str(e["lane"]), float(e["start_s"]), float(e["end_s"])) for e in events)
+        tuple(
+            Event(
+                int(e["stage"]), str(e["lane"]), float(e["start_s"]), float(e["end_s"]), float(e.get("copied_s", 0.0))
+            )
+            for e in events
+        )
     )
 
 

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One stage on one lane, in seconds since the start of the inference."""
+    """One stage on one lane, in seconds since the start of the inference.
+
+    Attributes:
+        copied_s: the part of it in which tensors were copied between an accelerator's memory and that of the CPU.
+    """
 
     stage: int
     lane: str
     start_s: float
     end_s: float
+    copied_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

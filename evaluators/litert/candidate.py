@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Batch
 from evaluators.litert import tensors
-from evaluators.litert.arena import LOG_NBYTES, Layout, layout
-from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.program import SPIN_NS, Edge, Schedule, schedule
+from evaluators.litert.arena import LOG_NBYTES, layout
+from evaluators.litert.lanes import LaneError, Lanes, Request
+from evaluators.litert.program import Copies, copies, lane_program, schedule
+from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -25,6 +26,8 @@ _SETUP_LIMIT_S = 60.0
 # One inference may take this long before its lane is given up; after a first result, this many times as long.
 _FIRST_LIMIT_S = 60.0
 _LIMIT_FACTOR = 50.0
+# After so many inferences with an accelerator one more is made in which every stage is waited for.
+_SYNCHRONISE_EVERY = 16
 
 
 class Arena:
@@ -65,6 +68,7 @@ class LitertCandidate:
         compiled: stage index → what it was compiled as on its lane: a number, and its signature there.
         ports: stage index → the stage's input and output tensors in the order of its model.
         reference: the whole model's outputs, or None if this is the one that makes them.
+        tolerance: the relative error up to which outputs are accepted; 0 where they must be identical.
         first_outputs: what the plan computes in a first run, for models with state, whose later runs compute
             something else.
         on_close: told once when the candidate is closed.
@@ -82,6 +86,7 @@ class LitertCandidate:
         compiled: Mapping[int, tuple[int, int]],
         ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
         reference: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
+        tolerance: float = 0.0,
         first_outputs: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -92,6 +97,7 @@ class LitertCandidate:
         self._arena = arena
         self._number = number
         self._reference = reference
+        self._tolerance = tolerance
         self._first_outputs = first_outputs
         self._on_close = on_close
         self._schedule = schedule(graph, plan, platform)
@@ -100,30 +106,61 @@ class LitertCandidate:
         self._known_s: float | None = None
         self._closed = False
         self._ran = False
+        self._since = 0
+        self._own: tuple[NDArray[np.float64], Timeline] | None = None
+        accelerators = {p.name for p in platform.processors if accelerators_of(p) != CPU}
+        self._accelerated = not accelerators.isdisjoint(self._names)
+        copied = copies(graph, plan, accelerators)
+        self._queued = any(not copied[i].downloads for i, s in enumerate(plan.stages) if s.processor in accelerators)
         arena.introduce(lanes, self._names)
-        _send_programs(lanes, arena, number, graph, self._schedule, self._layout, compiled, ports)
+        self._send_programs(compiled, ports, copied)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`."""
+        """See :class:`~evaluators.base.Candidate`.
+
+        An accelerator takes stages into a queue and its calls return before they are done. Latencies are those of
+        inferences that use the queue, from the start to the moment when the result can be read. Where a stage leaves
+        its result on the accelerator, the times of the stages, and the timeline, come from a separate inference that
+        waits for each.
+        """
         stages = len(self.plan.stages)
         capacity = (LOG_NBYTES // 8 - 1) // (2 * stages)
         latencies, stage_times, timeline = [], [], None
         left = n
         while left > 0:
             count = min(left, capacity)
-            log = self._run_batch(count, stop_above_s)
+            log, _ = self._run_batch(count, stop_above_s)
             done = log[(log > 0).all(axis=(1, 2))]
             if not len(done):
                 raise UnavailableError("the lanes ran nothing")
             latency = (done[:, :, 1].max(axis=1) - done[:, :, 0].min(axis=1)) * 1e-9
             latencies.append(latency)
             stage_times.append((done[:, :, 1] - done[:, :, 0]) * 1e-9)
-            timeline = self._timeline(done[-1])
+            timeline = self._timeline(done[-1], {})
             left = 0 if latency.max() > stop_above_s else left - count
         self._known_s = float(np.median(latencies[-1]))
-        return Batch(np.concatenate(latencies), np.concatenate(stage_times), timeline)
+        stage_s = np.concatenate(stage_times)
+        if self._accelerated:
+            own_s, timeline = self._synchronised(len(stage_s))
+            if self._queued:
+                stage_s = np.tile(own_s, (len(stage_s), 1))
+        return Batch(np.concatenate(latencies), stage_s, timeline)
 
-    def _run_batch(self, n: int, stop_above_s: float) -> NDArray[np.int64]:
+    def _synchronised(self, n: int) -> tuple[NDArray[np.float64], Timeline]:
+        """Return the stages' own seconds, measured anew after some inferences; ``n`` were made since the last call."""
+        self._since += n
+        own = self._own
+        if own is None or self._since >= _SYNCHRONISE_EVERY:
+            log, copied_s = self._run_batch(1, math.inf, synchronised=True)
+            stage_s = np.asarray((log[0, :, 1] - log[0, :, 0]) * 1e-9, np.float64)
+            own = self._own = stage_s, self._timeline(log[0], copied_s)
+            self._since = 0
+        return own
+
+    def _run_batch(
+        self, n: int, stop_above_s: float, *, synchronised: bool = False
+    ) -> tuple[NDArray[np.int64], dict[int, float]]:
+        """Return start and end of each stage in each inference, and the seconds that stages copied in the last one."""
         if self._generation != self._lanes.generation:
             raise UnavailableError("a lane was started anew since the plan was loaded", "load the plan again")
         stages = len(self.plan.stages)
@@ -138,18 +175,39 @@ class LitertCandidate:
             "n": n,
             "stages": stages,
             "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
+            "synchronised": synchronised,
         }
         each_s = _FIRST_LIMIT_S if self._known_s is None else 1.0 + _LIMIT_FACTOR * self._known_s
         # The leader is asked last: by then the others wait for its token.
         order = [*self._names[1:], self._names[0]]
-        self._lanes.ask_all({name: Request(head) for name in order}, 10.0 + n * each_s)
+        times = log[1:].reshape(n, stages, 2)
+        try:
+            answers = self._lanes.ask_all({name: Request(head) for name in order}, 10.0 + n * each_s)
+        except LaneError as error:
+            raise UnavailableError(self._blame(error, times)) from error
         self._ran = True
-        return log[1:].reshape(n, stages, 2)
+        copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
+        return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 
-    def _timeline(self, times: NDArray[np.int64]) -> Timeline:
-        origin = int(times.min())
+    def _blame(self, error: LaneError, times: NDArray[np.int64]) -> str:
+        """Return what went wrong, with the stage that was running on the lane that failed."""
+        unfinished = (times[:, :, 1] == 0).any(axis=1)
+        done = times[int(np.argmax(unfinished)), :, 1] > 0 if unfinished.any() else np.ones(len(self.plan.stages), bool)
+        for lane in self._schedule.lanes:
+            if lane.processor not in error.silent:
+                continue
+            stage = next((s for s in lane.stages if not done[s]), lane.stages[-1])
+            before = self._schedule.before[stage]
+            if len(error.silent) == 1 or all(done[s] for s in range(stage) if before >> s & 1):
+                operators = self.plan.stages[stage].operators
+                where = f"stage {stage} (operators {operators[0]} to {operators[-1]})"
+                return f"lane {lane.processor!r} {error.reason} in {where}"
+        return error.what
+
+    def _timeline(self, times: NDArray[np.int64], copied_s: Mapping[int, float]) -> Timeline:
+        seconds = (times - times.min()) * 1e-9
         events = [
-            Event(i, stage.processor, (int(times[i, 0]) - origin) * 1e-9, (int(times[i, 1]) - origin) * 1e-9)
+            Event(i, stage.processor, float(seconds[i, 0]), float(seconds[i, 1]), copied_s.get(i, 0.0))
             for i, stage in enumerate(self.plan.stages)
         ]
         return Timeline(tuple(sorted(events, key=lambda e: e.start_s)))
@@ -174,7 +232,7 @@ class LitertCandidate:
         return [self._view(tensor).copy() for tensor in self._graph.outputs]
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`; CPU lanes must agree bit for bit.
+        """See :class:`~evaluators.base.Candidate`; lanes that compute alike must agree bit for bit.
 
         The outputs of the last run serve, since :meth:`set_inputs` has spoilt what was there before; a model with
         state is compiled once more and its first run compared.
@@ -183,10 +241,10 @@ class LitertCandidate:
             return None
         reference = self._reference()
         if self._first_outputs is not None:
-            return tensors.agreement(self._first_outputs(), reference, tolerance=0.0)
+            return tensors.agreement(self._first_outputs(), reference, self._tolerance)
         if not self._ran:
             self.run(1)
-        return tensors.agreement(self.outputs(), reference, tolerance=0.0)
+        return tensors.agreement(self.outputs(), reference, self._tolerance)
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""
@@ -198,62 +256,38 @@ class LitertCandidate:
             self._lanes.ask_all({name: Request(head) for name in self._names}, _SETUP_LIMIT_S)
         self._on_close()
 
-
-def _send_programs(
-    lanes: Lanes,
-    arena: Arena,
-    number: int,
-    graph: Graph,
-    order: Schedule,
-    places: Layout,
-    compiled: Mapping[int, tuple[int, int]],
-    ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
-) -> None:
-    """Tell every lane its share of a plan, with one ``eventfd`` for each meeting of two lanes."""
-    lane_of = {index: lane.processor for lane in order.lanes for index in lane.stages}
-    leader = order.lanes[0]
-    # Beside the plan's own edges: the leader's token to each other lane, and each lane's end back to the leader.
-    certain = order.before[leader.stages[-1]]
-    starts = {lane.processor: Edge(-1, lane.stages[0], SPIN_NS) for lane in order.lanes[1:]}
-    ends = [Edge(lane.stages[-1], -1, SPIN_NS) for lane in order.lanes[1:] if not certain >> lane.stages[-1] & 1]
-    edges = [*order.edges, *starts.values(), *ends]
-    fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE) for _ in edges]
-    try:
-        requests = {}
-        for lane in order.lanes:
-            is_leader = lane is leader
-            mine = [
-                i
-                for i, edge in enumerate(edges)
-                if lane.processor in (lane_of.get(edge.before), lane_of.get(edge.after))
-                or (is_leader and -1 in (edge.before, edge.after))
-            ]
-            local = {i: k for k, i in enumerate(mine)}
-            steps = [
-                {
-                    "stage": index,
-                    "compiled": compiled[index][0],
-                    "signature": compiled[index][1],
-                    "inputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][0]],
-                    "outputs": [[places.offsets[t], graph.tensors[t].nbytes] for t in ports[index][1]],
-                    "waits": [
-                        [local[i], edges[i].spin_ns] for i in mine if edges[i].after == index and edges[i].before >= 0
-                    ],
-                    "signals": [local[i] for i in mine if edges[i].before == index],
+    def _send_programs(
+        self,
+        compiled: Mapping[int, tuple[int, int]],
+        ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
+        copied: Mapping[int, Copies],
+    ) -> None:
+        """Tell every lane its share of the plan, with one ``eventfd`` for each meeting of two lanes."""
+        edges = self._schedule.meetings()
+        places = {
+            tensor: (offset, self._graph.tensors[tensor].nbytes, tensor)
+            for tensor, offset in self._layout.offsets.items()
+        }
+        fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE) for _ in edges]
+        try:
+            requests = {}
+            for lane in self._schedule.lanes:
+                steps = {
+                    index: {
+                        "stage": index,
+                        "compiled": compiled[index][0],
+                        "signature": compiled[index][1],
+                        "Input": [places[t] for t in ports[index][0]],
+                        "Output": [places[t] for t in ports[index][1]],
+                        "uploads": [i for i, t in enumerate(ports[index][0]) if t in copied[index].uploads],
+                        "downloads": [i for i, t in enumerate(ports[index][1]) if t in copied[index].downloads],
+                    }
+                    for index in lane.stages
                 }
-                for index in lane.stages
-            ]
-            head = {
-                "op": "program",
-                "id": number,
-                "arena": arena.number,
-                "steps": steps,
-                "go": [[local[i], edges[i].spin_ns] for i in mine if not is_leader and edges[i].before == -1],
-                "starts": [local[i] for i in mine if is_leader and edges[i].before == -1],
-                "ends": [[local[i], edges[i].spin_ns] for i in mine if is_leader and edges[i].after == -1],
-            }
-            requests[lane.processor] = Request(head, fds=[fds[i] for i in mine])
-        lanes.ask_all(requests, _SETUP_LIMIT_S)
-    finally:
-        for fd in fds:
-            os.close(fd)
+                program, mine = lane_program(self._schedule, lane, edges, steps)
+                head = {"op": "program", "id": self._number, "arena": self._arena.number, **program}
+                requests[lane.processor] = Request(head, fds=[fds[i] for i in mine])
+            self._lanes.ask_all(requests, _SETUP_LIMIT_S)
+        finally:
+            for fd in fds:
+                os.close(fd)

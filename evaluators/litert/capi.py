@@ -15,8 +15,21 @@ from typing import Any
 
 from search_spaces.errors import UnavailableError
 
-_ACCELERATOR_CPU = 1
 _MAX_RANK = 8
+# litert_environment_options.h
+_TAG_DISPATCH_FOLDER, _TAG_RUNTIME_FOLDER, _TAG_ACCELERATORS = 1, 22, 24
+# litert_any.h
+_INTEGER, _STRING = 2, 8
+
+
+class _Any(ctypes.Structure):
+    # litert_any.h: 16 bytes; the value is a union.
+    _fields_ = (("kind", c_int), ("value", ctypes.c_uint64))
+
+
+class _EnvironmentOption(ctypes.Structure):
+    # litert_environment_options.h: 24 bytes.
+    _fields_ = (("tag", c_int), ("any", _Any))
 
 
 class _Layout(ctypes.Structure):
@@ -51,12 +64,22 @@ class Runtime:
         self._libc = ctypes.CDLL(None)
         self._libc.malloc.restype = c_void_p
         self._libc.malloc.argtypes = [c_size_t]
-        # Severity 3 is errors only; they go to the lane's log, never to the person's terminal.
-        self._environment = c_void_p()
+        self.environment = c_void_p()
 
-    def start(self) -> None:
-        """Create the environment; called after the fork and after the lane is pinned."""
-        self.call("LiteRtCreateEnvironment", c_int(0), None, byref(self._environment))
+    def start(self, accelerators: int, dispatch_folder: str = "") -> None:
+        """Create the environment; called after the fork and after the lane is pinned.
+
+        Args:
+            accelerators: bit set of those to look for; drivers are loaded when something is compiled for them.
+            dispatch_folder: where a neural processor's dispatch library lies.
+        """
+        texts = {_TAG_RUNTIME_FOLDER: str(library_path().parent), _TAG_DISPATCH_FOLDER: dispatch_folder}
+        kept = {tag: c_char_p(text.encode()) for tag, text in texts.items() if text}
+        options = [_EnvironmentOption(_TAG_ACCELERATORS, _Any(_INTEGER, accelerators))]
+        for tag, text in kept.items():
+            options.append(_EnvironmentOption(tag, _Any(_STRING, ctypes.cast(text, c_void_p).value or 0)))
+        array = (_EnvironmentOption * len(options))(*options)
+        self.call("LiteRtCreateEnvironment", c_int(len(options)), array, byref(self.environment))
 
     def call(self, function: str, *arguments: Any) -> None:
         """Call a function that returns a ``LiteRtStatus``.
@@ -72,24 +95,28 @@ class Runtime:
         """Return a function of the library, for hot paths that check the status themselves."""
         return getattr(self._lib, name)
 
-    def cpu_options(self, settings: dict[str, Any]) -> c_void_p:
-        """Return compilation options for the CPU accelerator.
+    def options(self, settings: dict[str, Any]) -> c_void_p:
+        """Return compilation options.
 
         Args:
-            settings: keys of LiteRT's CPU options (``num_threads``, ``kernel_mode``, ``weight_cache_file_path``).
+            settings: ``accelerators``, a bit set, and the settings of each accelerator under the name of its options
+                (``xnnpack``: ``num_threads``, ``kernel_mode``, …; ``gpu_options``: ``precision``, …).
         """
         options = c_void_p()
         self.call("LiteRtCreateOptions", byref(options))
-        self.call("LiteRtSetOptionsHardwareAccelerators", options, c_int(_ACCELERATOR_CPU))
-        # litert_cpu_options.cc hands its settings over as TOML in an opaque option called "xnnpack".
-        lines = (f"{key} = {_toml(value)}\n" for key, value in settings.items())
-        payload = "".join(lines).encode() + b"\0"
-        memory = self._libc.malloc(len(payload))
-        ctypes.memmove(memory, payload, len(payload))
-        opaque = c_void_p()
-        free = ctypes.cast(self._libc.free, c_void_p)
-        self.call("LiteRtCreateOpaqueOptions", c_char_p(b"xnnpack"), c_void_p(memory), free, byref(opaque))
-        self.call("LiteRtAddOpaqueOptions", options, opaque)
+        self.call("LiteRtSetOptionsHardwareAccelerators", options, c_int(settings["accelerators"]))
+        for name, values in settings.items():
+            if name == "accelerators":
+                continue
+            # litert_cpu_options.cc and litert_gpu_options.cc hand their settings over as TOML.
+            lines = (f"{key} = {_toml(value)}\n" for key, value in values.items())
+            payload = "".join(lines).encode() + b"\0"
+            memory = self._libc.malloc(len(payload))
+            ctypes.memmove(memory, payload, len(payload))
+            opaque = c_void_p()
+            free = ctypes.cast(self._libc.free, c_void_p)
+            self.call("LiteRtCreateOpaqueOptions", c_char_p(name.encode()), c_void_p(memory), free, byref(opaque))
+            self.call("LiteRtAddOpaqueOptions", options, opaque)
         return options
 
     def compile_memory(self, address: int, nbytes: int, signatures: int, settings: dict[str, Any]) -> Compiled:
@@ -101,11 +128,11 @@ class Runtime:
             UnavailableError: the runtime refuses it.
         """
         model = c_void_p()
-        self.call("LiteRtCreateModelFromBuffer", self._environment, c_void_p(address), c_size_t(nbytes), byref(model))
-        options = self.cpu_options(settings)
+        self.call("LiteRtCreateModelFromBuffer", self.environment, c_void_p(address), c_size_t(nbytes), byref(model))
+        options = self.options(settings)
         compiled = c_void_p()
         try:
-            self.call("LiteRtCreateCompiledModel", self._environment, model, options, byref(compiled))
+            self.call("LiteRtCreateCompiledModel", self.environment, model, options, byref(compiled))
         except UnavailableError:
             self._lib.LiteRtDestroyModel(model)
             raise
@@ -116,7 +143,9 @@ class Runtime:
             subgraph = c_void_p()
             self.call("LiteRtGetModelSubgraph", model, c_size_t(index), byref(subgraph))
             ports.append((self._tensor_types(subgraph, "Input"), self._tensor_types(subgraph, "Output")))
-        return Compiled(model, compiled, tuple(ports))
+        whole = ctypes.c_bool()
+        self.call("LiteRtCompiledModelIsFullyAccelerated", compiled, byref(whole))
+        return Compiled(model, compiled, tuple(ports), whole.value)
 
     def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
         count = c_size_t()
@@ -128,6 +157,14 @@ class Runtime:
             self.call("LiteRtGetRankedTensorType", tensor, byref(kind))
             types.append(kind)
         return tuple(types)
+
+    @staticmethod
+    def tensor_type(element_type: int, shape: tuple[int, ...]) -> _RankedTensorType:
+        """Return the runtime's description of a tensor."""
+        kind = _RankedTensorType(element_type)
+        kind.layout.bits = len(shape)
+        kind.layout.dimensions[: len(shape)] = shape
+        return kind
 
     def bind(self, kind: _RankedTensorType, address: int, nbytes: int) -> c_void_p:
         """Return a tensor buffer over host memory that we own (64-byte aligned)."""
@@ -154,11 +191,17 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Compiled stages and, for each signature, the types of its inputs and outputs in the order of its subgraph."""
+    """Compiled stages.
+
+    Attributes:
+        ports: for each signature the types of its inputs and outputs in the order of its subgraph.
+        accelerated: whether the accelerator took all operators.
+    """
 
     model: c_void_p
     handle: c_void_p
     ports: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+    accelerated: bool
 
 
 def _toml(value: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert.lane_names import KERNELS, PRECISIONS
 from search_spaces.errors import ModelError, PlanError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
@@ -151,14 +152,18 @@ def _platform(data: Mapping[str, Any]) -> Platform:
     for entry in data["processors"]:
         if entry["kind"] not in ("cpu", "gpu", "npu"):
             raise ValueError(f"a processor of kind {entry['kind']!r}")
-        options = _lane_options(entry["options"])
+        options = _lane_options(entry["kind"], entry["options"])
         resources = {str(name): float(share) for name, share in entry["resources"].items()}
         processors.append(Processor(str(entry["name"]), entry["kind"], resources, str(entry["like"]), options))
     return Platform(str(data["name"]), tuple(processors))
 
 
-def _lane_options(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a CPU lane; a file may not ask for what could harm this machine, such as 10,000 threads."""
+def _lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a lane; a file may not ask for what could harm this machine, such as 10,000 threads.
+
+    Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
+    the runtime keeps it.
+    """
     cores = tuple(int(core) for core in data["cores"])
     threads = int(data["threads"])
     if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < _MAX_CORES:
@@ -166,8 +171,16 @@ def _lane_options(data: Mapping[str, Any]) -> dict[str, Any]:
     if not 1 <= threads <= len(cores):
         raise ValueError(f"{reprlib.repr(threads)} threads on {len(cores)} cores")
     options: dict[str, Any] = {"cores": cores, "threads": threads}
-    if "kernel_mode" in data:
-        options["kernel_mode"] = int(data["kernel_mode"])
+    if data.get("kernels", "xnnpack") != "xnnpack":
+        if data["kernels"] not in KERNELS:
+            raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
+        options["kernels"] = data["kernels"]
+    if kind == "gpu":
+        if data["precision"] not in PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
+            raise ValueError(f"an adapter {reprlib.repr(data['adapter'])}")
+        options |= {"precision": data["precision"], "adapter": data["adapter"]}
+    if kind != "cpu":
+        options["fallback"] = data.get("fallback") is True
     return options
 
 

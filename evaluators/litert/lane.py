@@ -23,11 +23,13 @@ from typing import Any
 
 from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
+from evaluators.litert.device import Copy, Device
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.models.pages import in_pages
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; Python names the first only from 3.13 on
 _SLEEP_MS = 1000
+_CPU = 1  # litert_common.h: the CPU's bit among the accelerators
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class _Step:
     outputs: Any
     waits: tuple[_Edge, ...]
     signals: tuple[int, ...]
+    uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
+    downloads: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,15 @@ class _Program:
     starts: tuple[int, ...]  # edges on which the leader gives its tokens
     ends: tuple[_Edge, ...]  # edges that the leader has seen before an iteration is over
     fds: tuple[int, ...]
+    buffers: tuple[c_void_p, ...]
 
 
 class Lane:
     """State of a lane and the operations that the parent may ask for."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, accelerator: bool) -> None:
         self._runtime = runtime
+        self._device = Device(runtime) if accelerator else None
         self._run = runtime.function("LiteRtRunCompiledModel")
         self._run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -122,7 +128,7 @@ class Lane:
             raise
         self._views[head["id"]] = (base, total)
         self._compiled[head["id"]] = compiled
-        return {"compile_s": time.perf_counter() - begin}
+        return {"compile_s": time.perf_counter() - begin, "accelerated": compiled.accelerated}
 
     def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Release compiled stages."""
@@ -153,42 +159,96 @@ class Lane:
             return tuple(found)
 
         steps = []
+        buffers: dict[Any, tuple[c_void_p, Any]] = {}
         for step in head["steps"]:
             compiled = self._compiled[step["compiled"]]
-            inputs, outputs = compiled.ports[step["signature"]]
-            sides = []
-            for kinds, places in ((inputs, step["inputs"]), (outputs, step["outputs"])):
-                if len(kinds) != len(places):
-                    raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(places)}")
-                if any(offset + nbytes > size for offset, nbytes in places):
+            sides: list[Any] = []
+            for kinds, side in zip(compiled.ports[step["signature"]], ("Input", "Output"), strict=True):
+                ports = step[side]
+                if len(kinds) != len(ports):
+                    raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(ports)}")
+                if any(offset + nbytes > size for offset, nbytes, _ in ports):
                     raise UnavailableError(f"stage {step['stage']} does not fit its shared memory")
-                buffers = [self._runtime.bind(k, base + o, n) for k, (o, n) in zip(kinds, places, strict=True)]
-                sides.append((c_void_p * len(buffers))(*buffers))
+                found = [self._tensor(compiled, step, side, i, base, buffers) for i in range(len(ports))]
+                sides.append((c_void_p * len(found))(*(buffer.value for buffer in found)))
+            uploads, downloads = (
+                tuple(Copy(c_void_p(array[i]), base + step[side][i][0], step[side][i][1]) for i in step[which])
+                for array, side, which in zip(sides, ("Input", "Output"), ("uploads", "downloads"), strict=True)
+            )
             signals = tuple(kept[i] for i in step["signals"])
             waits = edges(step["waits"])
-            steps.append(_Step(step["stage"], compiled, step["signature"], sides[0], sides[1], waits, signals))
+            steps.append(
+                _Step(
+                    step["stage"],
+                    compiled,
+                    step["signature"],
+                    sides[0],
+                    sides[1],
+                    waits,
+                    signals,
+                    uploads,
+                    downloads,
+                )
+            )
         starts = tuple(kept[i] for i in head["starts"])
-        self._programs[head["id"]] = _Program(tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept))
+        made = tuple(buffer for buffer, _ in buffers.values())
+        self._programs[head["id"]] = _Program(
+            tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept), made
+        )
         return {}
+
+    def _tensor(
+        self,
+        compiled: Compiled,
+        step: dict[str, Any],
+        side: str,
+        index: int,
+        base: int,
+        buffers: dict[Any, tuple[c_void_p, Any]],
+    ) -> c_void_p:
+        """Return the buffer of a stage's input or output: over shared memory, or in the device's, once per tensor."""
+        offset, nbytes, tensor = step[side][index]
+        if self._device is None:
+            kind = compiled.ports[step["signature"]][0 if side == "Input" else 1][index]
+            buffer = self._runtime.bind(kind, base + offset, nbytes)
+            buffers[step["stage"], side, index] = (buffer, None)
+            return buffer
+        buffer, needs = self._device.tensor(compiled, step["signature"], side, index)
+        if tensor not in buffers:
+            buffers[tensor] = (buffer, needs)
+        else:
+            self._runtime.unbind(buffer)
+            if buffers[tensor][1] != needs:
+                raise UnavailableError(f"stage {step['stage']} wants tensor {tensor} in another form than it has")
+        return buffers[tensor][0]
 
     def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Forget a program."""
         program = self._programs.pop(head["id"])
-        for step in program.steps:
-            for buffer in (*step.inputs, *step.outputs):
-                self._runtime.unbind(c_void_p(buffer))
+        for buffer in program.buffers:
+            self._runtime.unbind(buffer)
         for fd in program.fds:
             os.close(fd)
         return {}
 
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
-        """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds."""
+        """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
+
+        The answer holds, for stages on an accelerator, how long they copied in and out the last time. A synchronised
+        run waits for each stage, so that its time is its own; else only those wait whose results are read.
+        """
         program = self._programs[head["id"]]
         base, _size = self._arenas[head["arena"]]
         stages = head["stages"]
         # log[0] is the limit; then start and end of stage s in iteration i at 1 + 2 * (i * stages + s).
         log = (ctypes.c_int64 * (1 + 2 * stages * head["n"])).from_address(base + head["log"])
-        calls = [self._call(step) for step in program.steps]
+        copies: dict[int, tuple[int, int]] = {}
+        if self._device is None:
+            calls = [self._call(step) for step in program.steps]
+        else:
+            wait_ns = self._device.idle_wait_ns()
+            synchronised = wait_ns if head["synchronised"] else None
+            calls = [self._device_call(self._device, step, synchronised, copies) for step in program.steps]
         first_waits = program.go
         for iteration in range(head["n"]):
             for edge in first_waits:
@@ -216,7 +276,7 @@ class Lane:
                         for fd in program.starts:
                             os.eventfd_write(fd, 1)
                         break
-        return {}
+        return {"copies": [[stage, *times] for stage, times in copies.items()]}
 
     def _call(self, step: _Step) -> Callable[[], tuple[int, int]]:
         run, clock = self._run, time.perf_counter_ns
@@ -234,11 +294,44 @@ class Lane:
 
         return call
 
+    def _device_call(
+        self, device: Device, step: _Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
+    ) -> Callable[[], tuple[int, int]]:
+        """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory.
 
-def serve(channel: socket.socket, runtime: Runtime) -> None:
+        Args:
+            idle_wait_ns: what waiting for nothing takes, in a synchronised run, else None.
+        """
+        run, clock = self._run, time.perf_counter_ns
+        handle, signature = step.compiled.handle, step.signature
+        n_inputs, n_outputs = len(step.inputs), len(step.outputs)
+        # Whoever is told that the stage is over, and reads nothing of it, needs what it used up (cores, say).
+        must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
+
+        def call() -> tuple[int, int]:
+            begin = clock()
+            for copy in step.uploads:
+                device.upload(copy)
+            copied_in = clock()
+            status = run(handle, signature, n_inputs, step.inputs, n_outputs, step.outputs)
+            if status:
+                raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+            if must_wait:
+                device.wait()
+            ran = clock()
+            for copy in step.downloads:
+                device.download(copy)
+            end = clock()
+            copies[step.stage] = (copied_in - begin, end - ran)
+            return begin, max(begin + 1, end - (idle_wait_ns or 0))
+
+        return call
+
+
+def serve(channel: socket.socket, runtime: Runtime, accelerators: int, dispatch_folder: str) -> None:
     """Answer the parent until it is gone."""
-    runtime.start()
-    lane = Lane(runtime)
+    runtime.start(accelerators, dispatch_folder)
+    lane = Lane(runtime, accelerator=bool(accelerators & ~_CPU))
     operations = {
         "compile": lane.compile,
         "release": lane.release,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert import wire
+from evaluators.litert.settings import lane_starts
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Platform
 
@@ -47,17 +48,38 @@ class _Process:
     channel: socket.socket
 
 
+class LaneError(UnavailableError):
+    """A lane refused, died, or did not answer in time.
+
+    Attributes:
+        lane: its name.
+        reason: what it did, as a verb and its object.
+        fatal: whether the lanes are gone.
+        silent: the lanes that had not answered; who waits for whom tells which of them failed.
+    """
+
+    def __init__(self, lane: str, reason: str, *, fatal: bool, silent: Sequence[str] = ()) -> None:
+        super().__init__(f"lane {lane!r} {reason}" if fatal else f"{lane}: {reason}")
+        self.lane = lane
+        self.reason = reason
+        self.fatal = fatal
+        self.silent = tuple(silent) or (lane,)
+
+
 class Lanes:
     """The processes of a platform's lanes.
 
     A lane that dies or does not answer in time takes all lanes with it, since the others may wait for it for ever; the
     next question starts new ones. ``generation`` counts the starts, so that callers know when what they had compiled
     is gone.
+
+    Raises:
+        UnavailableError: this machine lacks what a lane needs: a core, an adapter, a library.
     """
 
     def __init__(self, platform: Platform, log: Path | None = None) -> None:
         self.generation = 0
-        self._platform = platform
+        self._starts = lane_starts(platform)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lanes: dict[str, _Process] = {}
         try:
@@ -125,7 +147,8 @@ class Lanes:
             left_s = deadline - time.monotonic()
             ready = poll.poll(max(0.0, left_s) * 1e3)
             if not ready:
-                raise self._failed(next(iter(waiting.values())), f"gave no answer within {limit_s:.0f} s")
+                silent = list(waiting.values())
+                raise self._failed(silent[0], f"gave no answer within {limit_s:.0f} s", silent)
             for fd, _ in ready:
                 name = waiting.pop(fd)
                 poll.unregister(fd)
@@ -137,19 +160,22 @@ class Lanes:
                     # The others may be waiting for this lane's next stage: nobody will come.
                     if waiting:
                         raise self._failed(name, str(answers[name]["error"]))
-                    raise UnavailableError(f"{name}: {answers[name]['error']}")
+                    raise LaneError(name, str(answers[name]["error"]), fatal=False)
         return answers
 
     def _lane(self, name: str) -> _Process:
         if name not in self._lanes:
-            cores = list(self._platform[name].options["cores"])
             if self._zygote.poll() is not None:  # something killed it, and its lanes died with it
                 self._control.close()
                 self._control, self._zygote = self._start()
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
-                    wire.send(self._control, {"op": "lane", "cores": cores}, fds=[theirs.fileno(), self._log])
+                    wire.send(
+                        self._control,
+                        {"op": "lane", "start": self._starts[name].to_json()},
+                        fds=[theirs.fileno(), self._log],
+                    )
                     answer, _, _ = wire.receive(self._control)
             except (EOFError, OSError) as error:
                 ours.close()
@@ -159,7 +185,7 @@ class Lanes:
             self._lanes[name] = _Process(answer["pid"], ours)
         return self._lanes[name]
 
-    def _failed(self, name: str, reason: str) -> UnavailableError:
+    def _failed(self, name: str, reason: str, silent: Sequence[str] = ()) -> LaneError:
         process = self._lanes[name]
         if reason == "died":
             with contextlib.suppress(EOFError, OSError):
@@ -170,7 +196,7 @@ class Lanes:
             process.channel.close()
             del self._lanes[name]
         self._kill()
-        return UnavailableError(f"lane {name!r} {reason}")
+        return LaneError(name, reason, fatal=True, silent=silent)
 
     def _kill(self) -> None:
         for process in self._lanes.values():

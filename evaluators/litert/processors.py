@@ -1,23 +1,48 @@
-"""What this machine offers: all its cores together, and each core as a lane of its own."""
+"""What this machine offers: all its cores together, each core as a lane of its own, and its hardware adapters.
+
+A lane is described by plain options, which a plan file may carry to another machine; whether this machine can serve
+them is found out when the lanes are started (:mod:`evaluators.litert.starts`).
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform as host
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from search_spaces.errors import UnavailableError
+from evaluators.litert.adapters import Adapter, find_adapters
+from evaluators.litert.lane_names import LaneName, parse_lane
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform, Processor
 
 _CPU = Path("/sys/devices/system/cpu")
 
 
 def local_platform() -> Platform:
-    """Return the lanes of this machine, from the cores that this process may use.
+    """Return the lanes of this machine: from the cores that this process may use, and hardware adapters.
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
-    the kernel reports the same capacity and the same highest clock for them.
+    the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
+
+    Raises:
+        UnavailableError: the operating system cannot pin a process to cores.
+    """
+    cores = usable_cores()
+    names = [*(["cpu"] if len(cores) > 1 else []), *(f"cpu{core}" for core in cores)]
+    found = [_cpu(name, parse_lane(name)) for name in names]
+    hardware = find_adapters(software=False)
+    if hardware:
+        found.append(_gpu("gpu", parse_lane("gpu"), hardware[0]))
+    return Platform(host.node() or "local", tuple(found))
+
+
+def usable_cores() -> list[int]:
+    """Return the cores that this process may use.
 
     Raises:
         UnavailableError: the operating system cannot pin a process to cores.
@@ -27,27 +52,163 @@ def local_platform() -> Platform:
             f"measuring needs Linux (lanes are pinned to cores), this is {sys.platform}",
             "use an evaluator that predicts: optimize plugins",
         )
-    cores = sorted(os.sched_getaffinity(0))
-    singles = tuple(
-        Processor(
-            name=f"cpu{core}",
-            kind="cpu",
-            resources={f"core{core}": 1.0},
-            like=f"core:{_speed(core)}",
-            options={"cores": (core,), "threads": 1},
+    return sorted(os.sched_getaffinity(0))
+
+
+def make_processor(text: str) -> Processor:
+    """Return the lane that a name asks for; see :mod:`evaluators.litert.lane_names`.
+
+    Raises:
+        UsageError: the text is no lane's name, or names a core that the machine has not.
+        UnavailableError: the process may not use a core, or there is no such adapter or neural processor.
+    """
+    name = parse_lane(text)
+    if name.kind == "cpu":
+        return _cpu(text, name)
+    if name.kind == "gpu":
+        return _gpu(text, name, find_adapter(name.adapter))
+    return _npu(text, name)
+
+
+def with_reference(platform: Platform) -> Platform:
+    """Return a platform that has a lane of XNNPACK, which outputs are compared with: behind the others if need be."""
+    if any(p.kind == "cpu" and "kernels" not in p.options for p in platform.processors):
+        return platform
+    core = _cpu("reference", LaneName("cpu", cores=(usable_cores()[0],)))
+    return replace(platform, processors=(*platform.processors, replace(core, like="reference")))
+
+
+def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
+    """Return the processors so that lanes that are alike may stand in for each other on this very platform.
+
+    Two lanes are interchangeable only if they exclude the same other lanes, and if of the lanes alike either all
+    exclude each other or none does.
+    """
+    groups: dict[str, list[Processor]] = {}
+    for each in processors:
+        groups.setdefault(each.like, []).append(each)
+    found = []
+    for each in processors:
+        outside = [p.name for p in processors if p.like != each.like and p.excludes(each)]
+        mine = groups[each.like]
+        others = [[p.name for p in processors if p.like != m.like and p.excludes(m)] for m in mine]
+        within = {a.excludes(b) for a in mine for b in mine if a is not b}
+        if len(within) > 1:
+            found.append(replace(each, like=f"{each.like}@{each.name}"))
+        elif any(o != outside for o in others):
+            found.append(replace(each, like=f"{each.like}@{'+'.join(outside)}"))
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def find_adapter(word: str) -> Adapter:
+    """Return the first adapter with a word in its name, or the first hardware adapter if there is no word.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    found = find_adapters(software=bool(word))
+    for adapter in found:
+        if adapter.matches(word):
+            return adapter
+    if word:
+        names = ", ".join(repr(a.name) for a in found) or "none at all"
+        raise UnavailableError(f"there is no graphics adapter {word!r}", f"Vulkan finds: {names}")
+    raise UnavailableError(
+        "there is no hardware graphics adapter that Vulkan can use",
+        "install its driver and libvulkan1; a software adapter is used when it is named, as gpu:swiftshader; "
+        "optimize doctor tells more",
+    )
+
+
+def npu_folder(folder: str = "") -> Path:
+    """Return the folder with LiteRT's dispatch library of a neural processor.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    for candidate in [Path(folder)] if folder else list(_vendor_folders()):
+        if any(candidate.glob("libLiteRtDispatch_*.so")):
+            return candidate
+    where = folder or "the runtime's package"
+    raise UnavailableError(
+        f"there is no dispatch library of a neural processor (libLiteRtDispatch_*.so) in {where}",
+        "install the vendor's SDK for LiteRT (Qualcomm, MediaTek, Google Tensor, Intel OpenVINO), or name the folder: "
+        "npu:FOLDER",
+    )
+
+
+def _vendor_folders() -> Iterator[Path]:
+    spec = importlib.util.find_spec("ai_edge_litert")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from sorted(Path(folder).glob("vendors/*/dispatch"))
+
+
+def _cpu(text: str, name: LaneName) -> Processor:
+    mine = usable_cores()
+    cores = name.cores or tuple(mine)
+    absent = [core for core in cores if not (_CPU / f"cpu{core}").exists() and core not in mine]
+    if absent:
+        raise UsageError(
+            f"processor {text!r}: this machine has no core {absent[0]}",
+            f"this process may use: {', '.join(map(str, mine))}",
         )
-        for core in cores
-    )
-    if len(cores) == 1:
-        return Platform(host.node() or "local", singles)
-    together = Processor(
-        name="cpu",
-        kind="cpu",
-        resources={f"core{core}": 1.0 for core in cores},
-        like="cores",
-        options={"cores": tuple(cores), "threads": len(cores)},
-    )
-    return Platform(host.node() or "local", (together, *singles))
+    check_cores(text, cores)
+    threads = name.threads or len(cores)
+    options: dict[str, Any] = {"cores": cores, "threads": min(threads, len(cores))}
+    like = f"core:{_speed(cores[0])}" if len(cores) == 1 else f"cores:{','.join(sorted(map(_speed, cores)))}"
+    if threads != len(cores):
+        like += f":threads={threads}"
+    if name.kernels != "xnnpack":
+        options["kernels"] = name.kernels
+        like += f":{name.kernels}"
+    return Processor(text, "cpu", {f"core{core}": 1.0 for core in cores}, like, options)
+
+
+def check_cores(text: str, cores: Sequence[int]) -> None:
+    """Check that this process may use the cores of a lane.
+
+    Raises:
+        UnavailableError: it may not; the text tells which.
+    """
+    mine = usable_cores()
+    missing = [core for core in cores if core not in mine]
+    if missing:
+        raise UnavailableError(
+            f"processor {text!r} runs on cores {', '.join(map(str, missing))}, which this process may not use",
+            f"it may use: {', '.join(map(str, mine))}",
+        )
+
+
+def _gpu(text: str, name: LaneName, adapter: Adapter) -> Processor:
+    cores = tuple(usable_cores())
+    options: dict[str, Any] = {
+        "cores": cores,
+        "threads": 1,
+        "adapter": adapter.name,
+        "driver_version": adapter.driver_version,
+        "precision": name.precision,
+    }
+    resources = {f"adapter {adapter.name}": 1.0}
+    if adapter.kind == "software":  # it computes on the cores, which are then not free for other lanes
+        options["software"] = True
+        resources |= {f"core{core}": 1.0 for core in cores}
+    return _with_fallback(Processor(text, "gpu", resources, f"{adapter.name}:{name.precision}", options), name)
+
+
+def _npu(text: str, name: LaneName) -> Processor:
+    folder = npu_folder(name.folder)
+    options = {"cores": tuple(usable_cores()), "threads": 1, "folder": str(folder)}
+    vendor = next(folder.glob("libLiteRtDispatch_*.so")).stem.removeprefix("libLiteRtDispatch_")
+    return _with_fallback(Processor(text, "npu", {f"npu {vendor}": 1.0}, f"npu {vendor}", options), name)
+
+
+def _with_fallback(processor: Processor, name: LaneName) -> Processor:
+    if not name.fallback:
+        return processor
+    options = {**processor.options, "fallback": True}
+    return replace(processor, like=f"{processor.like}:fallback", options=options)
 
 
 def _speed(core: int) -> str:

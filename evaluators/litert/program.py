@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -42,6 +44,84 @@ class Schedule:
     lanes: tuple[LaneProgram, ...]
     edges: tuple[Edge, ...]
     before: list[int]
+
+    def meetings(self) -> list[Edge]:
+        """Return the plan's own edges, the leader's token to each other lane, and each lane's end back to the leader.
+
+        Stage -1 stands for the leader between two inferences.
+        """
+        leader = self.lanes[0]
+        certain = self.before[leader.stages[-1]]
+        starts = [Edge(-1, lane.stages[0], SPIN_NS) for lane in self.lanes[1:]]
+        ends = [Edge(lane.stages[-1], -1, SPIN_NS) for lane in self.lanes[1:] if not certain >> lane.stages[-1] & 1]
+        return [*self.edges, *starts, *ends]
+
+
+def lane_program(
+    order: Schedule, lane: LaneProgram, edges: Sequence[Edge], steps: Mapping[int, dict[str, Any]]
+) -> tuple[dict[str, Any], list[int]]:
+    """Return what a lane is told of its meetings, and which of ``edges`` (see ``Schedule.meetings``) it needs for that.
+
+    Args:
+        steps: stage → what else the lane is told of it.
+    """
+    leads = lane is order.lanes[0]
+    stages = set(lane.stages)
+    mine = [
+        i
+        for i, edge in enumerate(edges)
+        if edge.before in stages or edge.after in stages or (leads and -1 in (edge.before, edge.after))
+    ]
+    local = {i: k for k, i in enumerate(mine)}
+    told = [
+        step
+        | {
+            "waits": [[local[i], edges[i].spin_ns] for i in mine if edges[i].after == index and edges[i].before >= 0],
+            "signals": [local[i] for i in mine if edges[i].before == index],
+        }
+        for index, step in steps.items()
+    ]
+    program = {
+        "steps": told,
+        "go": [[local[i], edges[i].spin_ns] for i in mine if not leads and edges[i].before == -1],
+        "starts": [local[i] for i in mine if leads and edges[i].before == -1],
+        "ends": [[local[i], edges[i].spin_ns] for i in mine if leads and edges[i].after == -1],
+    }
+    return program, mine
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Tensors that a stage on an accelerator copies from, and to, the memory that all lanes share."""
+
+    uploads: frozenset[int] = frozenset()
+    downloads: frozenset[int] = frozenset()
+
+
+def copies(graph: Graph, plan: Plan, accelerators: Collection[str]) -> dict[int, Copies]:
+    """Return what each stage copies: nothing on a CPU; on an accelerator what is not there yet, and what others read.
+
+    Args:
+        accelerators: names of the processors that have a memory of their own.
+    """
+    place = {operator: stage.processor for stage in plan.stages for operator in stage.operators}
+    there: dict[str, set[int]] = {}
+    found = {}
+    for index, stage in enumerate(plan.stages):
+        if stage.processor not in accelerators:
+            found[index] = Copies()
+            continue
+        border = graph.boundary(stage.operators)
+        known = there.setdefault(stage.processor, set())
+        uploads = frozenset(border.inputs) - known
+        downloads = frozenset(
+            t
+            for t in border.outputs
+            if t in graph.outputs or any(place[o] != stage.processor for o in graph.consumers.get(t, ()))
+        )
+        known.update(border.inputs, border.outputs)
+        found[index] = Copies(uploads, downloads)
+    return found
 
 
 def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:

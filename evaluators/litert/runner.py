@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +20,11 @@ from numpy.typing import NDArray
 from evaluators.base import Batch
 from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import Arena, LitertCandidate
+from evaluators.litert.compiling import compile_stages
 from evaluators.litert.deployment import Deployment, read_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import existing_packed_weights
-from evaluators.litert.stages import compile_stages
+from evaluators.litert.stages import compiled_together
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.models.joined import join
 
@@ -40,14 +40,18 @@ class PlanRunner:
 
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
-        UnavailableError: this machine lacks the plan's cores, or the runtime refuses a stage.
+        UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a stage.
     """
 
     def __init__(self, path: str | Path, log: Path | None = None) -> None:
         self._deployment = read_deployment(Path(path))
-        self._check_cores()
         graph = self._deployment.graph
-        self._lanes = Lanes(self._deployment.platform, log)
+        try:
+            self._lanes = Lanes(self._deployment.platform, log)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{path}: {error.what}", "search again on this machine: optimize --model …"
+            ) from error
         self._arena: Arena | None = None
         self._closed = False
         try:
@@ -67,24 +71,14 @@ class PlanRunner:
             self.close()
             raise
 
-    def _check_cores(self) -> None:
-        mine = os.sched_getaffinity(0)
-        for processor in self._deployment.platform.processors:
-            missing = sorted(set(processor.options["cores"]) - mine)
-            if missing:
-                raise UnavailableError(
-                    f"the plan runs on cores {missing} (processor {processor.name!r}), which this process may not use",
-                    "search again on this machine: optimize --model …",
-                )
-
     def _compile(self) -> dict[int, tuple[int, int]]:
         """Compile the stages of each lane together, as the search does, and return what each was compiled as."""
         deployment = self._deployment
         packed = existing_packed_weights(deployment.content_digest)
         compiled: dict[int, tuple[int, int]] = {}
-        for number, (lane, indices) in enumerate(deployment.plan.by_processor().items(), 1):
+        for number, (lane, indices) in enumerate(compiled_together(deployment.plan, deployment.platform), 1):
             joined = join([deployment.stages[i] for i in indices])
-            compile_stages(self._lanes, deployment.platform, lane, number, joined, packed)
+            compile_stages(self._lanes, deployment.platform[lane], number, joined, packed)
             compiled |= {index: (number, signature) for signature, index in enumerate(indices)}
         return compiled
 

@@ -20,14 +20,15 @@ from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import packed_weights
-from evaluators.litert.processors import local_platform
+from evaluators.litert.processors import local_platform, make_processor, with_reference
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.stages import Entry, StageCache
+from evaluators.litert.settings import packs_weights, tolerance
+from evaluators.litert.stages import Entry, StageCache, compiled_together
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import packing_model
 from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
 
 _INPUT_SEED = 0
 
@@ -41,9 +42,14 @@ class LitertEvaluator:
         """See :class:`~evaluators.base.Evaluator`."""
         return local_platform()
 
+    def processor(self, name: str) -> Processor:
+        """See :class:`~evaluators.base.Namer`; :mod:`evaluators.litert.lane_names` tells what names there are."""
+        return make_processor(name)
+
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
         """See :class:`~evaluators.base.Evaluator`; the runtime's own messages go to ``scratch/runtime.log``."""
+        platform = with_reference(platform)
         lanes = Lanes(platform, scratch / "runtime.log" if scratch else None)
         session = LitertSession(platform, lanes)
         try:
@@ -66,10 +72,14 @@ class _Model:
 
 
 class LitertSession:
-    """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans."""
+    """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans.
+
+    The outputs of every plan are compared with those of the whole model on the first lane that computes with XNNPACK.
+    """
 
     def __init__(self, platform: Platform, lanes: Lanes, memory_limit_nbytes: int | None = None) -> None:
         self._platform = platform
+        self._reference_lane = next(p for p in platform.processors if packs_weights(p))
         self._lanes = lanes
         self._stages = StageCache(lanes, platform, memory_limit_nbytes)
         self._models: dict[str, _Model] = {}
@@ -100,7 +110,18 @@ class LitertSession:
         path = write_deployment(folder, graph, plan, self._platform, model.content_digest)
         with PlanRunner(path) as runner:
             outputs = list(runner.run(model.inputs).values())
-        return tensors.agreement(outputs, self._reference(model), tolerance=0.0)
+        return tensors.agreement(outputs, self._reference(model), self._tolerance(plan))
+
+    def refused(self, graph: Graph, processor: str) -> list[int]:
+        """Return the operators of a model that a processor does not take.
+
+        Raises:
+            UnavailableError: the processor's lane died, or does not answer.
+        """
+        return self._stages.refused(graph, processor, range(len(graph.operators)))
+
+    def _tolerance(self, plan: Plan) -> float:
+        return tolerance({s.processor: self._platform[s.processor] for s in plan.stages}.values(), self._reference_lane)
 
     def _forget_dead_lanes(self) -> None:
         if self._generation != self._lanes.generation:
@@ -124,8 +145,7 @@ class LitertSession:
 
     def _pack(self, graph: Graph, path: Path) -> None:
         """Have the runtime write its packed weights of the whole model to ``path``."""
-        lane = self._platform.processors[0].name
-        self._stages.compile_once(lane, packing_model(graph), path)
+        self._stages.compile_once(self._reference_lane.name, packing_model(graph), path)
 
     def _candidate(self, model: _Model, plan: Plan, *, fresh: bool, check: bool) -> LitertCandidate:
         graph = model.graph
@@ -144,7 +164,7 @@ class LitertSession:
         try:
             compiled: dict[int, tuple[int, int]] = {}
             ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-            for lane, indices in plan.by_processor().items():
+            for lane, indices in compiled_together(plan, self._platform):
                 group = tuple(plan.stages[i].operators for i in indices)
                 entry = self._stages.take(graph, lane, group, model.packed, fresh=fresh)
                 held.append(entry)
@@ -162,6 +182,7 @@ class LitertSession:
                 ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
+                tolerance=self._tolerance(plan),
                 on_close=release,
             )
         except BaseException:
@@ -169,10 +190,10 @@ class LitertSession:
             raise
 
     def _reference(self, model: _Model) -> Sequence[NDArray[np.generic]]:
-        """Return the outputs of the whole model on the first processor, computed once."""
+        """Return the outputs of the whole model on the reference lane, computed once."""
         if not model.reference:
             everything = tuple(range(len(model.graph.operators)))
-            whole = Plan(model.graph.digest, (Stage(everything, self._platform.processors[0].name),))
+            whole = Plan(model.graph.digest, (Stage(everything, self._reference_lane.name),))
             model.reference = self._first_outputs(model, whole)
         return model.reference
 

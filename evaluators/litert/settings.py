@@ -1,18 +1,115 @@
-"""What a processor's options mean to the runtime."""
+"""What a processor's options mean: to the runtime, to the process of its lane, and for how exact its outputs are."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from search_spaces.platform import Processor
+from evaluators.litert.adapters import driver_environment
+from evaluators.litert.processors import check_cores, find_adapter, npu_folder
+from search_spaces.platform import Platform, Processor
+
+# litert_common.h: one bit for each accelerator.
+CPU, GPU, NPU = 1, 2, 4
+ACCELERATORS = {"cpu": CPU, "gpu": GPU, "npu": NPU}
+# litert_cpu_options.h; XNNPACK is the default.
+_KERNEL_MODES = {"reference": 1, "builtin": 2}
+# litert_gpu_options.h: float16 is the default.
+_PRECISION_F32 = 2
+# Errors relative to the largest value of an output, up to which outputs of unlike processors count as the same: other
+# kernels add float32 numbers up in another order; float16 has 11 bits, and errors grow from layer to layer.
+TOLERANCE_F32, TOLERANCE_F16 = 1e-4, 2e-2
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStart:
+    """What the process of a lane is started with.
+
+    Attributes:
+        cores: it is pinned to these.
+        environment: variables set before the runtime sees any driver.
+        accelerators: what the runtime looks for, as a bit set.
+        dispatch_folder: where a neural processor's library lies.
+    """
+
+    cores: tuple[int, ...]
+    accelerators: int = CPU
+    environment: dict[str, str] = field(default_factory=dict)
+    dispatch_folder: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def lane_starts(platform: Platform) -> dict[str, LaneStart]:
+    """Return how to start each lane of a platform.
+
+    Raises:
+        UnavailableError: this process may not use a core, or an adapter or a neural processor's library is not there.
+    """
+    starts = {}
+    for processor in platform.processors:
+        cores = tuple(processor.options["cores"])
+        check_cores(processor.name, cores)
+        accelerators = accelerators_of(processor)
+        if processor.kind == "gpu":
+            file = find_adapter(processor.options["adapter"]).driver_file
+            starts[processor.name] = LaneStart(cores, accelerators, driver_environment(file))
+        elif processor.kind == "npu":
+            folder = str(npu_folder(processor.options.get("folder", "")))
+            starts[processor.name] = LaneStart(cores, accelerators, dispatch_folder=folder)
+        else:
+            starts[processor.name] = LaneStart(cores)
+    return starts
+
+
+def accelerators_of(processor: Processor) -> int:
+    """Return the bit set of the accelerators that a stage may run on."""
+    return ACCELERATORS[processor.kind] | (CPU if processor.options.get("fallback") else 0)
 
 
 def compile_settings(processor: Processor, packed: Path | None) -> dict[str, Any]:
-    """Return LiteRT's CPU options for a lane; packed weights are XNNPACK's, other kernels do not know them."""
-    settings: dict[str, Any] = {"num_threads": processor.options["threads"]}
-    if "kernel_mode" in processor.options:
-        settings["kernel_mode"] = processor.options["kernel_mode"]
-    elif packed is not None:
-        settings["weight_cache_file_path"] = str(packed)
+    """Return the runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them."""
+    cpu: dict[str, Any] = {"num_threads": processor.options["threads"]}
+    kernels = processor.options.get("kernels", "xnnpack")
+    if kernels != "xnnpack":
+        cpu["kernel_mode"] = _KERNEL_MODES[kernels]
+    elif packed is not None and processor.kind == "cpu":
+        cpu["weight_cache_file_path"] = str(packed)
+    settings: dict[str, Any] = {"accelerators": accelerators_of(processor), "xnnpack": cpu}
+    if processor.kind == "gpu":
+        settings["gpu_options"] = {"preferred_device_substr": processor.options["adapter"]}
+        if processor.options["precision"] == "f32":
+            settings["gpu_options"]["precision"] = _PRECISION_F32
     return settings
+
+
+def packs_weights(processor: Processor) -> bool:
+    """Return whether a lane computes with XNNPACK, whose packed weights are kept."""
+    return processor.kind == "cpu" and processor.options.get("kernels", "xnnpack") == "xnnpack"
+
+
+def tolerance(used: Iterable[Processor], reference: Processor) -> float:
+    """Return the relative error that is accepted of a plan: none where all its processors compute like the reference.
+
+    Otherwise 1e-4 where all compute in float32, and 2e-2 where one computes in float16.
+    """
+    found = 0.0
+    for processor in used:
+        if "f16" in (_arithmetic(processor), _arithmetic(reference)):
+            return TOLERANCE_F16
+        if _arithmetic(processor) != _arithmetic(reference):
+            found = TOLERANCE_F32
+    return found
+
+
+def _arithmetic(processor: Processor) -> str:
+    if processor.kind == "gpu":
+        precision: str = processor.options["precision"]
+        return precision if precision == "f16" else f"gpu {precision}"
+    if processor.kind == "npu":
+        return "f16"  # most compute in 16 bits or fewer
+    return str(processor.options.get("kernels", "xnnpack"))

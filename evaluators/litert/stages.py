@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.compiling import compile_stages
+from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.memory import available_nbytes
-from evaluators.litert.settings import compile_settings
+from evaluators.litert.refusals import Refusals, describe, refusal
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.joined import JoinedModel, join
 from search_spaces.models.stages import StageModel, cut_stage
-from search_spaces.platform import Platform
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
 
-_COMPILE_LIMIT_S = 300.0
+_LOGGER = logging.getLogger("partition_optimizer")
 _RELEASE_LIMIT_S = 60.0
 _SHARE_OF_MEMORY = 8
 _LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
@@ -63,6 +65,8 @@ class StageCache:
         self._entries: OrderedDict[tuple[str, str, Group], Entry] = OrderedDict()
         self._cut: dict[tuple[str, tuple[int, ...]], StageModel] = {}
         self._numbers = count(1)
+        self._refusals = Refusals(lanes, self._numbers)
+        self._told: set[tuple[str, str]] = set()
 
     def take(self, graph: Graph, lane: str, group: Group, packed: Path | None, *, fresh: bool) -> Entry:
         """Return the stages of a plan on one lane, compiled; with ``fresh`` newly, and for nobody else.
@@ -81,13 +85,48 @@ class StageCache:
             return entry
         models = tuple(self._stage(graph, operators) for operators in group)
         number = next(self._numbers)
-        compile_stages(self._lanes, self._platform, lane, number, join(models), packed)
+        self._compile(graph, self._platform[lane], number, group, models, packed)
         nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
         entry = Entry(lane, number, models, nbytes, None if fresh else key)
         if entry.key is not None:
             self._entries[entry.key] = entry
             self._shrink()
         return entry
+
+    def refused(self, graph: Graph, lane: str, operators: Sequence[int]) -> list[int]:
+        """Return those of ``operators`` that a lane's accelerator does not take; a CPU takes all.
+
+        Raises:
+            UnavailableError: the lane died, or does not answer.
+        """
+        processor = self._platform[lane]
+        return [] if processor.kind == "cpu" else self._refusals.find(graph, processor, operators)
+
+    def _compile(
+        self,
+        graph: Graph,
+        processor: Processor,
+        number: int,
+        group: Group,
+        models: Sequence[StageModel],
+        packed: Path | None,
+    ) -> None:
+        operators = sorted(o for stage in group for o in stage)
+        fallback = bool(processor.options.get("fallback"))
+        if not fallback and (refused := self._refusals.known(graph, processor, operators)):
+            raise refusal(graph, processor, operators, refused)
+        try:
+            answer = compile_stages(self._lanes, processor, number, join(models), packed)
+        except LaneError as error:
+            where = f"while it compiled operators {operators[0]} to {operators[-1]}"
+            if error.fatal or processor.kind == "cpu" or fallback:
+                raise UnavailableError(f"{error.what} {where}") from error
+            found = self._refusals.find(graph, processor, operators)
+            raise refusal(graph, processor, operators, found) from error
+        if fallback and not answer["accelerated"] and (graph.digest, processor.name) not in self._told:
+            self._told.add((graph.digest, processor.name))
+            left = describe(graph, self._refusals.find(graph, processor, range(len(graph.operators))))
+            _LOGGER.warning("%s leaves operators of %s to the CPU: %s", processor.name, graph.name, left)
 
     def give_back(self, entry: Entry) -> None:
         """Tell that a candidate no longer needs its stages."""
@@ -107,7 +146,7 @@ class StageCache:
         """
         number = next(self._numbers)
         joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
-        compile_stages(self._lanes, self._platform, lane, number, joined, packed)
+        compile_stages(self._lanes, self._platform[lane], number, joined, packed)
         self._lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
     def _stage(self, graph: Graph, operators: tuple[int, ...]) -> StageModel:
@@ -130,27 +169,19 @@ class StageCache:
         self._lanes.ask(entry.lane, Request({"op": "release", "id": entry.number}), _RELEASE_LIMIT_S)
 
 
-def compile_stages(
-    lanes: Lanes, platform: Platform, lane: str, number: int, joined: JoinedModel, packed: Path | None
-) -> None:
-    """Compile stages on a lane, which will know them by ``number``.
+def compiled_together(plan: Plan, platform: Platform) -> list[tuple[str, list[int]]]:
+    """Return lanes and the stages that are compiled together there.
 
-    Raises:
-        UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
+    On a CPU all stages of a lane share their workspace and threads. An accelerator has neither, and takes seconds to
+    compile: there each stage stands alone, so that other plans with the same stage find it compiled.
     """
-    settings = compile_settings(platform[lane], packed)
-    signatures = len(joined.schema.signatureDefs or ())
-    head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
-    with ExitStack() as stack:
-        files = _opened(stack, [source.path for source in joined.sources])
-        lanes.ask(lane, Request(head, joined.view(), files), _COMPILE_LIMIT_S)
-
-
-def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:
-    try:
-        return [stack.enter_context(path.open("rb")).fileno() for path in paths]
-    except OSError as error:
-        raise UnavailableError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+    found: list[tuple[str, list[int]]] = []
+    for lane, indices in plan.by_processor().items():
+        if platform[lane].kind == "cpu":
+            found.append((lane, indices))
+        else:
+            found += [(lane, [index]) for index in indices]
+    return found
 
 
 def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:

@@ -1,7 +1,8 @@
 """The fork server: it has loaded the runtime's library, so that a new lane starts in milliseconds.
 
 Started by :mod:`evaluators.litert.lanes` with one end of a socket pair as its argument. It serves two operations:
-``lane`` (fork a lane on the socket that comes along, pinned to cores) and ``reap`` (how a dead lane ended).
+``lane`` (fork a lane on the socket that comes along, pinned to cores, with environment variables of its own) and
+``reap`` (how a dead lane ended).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import signal
 import socket
 import sys
 import traceback
+from typing import Any
 
 from evaluators.litert import lane, wire
+from evaluators.litert.adapters import vulkan_loader
 from evaluators.litert.capi import Runtime
 
 _PR_SET_PDEATHSIG = 1
@@ -23,14 +26,18 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _become_lane(channel_fd: int, log_fd: int, cores: list[int], runtime: Runtime) -> None:
+def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: Runtime) -> None:
     _die_with_parent()
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     # Pin before anything is compiled: thread pools inherit the affinity they are made under.
-    os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, start["cores"])
+    os.environ.update(start["environment"])
     with socket.socket(fileno=channel_fd) as channel:
-        lane.serve(channel, runtime)
+        if start["environment"]:
+            # A driver that brings a loader of its own needs it before the accelerator looks for one.
+            vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
+        lane.serve(channel, runtime, start["accelerators"], start["dispatch_folder"])
 
 
 def main() -> None:
@@ -54,7 +61,7 @@ def main() -> None:
                 code = 1
                 try:
                     control.close()
-                    _become_lane(fds[0], fds[1], head["cores"], runtime)
+                    _become_lane(fds[0], fds[1], head["start"], runtime)
                     code = 0
                 except BaseException:  # noqa: BLE001 - a defect of ours; its trace goes to the lane's log
                     traceback.print_exc()

@@ -1,0 +1,196 @@
+"""Graphics adapters as Vulkan names them, and the driver file that leads to each.
+
+Each driver is asked in a process of its own, because a driver may crash, hang, or print; run as a program, this file is
+that process. It imports nothing but the standard library, and the parent never loads a driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from ctypes import c_char_p, c_int32, c_uint32, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LIMIT_S = 20.0
+_SOFTWARE_WORDS = ("swiftshader", "lvp", "lavapipe", "llvmpipe")
+# Debian's chromium brings SwiftShader, but does not register it with the loader.
+_MORE_FILES = ("/usr/lib/chromium/vk_swiftshader_icd.json", "/usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json")
+_DEVICES = ("dri/renderD*", "nvidia[0-9]*", "kgsl*", "mali*", "dxg")
+_KINDS = ("other", "integrated", "discrete", "virtual", "software")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter.
+
+    Attributes:
+        name: as the driver calls it (``NVIDIA H200``).
+        kind: ``discrete``, ``integrated``, ``virtual``, ``other``, or ``software``, which computes on the CPU.
+        driver_file: Vulkan's description of its driver.
+        driver_version, api_version: as the driver tells them.
+    """
+
+    name: str
+    kind: str
+    driver_file: str
+    driver_version: str
+    api_version: str
+
+    def matches(self, word: str) -> bool:
+        """Return whether ``word`` is in the adapter's or its driver file's name, whatever the case."""
+        return word.lower() in self.name.lower() or word.lower() in Path(self.driver_file).name.lower()
+
+
+def driver_environment(driver_file: str) -> dict[str, str]:
+    """Return the environment variables under which a process sees the adapters of one driver alone."""
+    # Some drivers refuse to start without a folder for the user's sockets, which a service has not.
+    folder = os.environ.get("XDG_RUNTIME_DIR", "/tmp")  # noqa: S108 - nothing is written there
+    return {"VK_DRIVER_FILES": driver_file, "VK_ICD_FILENAMES": driver_file, "XDG_RUNTIME_DIR": folder}
+
+
+def driver_files() -> list[Path]:
+    """Return the driver descriptions that Vulkan's loader would find, and known places that it does not look at."""
+    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        if os.environ.get(variable):
+            chosen = [Path(text) for text in os.environ[variable].split(":") if text]
+            return [*chosen, *(p for p in map(Path, _MORE_FILES) if p.exists() and p not in chosen)]
+    home = Path(os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser())
+    data = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
+    found: dict[Path, None] = {}
+    for folder in (Path("/etc"), home, *(Path(text) for text in data if text)):
+        with suppress(OSError):
+            found |= dict.fromkeys(sorted((folder / "vulkan" / "icd.d").glob("*.json")))
+    return [*found, *(p for p in map(Path, _MORE_FILES) if p.exists() and p not in found)]
+
+
+def find_adapters(*, software: bool) -> tuple[Adapter, ...]:
+    """Return the adapters of this machine, the fastest kinds first; software ones last, and only if they are wanted.
+
+    Drivers that crash, hang or find nothing are left out. Adapters of one name behind one driver are listed once, since
+    nothing tells them apart.
+    """
+    files = [path for path in driver_files() if software or not _is_software(path.name)]
+    if not software and not any(any(Path("/dev").glob(pattern)) for pattern in _DEVICES):
+        return ()
+    if not files:
+        return ()
+    command = [sys.executable, "-I", str(Path(__file__).resolve()), *map(str, files)]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=3 * _LIMIT_S, check=False)
+        found = [Adapter(**entry) for line in run.stdout.splitlines() for entry in json.loads(line)]
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+        return ()
+    kept = {(a.name, a.driver_file): a for a in found if software or a.kind != "software"}
+    order = ("discrete", "integrated", "virtual", "other", "software")
+    return tuple(sorted(kept.values(), key=lambda a: order.index(a.kind)))
+
+
+def _is_software(name: str) -> bool:
+    return any(word in name.lower() for word in _SOFTWARE_WORDS)
+
+
+def vulkan_loader(driver_file: str = "") -> ctypes.CDLL | None:
+    """Return Vulkan's loader; a loader that lies beside the driver serves where the system has none."""
+    for name in ("libvulkan.so.1", str(Path(driver_file).parent / "libvulkan.so.1")):
+        with suppress(OSError):
+            return ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+    return None
+
+
+class _InstanceInfo(ctypes.Structure):
+    # VkInstanceCreateInfo; its sType is 1.
+    _fields_ = (
+        ("kind", c_int32),
+        ("next", c_void_p),
+        ("flags", c_uint32),
+        ("application", c_void_p),
+        ("layer_count", c_uint32),
+        ("layers", c_void_p),
+        ("extension_count", c_uint32),
+        ("extensions", c_void_p),
+    )
+
+
+class _Properties(ctypes.Structure):
+    # The head of VkPhysicalDeviceProperties; limits follow, for which there is room.
+    _fields_ = (
+        ("api_version", c_uint32),
+        ("driver_version", c_uint32),
+        ("vendor", c_uint32),
+        ("device", c_uint32),
+        ("kind", c_int32),
+        ("name", ctypes.c_char * 256),
+        ("rest", ctypes.c_char * 2048),
+    )
+
+
+def _ask(driver_file: str) -> list[dict[str, Any]]:
+    os.environ.update(driver_environment(driver_file))
+    vulkan = vulkan_loader(driver_file)
+    if vulkan is None:
+        return []
+    instance = c_void_p()
+    if vulkan.vkCreateInstance(ctypes.byref(_InstanceInfo(kind=1)), None, ctypes.byref(instance)):
+        return []
+    count = c_uint32()
+    vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
+    devices = (c_void_p * count.value)()
+    vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
+    found = []
+    for device in devices[: count.value]:
+        properties = _Properties()
+        vulkan.vkGetPhysicalDeviceProperties(c_void_p(device), ctypes.byref(properties))
+        kind = _KINDS[properties.kind] if 0 <= properties.kind < len(_KINDS) else "other"
+        found.append(
+            {
+                "name": c_char_p(properties.name).value.decode(errors="replace"),  # type: ignore[union-attr]
+                "kind": kind,
+                "driver_file": driver_file,
+                "driver_version": _version(properties.driver_version, nvidia=properties.vendor == 0x10DE),
+                "api_version": _version(properties.api_version),
+            }
+        )
+    return found
+
+
+def _version(packed: int, *, nvidia: bool = False) -> str:
+    if nvidia:  # which packs in a way of its own: 10, 8, 8 and 6 bits
+        return f"{packed >> 22}.{packed >> 14 & 0xFF:02}.{packed >> 6 & 0xFF:02}"
+    return f"{packed >> 22 & 0x7F}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
+
+
+def _main() -> None:
+    """Ask each driver named on the command line, all at the same time, and print a line of JSON for each answer."""
+    children = []
+    for path in sys.argv[1:]:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                import signal
+
+                signal.alarm(int(_LIMIT_S))
+                quiet = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(quiet, 1)
+                os.dup2(quiet, 2)
+                os.write(writer, json.dumps(_ask(path)).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        children.append((pid, reader))
+    for pid, reader in children:
+        with os.fdopen(reader, "rb") as file:
+            text = file.read().decode()
+        os.waitpid(pid, 0)
+        if text:
+            print(text)  # noqa: T201 - its answer
+
+
+if __name__ == "__main__":
+    _main()

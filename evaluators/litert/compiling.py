@@ -1,0 +1,45 @@
+"""Compile stages on a lane: their structure goes through its channel, their weights as open files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.settings import ACCELERATORS, compile_settings
+from search_spaces.errors import UnavailableError
+from search_spaces.models.joined import JoinedModel
+from search_spaces.platform import Processor
+
+COMPILE_LIMIT_S = 300.0
+
+
+def compile_stages(
+    lanes: Lanes, processor: Processor, number: int, joined: JoinedModel, packed: Path | None, *, strict: bool = False
+) -> dict[str, Any]:
+    """Compile stages on a processor's lane, which will know them by ``number``; return its answer.
+
+    Args:
+        packed: packed weights, for XNNPACK.
+        strict: nothing may be left to the CPU, even where the processor's options allow that.
+
+    Raises:
+        UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
+    """
+    settings = compile_settings(processor, packed)
+    if strict:
+        settings["accelerators"] = ACCELERATORS[processor.kind]
+    signatures = len(joined.schema.signatureDefs or ())
+    head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
+    with ExitStack() as stack:
+        files = _opened(stack, [source.path for source in joined.sources])
+        return lanes.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+
+
+def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:
+    try:
+        return [stack.enter_context(path.open("rb")).fileno() for path in paths]
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error

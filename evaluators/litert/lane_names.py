@@ -1,0 +1,123 @@
+"""The little language in which a person names lanes: ``cpu0-3:threads=2``, ``gpu:f32``.
+
+::
+
+    cpu                  all cores that this process may use, a thread each
+    cpu2                 core 2
+    cpu0-3+6             cores 0 to 3 and 6
+    cpu0-3:threads=2     two threads that move among these cores
+    cpu1:builtin         the runtime's own kernels instead of XNNPACK's; also :reference
+    gpu                  the first hardware adapter, computing in float16
+    gpu:f32              in float32
+    gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
+    npu, npu:FOLDER      the neural processor whose dispatch library the vendor's SDK brought (to FOLDER)
+    gpu:fallback         an accelerator that may leave operators to the CPU; also npu:fallback
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from search_spaces.errors import UsageError
+
+Kernels = Literal["xnnpack", "builtin", "reference"]
+
+KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference")
+PRECISIONS = ("f16", "f32")
+FALLBACK = "fallback"
+MAX_CORE = 1 << 16
+_HEAD = re.compile(r"(cpu|gpu|npu)([0-9]+(?:[-+][0-9]+)*)?")
+_HINT = "lanes are called like cpu, cpu0, cpu0-3:threads=2, cpu1:builtin, gpu, gpu:f32, gpu:swiftshader, npu"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneName:
+    """What a name asks for.
+
+    Attributes:
+        cores: for a CPU; empty for all that the process may use.
+        threads: for a CPU; 0 for one per core.
+        kernels: for a CPU.
+        precision: for a GPU.
+        adapter: for a GPU a word of its name, "" for the first hardware adapter.
+        folder: for an NPU where its dispatch library lies, "" for where the runtime looks.
+        fallback: whether an accelerator may leave operators to the CPU.
+    """
+
+    kind: Literal["cpu", "gpu", "npu"]
+    cores: tuple[int, ...] = ()
+    threads: int = 0
+    kernels: Kernels = "xnnpack"
+    precision: str = "f16"
+    adapter: str = ""
+    folder: str = ""
+    fallback: bool = False
+
+
+def parse_lane(text: str) -> LaneName:
+    """Read a lane's name.
+
+    Raises:
+        UsageError: it is none; the text says what is wrong with which part.
+    """
+    head, *words = text.split(":")
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        raise UsageError(f"there is no processor {text!r}", _HINT)
+    if match[1] == "cpu":
+        return _cpu(text, match[2] or "", words)
+    if match[2]:
+        raise UsageError(f"processor {text!r}: adapters have no numbers", "name it by a word: gpu:nvidia")
+    fallback = FALLBACK in words
+    rest = [word for word in words if word != FALLBACK]
+    if match[1] == "npu":
+        if len(rest) > 1:
+            raise UsageError(f"processor {text!r}: names two folders", _HINT)
+        return LaneName("npu", folder=rest[0] if rest else "", fallback=fallback)
+    precisions = [word for word in rest if word in PRECISIONS]
+    adapters = [word for word in rest if word not in PRECISIONS]
+    if len(precisions) > 1 or len(adapters) > 1 or not all(rest):
+        raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
+    return LaneName(
+        "gpu",
+        precision=precisions[0] if precisions else "f16",
+        adapter=adapters[0] if adapters else "",
+        fallback=fallback,
+    )
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Read ``0-3+6`` as ``(0, 1, 2, 3, 6)``.
+
+    Raises:
+        UsageError: it names no cores, or one twice.
+    """
+    cores: list[int] = []
+    for part in text.split("+"):
+        ends = part.split("-")
+        if not 1 <= len(ends) <= 2 or not all(re.fullmatch("[0-9]{1,5}", end) for end in ends):
+            raise UsageError(f"cores {text!r}: {part!r} is neither a core nor a range like 0-3")
+        first, last = int(ends[0]), int(ends[-1])
+        if not first <= last < MAX_CORE:
+            raise UsageError(f"cores {text!r}: {part!r} is no range of cores")
+        cores.extend(range(first, last + 1))
+    if len(set(cores)) != len(cores):
+        raise UsageError(f"cores {text!r} name a core twice")
+    return tuple(sorted(cores))
+
+
+def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
+    numbers = parse_cores(cores) if cores else ()
+    threads, kernels = 0, None
+    for word in words:
+        if word in KERNELS and kernels is None:
+            kernels = word
+        elif re.fullmatch("threads=[0-9]{1,5}", word) and not threads:
+            threads = int(word.removeprefix("threads="))
+            if not threads or (numbers and threads > len(numbers)):
+                raise UsageError(f"processor {text!r}: {threads} threads on {len(numbers) or 'some'} cores", _HINT)
+        else:
+            raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {', '.join(KERNELS)}")
+    return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels or "xnnpack")
