@@ -16,8 +16,10 @@ from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
+from tests.test_shapes import flattening
 from tests.test_stages import calling, counter
 from tests.tflite_models import SHAPE, Net, nets, with_signature
 
@@ -105,6 +107,14 @@ def test_outputs_that_are_inputs_or_listed_twice_or_without_dimensions(session: 
     assert np.array_equal(first, np.negative(np.asarray(given_x, np.float32)))
     assert np.array_equal(first, again)
     assert np.isclose(scalar, first.sum(), rtol=1e-5)
+
+
+def test_shapes_that_a_person_gave(session: LitertSession, folder: Path, tmp_path: Path) -> None:
+    path = str(flattening().write(folder / "open.tflite"))
+    for batch in (2, 3):  # in one session: packed weights and stages of the one must not serve the other
+        graph = load(path, [f"image={batch},2,2"])
+        agrees(session, graph, apart(graph))
+    assert session.deploy(tmp_path, graph, apart(graph)).identical
 
 
 def test_variable_tensors_are_refused_in_words(session: LitertSession, folder: Path) -> None:

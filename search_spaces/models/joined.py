@@ -91,9 +91,12 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
         signature.outputs = [schema.TensorMapT(name=b"o%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.outputs)]
         joined.signatureDefs.append(signature)
     joined.subgraphs = [*mains, *bodies]
-    joined.buffers = max((stage.schema.buffers for stage in stages), key=len)
+    joined.buffers = list(max((stage.schema.buffers for stage in stages), key=len))
     buffers: dict[int, int] = {}
     for stage in stages:
+        for buffer, held in enumerate(stage.schema.buffers if stage.source.fixed else ()):
+            if held.data is not None:  # no file has it: see ModelSource.fixed
+                joined.buffers[buffer] = held
         for buffer in stage.buffers:
             holder = sources[buffers.setdefault(buffer, number_of[id(stage.source)])]
             if holder.extents[buffer].nbytes != stage.source.extents[buffer].nbytes:
