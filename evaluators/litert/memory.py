@@ -27,7 +27,8 @@ def check_fits(graph: Graph) -> None:
     Raises:
         UnavailableError: they do not.
     """
-    largest = sum(graph.tensors[t].nbytes for t in graph.activation_tensors)
+    unfolded = graph.source.recipes if graph.source else ()  # constants that the runtime computes
+    largest = sum(graph.tensors[t].nbytes for t in (*graph.activation_tensors, *unfolded))
     available = available_nbytes()
     if available is not None and _COPIES * largest > available:
         raise UnavailableError(

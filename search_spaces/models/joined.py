@@ -91,7 +91,8 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
         signature.outputs = [schema.TensorMapT(name=b"o%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.outputs)]
         joined.signatureDefs.append(signature)
     joined.subgraphs = [*mains, *bodies]
-    joined.buffers = list(max((stage.schema.buffers for stage in stages), key=len))
+    longest: list[Any] = max((stage.schema.buffers for stage in stages), key=len)
+    joined.buffers = list(longest)
     buffers: dict[int, int] = {}
     for stage in stages:
         for buffer, held in enumerate(stage.schema.buffers if stage.source.fixed else ()):

@@ -14,6 +14,7 @@ from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.checks import check_references, check_sparsity
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
+from search_spaces.models.operator_checks import check_operator
 from search_spaces.models.options import plain_options
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import called, check_calls, operator_states
@@ -92,11 +93,18 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
     operators = tuple(_operator(o, i, kinds, digests) for i, o in enumerate(subgraph.operators or ()))
     computed = {*inputs, *(i for operator in operators for i in operator.outputs)}
     count = len(subgraph.tensors or ())
-    for index, operator in enumerate(subgraph.operators or ()):
-        wrong = next((i for i in _indices(operator.intermediates) if not -1 <= i < count), None)
+    for index, entry in enumerate(subgraph.operators or ()):
+        wrong = next((i for i in _indices(entry.intermediates) if not -1 <= i < count), None)
         if wrong is not None:
             raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
     tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
+    for index, operator in enumerate(operators):
+        try:
+            # An index out of range is told by the graph.
+            if all(-1 <= t < count for t in (*operator.inputs, *operator.outputs)):
+                check_operator(operator, tensors)
+        except ValueError as error:
+            raise ValueError(f"operator {index} ({operator.kind}) {error}") from None
     if number:  # the result of a branch may be a constant; the outputs of the model must be computed
         for i in outputs:
             if not 0 <= i < len(tensors):
