@@ -96,7 +96,13 @@ def _optimize(arguments: list[str]) -> int:
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
-    add("--processors", metavar="A,B", help="lanes to use, in order of preference (default: all that are found)")
+    add(
+        "--processors",
+        metavar="A,B",
+        help="lanes to use: cpu, cpu0-3:threads=2, cpu1:builtin, gpu, gpu:f32, … (default: all found)",
+    )
+    add("--platform", metavar="FILE", help="a YAML file that describes the lanes, instead of those that are found")
+    add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
     add("--sampler", metavar="NAME", help="who proposes plans: tpe (default), random, qmc, nsga2, …, or module:Class")
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
     add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
@@ -141,11 +147,14 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
 def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     from evaluators.registry import make_evaluator
     from optimizer.baselines import baselines
+    from optimizer.devices import choose_platform
     from search_spaces.chain import ChainSpace
     from search_spaces.models import load
 
     graph = load(config.model, config.input_shape)
-    platform = make_evaluator(config.evaluator).platform().restrict(config.processors)
+    platform = choose_platform(
+        make_evaluator(config.evaluator), config.processors, config.platform, allow_fallback=config.allow_fallback
+    )
     space = ChainSpace(graph, platform, config.max_stages)
     named = baselines(graph, platform, platform.processors[0].name)
     document = {

@@ -36,6 +36,8 @@ class StudyConfig(BaseModel):
         study: name of the study, a safe file name; None for a new one.
         out: the run folder; None for ``runs/<study>``.
         processors: the lanes to use, in order; None for all that are found.
+        platform: a file that describes the lanes.
+        allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """
 
@@ -52,6 +54,8 @@ class StudyConfig(BaseModel):
     study: str | None = None
     out: Path | None = None
     processors: tuple[str, ...] | None = None
+    platform: Path | None = None
+    allow_fallback: bool = False
     input_shape: tuple[str, ...] = ()
 
     @field_validator("budget", "max_stages", "seed", mode="before")
@@ -62,7 +66,7 @@ class StudyConfig(BaseModel):
             raise ValueError("must be a whole number")
         return value
 
-    @field_validator("model", "out", mode="after")
+    @field_validator("model", "out", "platform", mode="after")
     @classmethod
     def _path(cls, value: str | Path | None) -> str | Path | None:
         if value is not None and "\0" in str(value):
@@ -123,6 +127,9 @@ def command_line(config: StudyConfig) -> str:
     for name, field in StudyConfig.model_fields.items():
         value = getattr(config, name)
         if value is None or (value == field.default and not field.is_required()):
+            continue
+        if value is True:
+            words.append(option(name))
             continue
         # Shapes have commas of their own: that option is repeated.
         texts = value if name == "input_shape" else [",".join(value) if isinstance(value, tuple) else str(value)]

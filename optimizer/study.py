@@ -15,6 +15,7 @@ from evaluators.sampling import SamplingPolicy
 from optimizer.baselines import baselines
 from optimizer.config import StudyConfig
 from optimizer.decide import Verdict, decide
+from optimizer.devices import choose_platform
 from optimizer.exact.chain import best_chains, chain_cost
 from optimizer.history import History, Trial
 from optimizer.loop import Loop, Origin, in_space
@@ -105,7 +106,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     """
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
-    platform = evaluator.platform().restrict(config.processors)
+    platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     watcher.message(f"reading {config.model}")
     graph = load(config.model, config.input_shape)
     space = ChainSpace(graph, platform, config.max_stages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from search_spaces.errors import UsageError
@@ -36,15 +36,39 @@ class Processor:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What hand-over between two processors costs, in both directions, as far as a person or a calibration knows it."""
+
+    between: tuple[str, str]
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a plan may take before it counts as failed.
+
+    Attributes:
+        load_s: to compile the stages of one lane.
+        run_s: for one inference, while nothing is known of the plan.
+    """
+
+    load_s: float = 300.0
+    run_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     """A device: its name and its processors, in the order in which a canonical plan prefers them.
 
     Raises:
-        UsageError: there is no processor, or two have one name.
+        UsageError: there is no processor, two have one name, or a link has an end that is no processor.
     """
 
     name: str
     processors: tuple[Processor, ...]
+    links: tuple[Link, ...] = ()
+    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.processors]
@@ -52,6 +76,9 @@ class Platform:
             raise UsageError(f"platform {self.name!r} has no processor")
         if len(set(names)) != len(names):
             raise UsageError(f"platform {self.name!r}: two processors have one name: {', '.join(names)}")
+        for link in self.links:
+            for end in link.between:
+                self[end]
 
     def __getitem__(self, name: str) -> Processor:
         """Return the processor called ``name``.
@@ -71,7 +98,10 @@ class Platform:
         Raises:
             UsageError: there is no processor of that name, or it is named twice.
         """
-        return self if names is None else Platform(self.name, tuple(self[name] for name in names))
+        if names is None:
+            return self
+        links = tuple(link for link in self.links if set(link.between) <= set(names))
+        return replace(self, processors=tuple(self[name] for name in names), links=links)
 
     def classes(self) -> dict[str, tuple[Processor, ...]]:
         """Return the processors grouped by ``like``, in platform order."""
@@ -81,8 +111,9 @@ class Platform:
         return {like: tuple(members) for like, members in groups.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the platform as plain values."""
-        return {
+        """Return the platform as plain values; limits are no part of what a measurement depends on."""
+        links = [asdict(link) | {"between": list(link.between)} for link in self.links]
+        return ({"links": links} if links else {}) | {
             "name": self.name,
             "processors": [
                 {
@@ -96,3 +127,27 @@ class Platform:
                 for p in self.processors
             ],
         }
+
+
+def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
+    """Return the processors so that lanes that are alike may stand in for each other on this very platform.
+
+    Two lanes are interchangeable only if they exclude the same other lanes, and if of the lanes alike either all
+    exclude each other or none does.
+    """
+    groups: dict[str, list[Processor]] = {}
+    for each in processors:
+        groups.setdefault(each.like, []).append(each)
+    found = []
+    for each in processors:
+        outside = [p.name for p in processors if p.like != each.like and p.excludes(each)]
+        mine = groups[each.like]
+        others = [[p.name for p in processors if p.like != m.like and p.excludes(m)] for m in mine]
+        within = {a.excludes(b) for a in mine for b in mine if a is not b}
+        if len(within) > 1:
+            found.append(replace(each, like=f"{each.like}@{each.name}"))
+        elif any(o != outside for o in others):
+            found.append(replace(each, like=f"{each.like}@{'+'.join(outside)}"))
+        else:
+            found.append(each)
+    return tuple(found)

@@ -101,7 +101,7 @@ def one_line(run: subprocess.CompletedProcess[str], code: int) -> str:
         (["--model", "squeezenet1_1", "--sampler", "tpee"], "did you mean tpe"),
         (["--model", "squeezenet1_1", "--sampler", "no.such:Thing"], "no.such:Thing"),
         (["--model", "squeezenet1_1", "--evaluator", "litertt"], "did you mean litert"),
-        (["--model", "squeezenet1_1", "--processors", "cpu99"], "no processor 'cpu99'; it has: "),
+        (["--model", "squeezenet1_1", "--processors", "cpu99"], "this machine has no core 99; this process may use: 0"),
         (["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"], "must be different names"),
         (["--model", "squeezenet1_1", "--processors", ""], "must be different names"),
         (["execute"], "PLAN"),

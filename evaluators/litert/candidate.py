@@ -23,8 +23,8 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
 _SETUP_LIMIT_S = 60.0
-# One inference may take this long before its lane is given up; after a first result, this many times as long.
-_FIRST_LIMIT_S = 60.0
+# A run may take this long beside its inferences; one of these, after a first result, this many times as long.
+_SLACK_S = 2.0
 _LIMIT_FACTOR = 50.0
 # After so many inferences with an accelerator one more is made in which every stage is waited for.
 _SYNCHRONISE_EVERY = 16
@@ -103,6 +103,7 @@ class LitertCandidate:
         self._schedule = schedule(graph, plan, platform)
         self._layout = layout(graph, plan, self._schedule.before)
         self._names = [lane.processor for lane in self._schedule.lanes]
+        self._limits = platform.limits
         self._known_s: float | None = None
         self._closed = False
         self._ran = False
@@ -177,12 +178,12 @@ class LitertCandidate:
             "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
             "synchronised": synchronised,
         }
-        each_s = _FIRST_LIMIT_S if self._known_s is None else 1.0 + _LIMIT_FACTOR * self._known_s
+        each_s = self._limits.run_s if self._known_s is None else 1.0 + _LIMIT_FACTOR * self._known_s
         # The leader is asked last: by then the others wait for its token.
         order = [*self._names[1:], self._names[0]]
         times = log[1:].reshape(n, stages, 2)
         try:
-            answers = self._lanes.ask_all({name: Request(head) for name in order}, 10.0 + n * each_s)
+            answers = self._lanes.ask_all({name: Request(head) for name in order}, _SLACK_S + n * each_s)
         except LaneError as error:
             raise UnavailableError(self._blame(error, times)) from error
         self._ran = True

@@ -13,17 +13,23 @@ from search_spaces.errors import UnavailableError
 from search_spaces.models.joined import JoinedModel
 from search_spaces.platform import Processor
 
-COMPILE_LIMIT_S = 300.0
-
 
 def compile_stages(
-    lanes: Lanes, processor: Processor, number: int, joined: JoinedModel, packed: Path | None, *, strict: bool = False
+    lanes: Lanes,
+    processor: Processor,
+    number: int,
+    joined: JoinedModel,
+    packed: Path | None,
+    *,
+    strict: bool = False,
+    limit_s: float = 300.0,
 ) -> dict[str, Any]:
     """Compile stages on a processor's lane, which will know them by ``number``; return its answer.
 
     Args:
         packed: packed weights, for XNNPACK.
         strict: nothing may be left to the CPU, even where the processor's options allow that.
+        limit_s: a lane that takes longer is given up.
 
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
@@ -35,7 +41,7 @@ def compile_stages(
     head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
     with ExitStack() as stack:
         files = _opened(stack, [source.path for source in joined.sources])
-        return lanes.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+        return lanes.ask(processor.name, Request(head, joined.view(), files), limit_s)
 
 
 def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:

@@ -78,30 +78,6 @@ def with_reference(platform: Platform) -> Platform:
     return replace(platform, processors=(*platform.processors, replace(core, like="reference")))
 
 
-def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
-    """Return the processors so that lanes that are alike may stand in for each other on this very platform.
-
-    Two lanes are interchangeable only if they exclude the same other lanes, and if of the lanes alike either all
-    exclude each other or none does.
-    """
-    groups: dict[str, list[Processor]] = {}
-    for each in processors:
-        groups.setdefault(each.like, []).append(each)
-    found = []
-    for each in processors:
-        outside = [p.name for p in processors if p.like != each.like and p.excludes(each)]
-        mine = groups[each.like]
-        others = [[p.name for p in processors if p.like != m.like and p.excludes(m)] for m in mine]
-        within = {a.excludes(b) for a in mine for b in mine if a is not b}
-        if len(within) > 1:
-            found.append(replace(each, like=f"{each.like}@{each.name}"))
-        elif any(o != outside for o in others):
-            found.append(replace(each, like=f"{each.like}@{'+'.join(outside)}"))
-        else:
-            found.append(each)
-    return tuple(found)
-
-
 def find_adapter(word: str) -> Adapter:
     """Return the first adapter with a word in its name, or the first hardware adapter if there is no word.
 

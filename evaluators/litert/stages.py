@@ -116,7 +116,8 @@ class StageCache:
         if not fallback and (refused := self._refusals.known(graph, processor, operators)):
             raise refusal(graph, processor, operators, refused)
         try:
-            answer = compile_stages(self._lanes, processor, number, join(models), packed)
+            limit_s = self._platform.limits.load_s
+            answer = compile_stages(self._lanes, processor, number, join(models), packed, limit_s=limit_s)
         except LaneError as error:
             where = f"while it compiled operators {operators[0]} to {operators[-1]}"
             if error.fatal or processor.kind == "cpu" or fallback:

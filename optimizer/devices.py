@@ -1,0 +1,61 @@
+"""Which processors a study uses: those that are found, named, or described in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from evaluators.base import Evaluator, Namer
+from search_spaces.errors import UsageError
+from search_spaces.platform import Platform, Processor, tell_apart
+from search_spaces.platform_file import read_platform
+
+_FALLBACK = ":fallback"
+
+
+def choose_platform(
+    evaluator: Evaluator,
+    names: Sequence[str] | None = None,
+    file: Path | None = None,
+    *,
+    allow_fallback: bool = False,
+) -> Platform:
+    """Return the platform to search on.
+
+    Args:
+        names: of the processors to use, in order of preference; None for all. What the evaluator does not find by
+            itself it may know by name, as the core set ``cpu0-3`` or a software adapter.
+        file: describes the platform instead of what the evaluator finds.
+        allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu:fallback``.
+
+    Raises:
+        UsageError: a name or the file is wrong.
+        UnavailableError: a processor cannot be used here.
+    """
+    namer = evaluator if isinstance(evaluator, Namer) else None
+    if allow_fallback and namer is None:
+        raise UsageError("--allow-fallback: the evaluator has no accelerators that could fall back")
+    if file is not None:
+        platform = read_platform(file, namer.processor if namer else None).restrict(names)
+    else:
+        platform = evaluator.platform()
+        if names is not None:
+            platform = _named(platform, names, namer)
+    if allow_fallback and namer is not None:
+        platform = replace(platform, processors=tuple(_with_fallback(p) for p in platform.processors))
+    return replace(platform, processors=tell_apart(platform.processors))
+
+
+def _named(found: Platform, names: Sequence[str], namer: Namer | None) -> Platform:
+    known = {p.name: p for p in found.processors}
+    if namer is None:
+        return found.restrict(names)
+    return replace(found, processors=tuple(known.get(name) or namer.processor(name) for name in names))
+
+
+def _with_fallback(processor: Processor) -> Processor:
+    if processor.kind == "cpu" or processor.options.get("fallback"):
+        return processor
+    options = {**processor.options, "fallback": True}
+    return replace(processor, name=processor.name + _FALLBACK, like=processor.like + _FALLBACK, options=options)

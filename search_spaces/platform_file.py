@@ -1,0 +1,212 @@
+"""Platforms from YAML files, with errors at ``file:line``.
+
+::
+
+    name: my laptop
+    processors:
+      - name: big                    # how plans and tables call it
+        lane: cpu0-3:threads=2       # what --processors would say; the name itself where this is missing
+        resources: {memory: 0.6}     # shares of what lanes have in common, beside their cores or adapter
+      - name: gpu:f32
+        resources: {memory: 0.5}     # 0.6 + 0.5 > 1: the two do not run at the same time
+      - name: dsp                    # for an evaluator that predicts: a kind makes a lane that is not looked for
+        kind: npu
+        like: dsp v68
+        options: {clock_hz: 1.2e+9}
+    links:
+      - between: [big, dsp]
+        bandwidth_bytes_per_s: 4.0e+9
+        latency_s: 2.0e-5
+    limits: {load_s: 60, run_s: 5}
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import OptimizeError, UsageError
+from search_spaces.platform import Limits, Link, Platform, Processor
+
+MAX_NBYTES = 1 << 20
+_KINDS = ("cpu", "gpu", "npu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A node of the file and where it stands."""
+
+    node: Any
+    path: Path
+
+    def error(self, problem: str, hint: str = "") -> UsageError:
+        return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
+
+    def fields(self, what: str, known: Collection[str]) -> dict[str, _Value]:
+        """Return the values of a mapping whose keys must be among ``known``."""
+        found = {}
+        for key, value in self.items(what):
+            if key.text("a key") not in known:
+                near = difflib.get_close_matches(key.text("a key"), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(known)}"
+                raise key.error(f"{what} has no {key.text('a key')!r}", hint)
+            if key.text("a key") in found:
+                raise key.error(f"{what} has {key.text('a key')!r} twice")
+            found[key.text("a key")] = value
+        return found
+
+    def items(self, what: str) -> Iterator[tuple[_Value, _Value]]:
+        if self.node.id != "mapping":
+            raise self.error(f"{what} must be a mapping of keys to values")
+        for key, value in self.node.value:
+            yield _Value(key, self.path), _Value(value, self.path)
+
+    def each(self, what: str) -> list[_Value]:
+        if self.node.id != "sequence" or not self.node.value:
+            raise self.error(f"{what} must be a list with at least one entry")
+        return [_Value(node, self.path) for node in self.node.value]
+
+    def text(self, what: str) -> str:
+        if self.node.id != "scalar" or not self.node.value or not self.node.value.isprintable():
+            raise self.error(f"{what} must be a word of text")
+        return str(self.node.value)
+
+    def number(self, what: str, *, above: float = 0.0, most: float = math.inf) -> float:
+        try:
+            found = float(self.node.value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if not above <= found <= most or not math.isfinite(found):
+            limits = f"from {above:g} to {most:g}" if math.isfinite(most) else f"of at least {above:g}"
+            raise self.error(f"{what} must be a number {limits}")
+        return found
+
+    def plain(self) -> Any:
+        """Return a scalar as a number, a truth value or text, and a list of them as a list."""
+        if self.node.id == "sequence":
+            return [_Value(node, self.path).plain() for node in self.node.value]
+        text = self.text("an option")
+        for convert in (int, float):
+            try:
+                return convert(text)
+            except ValueError:
+                continue
+        return {"true": True, "false": False}.get(text, text)
+
+
+def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platform:
+    """Read a platform.
+
+    Args:
+        find: returns the processor that a lane's name asks for; None where the evaluator knows no such names.
+
+    Raises:
+        UsageError: the file is missing, no platform, or asks for what cannot be; the text begins with ``file:line``.
+        UnavailableError: a processor cannot be used here.
+    """
+    root = _parsed(path)
+    fields = root.fields("a platform", ("name", "processors", "links", "limits"))
+    if "processors" not in fields:
+        raise root.error("a platform must have processors")
+    name = fields["name"].text("the platform's name") if "name" in fields else path.stem
+    entries = fields["processors"].each("processors")
+    processors = tuple(_processor(entry, find) for entry in entries)
+    links = tuple(_link(entry) for entry in fields["links"].each("links")) if "links" in fields else ()
+    limits = _limits(fields["limits"]) if "limits" in fields else Limits()
+    try:
+        return Platform(name, processors, links, limits)
+    except UsageError as error:
+        raise fields["processors"].error(error.what, error.hint) from error
+
+
+def _processor(entry: _Value, find: Callable[[str], Processor] | None) -> Processor:
+    fields = entry.fields("a processor", ("name", "lane", "kind", "like", "resources", "options"))
+    if "name" not in fields:
+        raise entry.error("a processor must have a name")
+    name = fields["name"].text("the processor's name")
+    shares = {}
+    if "resources" in fields:
+        shares = {
+            key.text("a resource"): value.number(f"the share of {key.text('a resource')!r}", most=1.0)
+            for key, value in fields["resources"].items("resources")
+        }
+    if "kind" in fields:
+        return _described(name, shares, fields)
+    for key in ("options", "like"):
+        if key in fields:
+            raise fields[key].error(f"{key!r} goes with a 'kind'; a lane that is found here has its own")
+    lane = fields.get("lane", fields["name"])
+    if find is None:
+        raise lane.error(f"the evaluator finds no lanes; processor {name!r} must have a kind", "one of cpu, gpu, npu")
+    try:
+        found = find(lane.text("the lane"))
+    except OptimizeError as error:
+        raise type(error)(lane.error(error.what).what, error.hint) from error
+    like = found.like + "".join(f"+{key}={share:g}" for key, share in sorted(shares.items()))
+    return replace(found, name=name, like=like, resources={**found.resources, **shares})
+
+
+def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, _Value]) -> Processor:
+    kind: Any = fields["kind"].text("the kind")
+    if kind not in _KINDS:
+        raise fields["kind"].error(f"there is no kind {kind!r} of processors", f"one of {', '.join(_KINDS)}")
+    if "lane" in fields:
+        raise fields["lane"].error("a processor has a 'lane' or a 'kind', not both")
+    like = fields["like"].text("like") if "like" in fields else name
+    options = {}
+    if "options" in fields:
+        options = {key.text("an option"): value.plain() for key, value in fields["options"].items("options")}
+    return Processor(name, kind, shares or {name: 1.0}, like, options)
+
+
+def _link(entry: _Value) -> Link:
+    fields = entry.fields("a link", ("between", "bandwidth_bytes_per_s", "latency_s"))
+    for key in ("between", "bandwidth_bytes_per_s"):
+        if key not in fields:
+            raise entry.error(f"a link must say {key!r}")
+    ends = [end.text("an end of a link") for end in fields["between"].each("between")]
+    if len(ends) != 2:
+        raise fields["between"].error("a link is between two processors")
+    bandwidth = fields["bandwidth_bytes_per_s"].number("the bandwidth", above=1.0)
+    latency = fields["latency_s"].number("the latency") if "latency_s" in fields else 0.0
+    return Link((ends[0], ends[1]), bandwidth, latency)
+
+
+def _limits(entry: _Value) -> Limits:
+    fields = entry.fields("limits", ("load_s", "run_s"))
+    return Limits(**{key: value.number(key, above=0.01, most=86_400.0) for key, value in fields.items()})
+
+
+def _parsed(path: Path) -> _Value:
+    import yaml
+
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise UsageError(f"{path}: is no regular file", "give the path of a platform's YAML file")
+        with path.open("rb") as file:
+            content = file.read(MAX_NBYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path}: {reason.lower()}", "give the path of a platform's YAML file") from error
+    if len(content) > MAX_NBYTES:
+        raise UsageError(f"{path}: a platform file has at most {MAX_NBYTES} bytes")
+    try:
+        for event in yaml.parse(content, Loader=yaml.SafeLoader):
+            # A few lines of anchors can stand for gigabytes.
+            if isinstance(event, yaml.AliasEvent):
+                where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
+                raise UsageError(f"{where}: aliases (*{event.anchor}) are not read")
+        root = yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = path if mark is None else f"{path}:{mark.line + 1}"
+        raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error
+    if root is None:
+        raise UsageError(f"{path}:1: the file is empty", "a platform has a name and a list of processors")
+    return _Value(root, path)
