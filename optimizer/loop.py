@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from search_spaces.space import SearchSpace
 
 _DRAWS = 1000
 _CHOICES = 32
+_FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 
 Origin = tuple[str, Plan]
 
@@ -154,9 +156,21 @@ class Loop:
             return replace(trial, failure=str(error))
 
     def _give_up_if_all_fail(self) -> None:
+        """Raise when it is the device that fails, not the plans: nothing has worked, or what worked does not now."""
         tried = [t for t in self.history.trials if t.repeat_of is None]
-        if len(tried) >= min(5, self.budget) and all(t.failure for t in tried) and len(tried) <= 5:
-            raise UnavailableError(f"no plan could be measured; the first one failed with: {tried[0].failure}")
+        failures = len(tried) - next((i for i in range(len(tried), 0, -1) if not tried[i - 1].failure), 0)
+        if not failures:
+            return
+        hint = "what was measured is saved: start again with the same --study when the device works"
+        good = next(iter(self.history.ranking()), None)
+        if good is None and failures >= min(_FAILURES_AT_FIRST, self.budget):
+            raise UnavailableError(f"no plan could be measured; the first one failed with: {tried[0].failure}", hint)
+        if good is not None and failures % _FAILURES_IN_A_ROW == 0:
+            try:
+                with closing(self.session.load(self.graph, good.plan)) as candidate:
+                    candidate.run(1)
+            except UnavailableError as error:
+                raise UnavailableError(f"the device does not run what it ran before: {error.what}", hint) from error
 
 
 def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:

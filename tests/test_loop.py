@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ def test_failing_plans_are_failed_trials_and_never_tried_again(tmp_path: Path, e
         failed = [t for t in loop.history.trials if t.repeat_of is None and t.failure]
         assert failed
         assert all(len(t.plan.stages) == 2 and t.measurement is None for t in failed)
-        assert all(count == 1 for count in session.loads.values())
+        assert all(session.loads[t.plan.digest] == 1 for t in failed)
         assert loop.history.measured == min(40, loop.space.cardinality())
         states = Counter(t.state.name for t in loop.history.study.trials)
         assert states["FAIL"] >= len(failed)
@@ -220,6 +221,16 @@ def test_a_device_that_fails_at_everything_is_given_up_early(tmp_path: Path) -> 
         with pytest.raises(UnavailableError, match=r"no plan could be measured.*made to fail"):
             loop.run()
         assert len(session.loads) == 5
+
+
+def test_a_device_that_stops_working_ends_the_study_and_keeps_what_it_measured(tmp_path: Path) -> None:
+    gone: list[Plan] = []
+    evaluator = SyntheticEvaluator(fails=lambda _: bool(gone))
+    with a_loop(tmp_path, evaluator, budget=40) as (loop, _):
+        loop = replace(loop, notify=lambda trial: gone.append(trial.plan) if trial.number == 9 else None)
+        with pytest.raises(UnavailableError, match=r"does not run what it ran before.*same --study"):
+            loop.run()
+        assert loop.history.measured == 22  # ten that worked, and a dozen failures before the device was asked
 
 
 def test_a_baseline_outside_the_space_that_fails_is_kept_as_failed(tmp_path: Path) -> None:

@@ -143,9 +143,12 @@ def test_killed_anywhere_it_reaches_the_same_plans(
         with pytest.MonkeyPatch.context() as patch:
             killed_at(patch, append, after=after)
             before = len(records(folder)) if folder.exists() else 0
-            with pytest.raises(Killed):
+            try:
                 go(folder, sampler=sampler)
-            assert len(records(folder)) == before + append - (not after)
+            except Killed:
+                assert len(records(folder)) == before + append - (not after)
+            else:  # there was less left to do than that
+                break
         found = tried(folder)
         assert found == wanted[: len(found)]
     go(folder, sampler=sampler)
