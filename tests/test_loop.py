@@ -227,9 +227,9 @@ def test_a_device_that_stops_working_ends_the_study_and_keeps_what_it_measured(t
     gone: list[Plan] = []
     evaluator = SyntheticEvaluator(fails=lambda _: bool(gone))
     with a_loop(tmp_path, evaluator, budget=40) as (loop, _):
-        loop = replace(loop, notify=lambda trial: gone.append(trial.plan) if trial.number == 9 else None)
+        doomed = replace(loop, notify=lambda trial: gone.append(trial.plan) if trial.number == 9 else None)
         with pytest.raises(UnavailableError, match=r"does not run what it ran before.*same --study"):
-            loop.run()
+            doomed.run()
         assert loop.history.measured == 22  # ten that worked, and a dozen failures before the device was asked
 
 
