@@ -8,6 +8,7 @@ running the candidate gives a :class:`Batch`. What is done with batches (warm-up
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,19 @@ class Deployer(Protocol):
         Raises:
             UsageError: the folder cannot be written, or the disk is full.
             UnavailableError: the files do not run.
+        """
+        ...
+
+
+@runtime_checkable
+class Refuser(Protocol):
+    """A session whose processors may refuse operators."""
+
+    def refused(self, graph: Graph, processor: str) -> Sequence[int]:
+        """Return the operators that a processor does not take, ascending.
+
+        Raises:
+            UnavailableError: the device failed.
         """
         ...
 

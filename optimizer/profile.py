@@ -7,14 +7,15 @@ are scaled so that they add up to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from evaluators.base import Session
+from evaluators.base import Refuser, Session
+from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain import ChainCosts
 from search_spaces.chain import chain_plan
@@ -29,7 +30,7 @@ _POLICY = SamplingPolicy(precision=0.02, max_s=0.4, min_runs=2, max_runs=30)
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the additive model needs, per kind of processor (``Processor.like``).
+    """What the additive model needs, per kind of processor (``Processor.like``); what a processor refuses is infinite.
 
     Attributes:
         operator_s: like → seconds of each operator.
@@ -68,10 +69,10 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         """Return the profile as plain values."""
         return {
-            "operator_s": {like: list(values) for like, values in self.operator_s.items()},
+            "operator_s": {like: [_finite(v) for v in values] for like, values in self.operator_s.items()},
             "overhead_s": dict(self.overhead_s),
             "hand_over_s": dict(self.hand_over_s),
-            "whole_s": dict(self.whole_s),
+            "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
         }
 
     @classmethod
@@ -84,13 +85,22 @@ class Profile:
         try:
             content: Any = data
             return cls(
-                {str(k): tuple(float(v) for v in values) for k, values in content["operator_s"].items()},
+                {str(k): tuple(_seconds(v) for v in values) for k, values in content["operator_s"].items()},
                 {str(k): float(v) for k, v in content["overhead_s"].items()},
                 {str(k): float(v) for k, v in content["hand_over_s"].items()},
-                {str(k): float(v) for k, v in content["whole_s"].items()},
+                {str(k): _seconds(v) for k, v in content["whole_s"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"the profile of the operators is damaged: {error!r}") from error
+
+
+def _finite(seconds: float) -> float | None:
+    """Return seconds as JSON has them: there is no infinity in it."""
+    return seconds if math.isfinite(seconds) else None
+
+
+def _seconds(value: Any) -> float:
+    return math.inf if value is None else float(value)
 
 
 def profile(
@@ -98,41 +108,84 @@ def profile(
 ) -> Profile:
     """Time every operator on one processor of each kind, and every kind of hand-over.
 
+    What a processor refuses takes for ever there. A hand-over takes what passes between two stages, and what they spend
+    on copies between the memories of processors.
+
     Raises:
-        UnavailableError: a processor refuses an operator, or the device failed.
+        UnavailableError: the device failed, or no processor takes some operator.
     """
-    operator_s, overhead_s, whole_s, hand_over_s = {}, {}, {}, {}
+    operator_s: dict[str, tuple[float, ...]] = {}
+    overhead_s: dict[str, float] = {}
+    whole_s: dict[str, float] = {}
+    hand_over_s: dict[str, float] = {}
     count = len(graph.operators)
-    cuts = every_layer(graph)
+    refused: dict[str, frozenset[int]] = {}
     for like, members in platform.classes().items():
         name = members[0].name
-        progress(f"timing {count} operators on {name}")
-        whole, _ = _time(session, graph, chain_plan(graph, (), [name]))
-        apart, stages = _time(session, graph, chain_plan(graph, cuts, [name] * count))
-        overhead = max(0.0, (apart - whole) / (count - 1)) if count > 1 else 0.0
-        alone = np.maximum(stages - overhead, 0.0)
-        total = float(alone.sum())
-        scaled = alone * ((whole - overhead) / total) if total > 0 else np.full(count, whole / count)
-        operator_s[like] = tuple(float(s) for s in scaled)
-        overhead_s[like] = overhead
-        whole_s[like] = whole
+        refused[name] = frozenset(session.refused(graph, name)) if isinstance(session, Refuser) else frozenset()
+        progress(f"timing {count - len(refused[name])} operators on {name}")
+        if not refused[name]:
+            operator_s[like], overhead_s[like], whole_s[like] = _on_one(session, graph, name)
+    stand_in = next((n for n in refused if not refused[n]), None)
+    for like, members in platform.classes().items():
+        name = members[0].name
+        if like not in operator_s:
+            overhead_s[like], whole_s[like] = 0.0, math.inf
+            operator_s[like] = _with_help(session, graph, name, refused[name], stand_in)
     for pair, (here, there) in _pairs(platform).items():
         progress(f"timing hand-over between {here} and {there}")
-        if count < 2:
-            hand_over_s[pair] = 0.0
+        plan = _handing_over(graph, here, there, refused)
+        if plan is None:
+            hand_over_s[pair] = max(hand_over_s.values(), default=0.0)
             continue
-        latency, stages = _time(session, graph, chain_plan(graph, (count // 2,), [here, there]))
-        hand_over_s[pair] = max(0.0, latency - float(stages.sum()))
+        found = _time(session, graph, plan)
+        copied = sum(event.copied_s for event in found.timeline.events) if found.timeline else 0.0
+        hand_over_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
     return Profile(operator_s, overhead_s, hand_over_s, whole_s)
 
 
-def _time(session: Session, graph: Graph, plan: Plan) -> tuple[float, NDArray[np.float64]]:
+def _on_one(session: Session, graph: Graph, name: str) -> tuple[tuple[float, ...], float, float]:
+    """Return the operators' times, the overhead of a part, and the time of the whole model on one processor."""
+    count = len(graph.operators)
+    whole = _time(session, graph, chain_plan(graph, (), [name])).latency_s.median
+    apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+    overhead = max(0.0, (apart.latency_s.median - whole) / (count - 1)) if count > 1 else 0.0
+    alone = np.maximum(np.array(apart.stage_s) - overhead, 0.0)
+    total = float(alone.sum())
+    scaled = alone * ((whole - overhead) / total) if total > 0 else np.full(count, whole / count)
+    return tuple(float(s) for s in scaled), overhead, whole
+
+
+def _with_help(
+    session: Session, graph: Graph, name: str, refused: frozenset[int], stand_in: str | None
+) -> tuple[float, ...]:
+    """Return the operators' times on a processor that leaves some to another one."""
+    count = len(graph.operators)
+    if len(refused) == count or stand_in is None:
+        return (math.inf,) * count
+    lanes = [stand_in if o in refused else name for o in range(count)]
+    found = _time(session, graph, chain_plan(graph, every_layer(graph), lanes))
+    copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
+    return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
+
+
+def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, frozenset[int]]) -> Plan | None:
+    """Return a plan of two parts, cut as near to the middle as what the two processors refuse allows; None if none."""
+    count = len(graph.operators)
+    for cut in sorted(range(1, count), key=lambda c: abs(c - count // 2)):
+        for first, second in ((here, there), (there, here)):
+            before, after = refused.get(first, frozenset()), refused.get(second, frozenset())
+            if not any(o < cut for o in before) and not any(o >= cut for o in after):
+                return chain_plan(graph, (cut,), [first, second])
+    return None
+
+
+def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
     candidate = session.load(graph, plan)
     try:
-        found = measure(candidate, _POLICY)
+        return measure(candidate, _POLICY)
     finally:
         candidate.close()
-    return found.latency_s.median, np.array(found.stage_s)
 
 
 def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:

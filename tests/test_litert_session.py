@@ -217,7 +217,7 @@ def test_a_lane_that_stops_answering_is_given_up(
     pid = pid_of(session, plan.stages[which].processor)
     asked = Lanes.ask_all
     with monkeypatch.context() as patch:
-        patch.setattr(Lanes, "ask_all", lambda self, requests, limit_s: asked(self, requests, min(limit_s, 0.5)))
+        patch.setattr(Lanes, "ask_all", lambda self, requests, _, *more: asked(self, requests, 0.5, *more))
         with signalled(pid, signal.SIGSTOP), pytest.raises(UnavailableError, match="gave no answer within") as caught:
             candidate.run(2000)
     assert any(lane in str(caught.value) for lane in SINGLES[:2])

@@ -23,8 +23,8 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
 _SETUP_LIMIT_S = 60.0
-# A run may take this long beside its inferences; one of these, after a first result, this many times as long.
-_SLACK_S = 2.0
+# How long a lane may do nothing: this, and the time of an inference, after a first result this many times over.
+_SLACK_S = 1.0
 _LIMIT_FACTOR = 50.0
 # After so many inferences with an accelerator one more is made in which every stage is waited for.
 _SYNCHRONISE_EVERY = 16
@@ -178,12 +178,14 @@ class LitertCandidate:
             "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
             "synchronised": synchronised,
         }
-        each_s = self._limits.run_s if self._known_s is None else 1.0 + _LIMIT_FACTOR * self._known_s
+        each_s = self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
         # The leader is asked last: by then the others wait for its token.
         order = [*self._names[1:], self._names[0]]
         times = log[1:].reshape(n, stages, 2)
         try:
-            answers = self._lanes.ask_all({name: Request(head) for name in order}, _SLACK_S + n * each_s)
+            answers = self._lanes.ask_all(
+                {name: Request(head) for name in order}, _SLACK_S + each_s, lambda: int(np.count_nonzero(times))
+            )
         except LaneError as error:
             raise UnavailableError(self._blame(error, times)) from error
         self._ran = True
@@ -197,9 +199,10 @@ class LitertCandidate:
         for lane in self._schedule.lanes:
             if lane.processor not in error.silent:
                 continue
-            stage = next((s for s in lane.stages if not done[s]), lane.stages[-1])
-            before = self._schedule.before[stage]
-            if len(error.silent) == 1 or all(done[s] for s in range(stage) if before >> s & 1):
+            left = [s for s in lane.stages if not done[s]]
+            stage = left[0] if left else lane.stages[-1]
+            ready = all(done[s] for s in range(stage) if self._schedule.before[stage] >> s & 1)
+            if len(error.silent) == 1 or (left and ready):
                 operators = self.plan.stages[stage].operators
                 where = f"stage {stage} (operators {operators[0]} to {operators[-1]})"
                 return f"lane {lane.processor!r} {error.reason} in {where}"

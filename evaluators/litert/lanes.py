@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,14 +114,19 @@ class Lanes:
         """
         return self.ask_all({lane: request}, limit_s)[lane]
 
-    def ask_all(self, requests: Mapping[str, Request], limit_s: float) -> dict[str, dict[str, Any]]:
+    def ask_all(
+        self, requests: Mapping[str, Request], limit_s: float, progress: Callable[[], int] = lambda: 0
+    ) -> dict[str, dict[str, Any]]:
         """Ask several lanes at once and wait for all answers.
 
+        Args:
+            progress: grows while the lanes work; they have ``limit_s`` from each time that it has grown.
+
         Raises:
-            UnavailableError: one of them refused, died, or did not answer within ``limit_s``.
+            UnavailableError: one of them refused, died, or did nothing for ``limit_s``.
         """
         try:
-            return self._exchange(requests, limit_s)
+            return self._exchange(requests, limit_s, progress)
         except UnavailableError:
             raise
         except BaseException:
@@ -129,8 +134,11 @@ class Lanes:
             self._kill()
             raise
 
-    def _exchange(self, requests: Mapping[str, Request], limit_s: float) -> dict[str, dict[str, Any]]:
+    def _exchange(
+        self, requests: Mapping[str, Request], limit_s: float, progress: Callable[[], int]
+    ) -> dict[str, dict[str, Any]]:
         deadline = time.monotonic() + limit_s
+        reached = progress()
         waiting: dict[int, str] = {}
         answers: dict[str, dict[str, Any]] = {}
         lanes = {name: self._lane(name) for name in requests}
@@ -146,6 +154,9 @@ class Lanes:
         while waiting:
             left_s = deadline - time.monotonic()
             ready = poll.poll(max(0.0, left_s) * 1e3)
+            if not ready and progress() > reached:
+                reached, deadline = progress(), time.monotonic() + limit_s
+                continue
             if not ready:
                 silent = list(waiting.values())
                 raise self._failed(silent[0], f"gave no answer within {limit_s:.0f} s", silent)
