@@ -1,0 +1,335 @@
+"""Three unlike processors: a core with XNNPACK, a core with the runtime's own kernels, and a graphics adapter.
+
+The adapter computes in software, so that every path runs anywhere; only a real one is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evaluators.contract import check_timeline
+from evaluators.litert import PlanRunner
+from evaluators.litert.adapters import driver_files, find_adapters
+from evaluators.litert.lanes import Request
+from evaluators.litert.processors import make_processor
+from evaluators.litert.program import Copies, copies
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from optimizer.cli import main
+from optimizer.profile import Profile, profile
+from search_spaces.chain import chain_plan
+from search_spaces.cuts import every_layer
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.plan import Plan, Stage
+from search_spaces.platform import Limits, Platform, tell_apart
+from tests import strategies
+from tests.tflite_models import TYPES, Net
+
+SOFTWARE = [a for a in find_adapters(software=True) if a.matches("swiftshader")]
+pytestmark = [
+    pytest.mark.litert,
+    pytest.mark.gpu,
+    pytest.mark.skipif(not SOFTWARE, reason="no SwiftShader: apt-get install chromium libvulkan1"),
+]
+CORES = sorted(os.sched_getaffinity(0))
+XNNPACK, BUILTIN, GPU = f"cpu{CORES[0]}", f"cpu{CORES[-1]}:builtin", "gpu:swiftshader:f32"
+
+
+def platform(*names: str) -> Platform:
+    return Platform("three", tell_apart([make_processor(name) for name in names]), limits=Limits(run_s=2.0))
+
+
+@pytest.fixture(scope="module")
+def three() -> Platform:
+    return platform(XNNPACK, BUILTIN, GPU)
+
+
+@pytest.fixture(scope="module")
+def session(three: Platform, cache_folder: Path) -> Iterator[LitertSession]:
+    with LitertEvaluator().prepare(three) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def small(cache_folder: Path) -> Graph:
+    """SqueezeNet 1.1 of half the width on 64×64 pixels: 39 operators, two branches in each fire module."""
+    return load("squeezenet1_1@0.5/64")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """Seven operators, of which the accelerator does not take number 2, and two outputs."""
+    net = Net()
+    y = net.op("ABS", [net.input()])
+    z = net.op("CEIL", [y])
+    whole = net.op("CAST", [z], net.tensor(dtype=TYPES.INT64), schema.CastOptionsT())
+    v = net.op("RELU", [net.op("ADD_N", [z, y])])
+    axis = net.constant(np.array([1], np.int32))
+    last = net.op("REVERSE_V2", [net.op("ROUND", [v]), axis], options=schema.ReverseV2OptionsT())
+    return load(str(net.outputs(last, whole).write(tmp_path_factory.mktemp("odd") / "odd.tflite")))
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_plan_on_unlike_processors_computes_what_the_model_computes(
+    data: st.DataObject, session: LitertSession, small: Graph, three: Platform
+) -> None:
+    plan = data.draw(st.one_of(strategies.placements(small, three, labels=5), strategies.chains(small, three)))
+    with closing(session.load(small, plan)) as candidate:
+        batch = candidate.run(3)
+        assert batch.timeline is not None
+        check_timeline(batch.timeline, small, plan, three)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+    alike = all(stage.processor == XNNPACK for stage in plan.stages)
+    assert agreement.tolerance == (0.0 if alike else 1e-4)
+    assert agreement.identical or not alike
+
+
+@pytest.mark.parametrize("first", [XNNPACK, BUILTIN, GPU])
+@pytest.mark.parametrize("second", [XNNPACK, BUILTIN, GPU])
+def test_hand_over_in_every_direction(session: LitertSession, small: Graph, first: str, second: str) -> None:
+    with closing(session.load(small, chain_plan(small, [17], [first, second]))) as candidate:
+        batch = candidate.run(2)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+    assert batch.timeline is not None
+    copied = [event.copied_s > 0 for event in sorted(batch.timeline.events, key=lambda e: e.stage)]
+    assert copied == [name == GPU for name in (first, second)]
+
+
+def test_between_stages_of_one_accelerator_nothing_is_copied(small: Graph) -> None:
+    plan = chain_plan(small, [10, 20, 30], [GPU, GPU, XNNPACK, GPU])
+    found = copies(small, plan, {GPU})
+    borders = [small.boundary(stage.operators) for stage in plan.stages]
+    assert found[0].uploads == set(small.inputs)
+    assert not found[0].downloads
+    assert not found[1].uploads
+    assert found[1].downloads == set(borders[2].inputs)
+    assert found[2] == Copies()
+    assert found[3].uploads == set(borders[3].inputs)
+    assert found[3].downloads == set(small.outputs)
+
+
+def test_the_clock_stops_when_the_result_can_be_read(session: LitertSession, small: Graph) -> None:
+    for cuts in ((), (13, 26), every_layer(small)):
+        plan = chain_plan(small, cuts, [GPU] * (len(cuts) + 1))
+        with closing(session.load(small, plan)) as candidate:
+            candidate.run(16)  # which makes the next synchronised inference due
+            begin_s = time.perf_counter()
+            batch = candidate.run(10)
+            wall_s = time.perf_counter() - begin_s
+            latency_s = float(batch.latency_s.sum())
+            assert latency_s <= wall_s
+            assert wall_s <= 2 * latency_s + 0.01
+            # Each stage waited for: their own times add up to about the latency of the queue.
+            assert 0.3 < batch.stage_s[0].sum() / (latency_s / 10) < 3
+
+
+def test_what_is_queued_does_not_run_into_what_excludes_it(
+    session: LitertSession, small: Graph, three: Platform
+) -> None:
+    assert three[GPU].excludes(three[XNNPACK])  # a software adapter computes on the cores
+    pair = max(readers for readers in small.consumers.values() if len(readers) == 2)
+    parts = [range(pair[0]), [pair[0]], [pair[1]], range(pair[1] + 1, len(small.operators))]
+    lanes = [GPU, GPU, XNNPACK, XNNPACK]
+    plan = Plan(small.digest, tuple(Stage(tuple(p), lane) for p, lane in zip(parts, lanes, strict=True)))
+    with closing(session.load(small, plan)) as candidate:
+        for _ in range(5):
+            timeline = candidate.run(1).timeline
+            assert timeline is not None
+            check_timeline(timeline, small, plan, three)
+
+
+def test_refused_operators_are_named_and_known_the_next_time(session: LitertSession, odd: Graph) -> None:
+    assert session.refused(odd, GPU) == [2]
+    assert session.refused(odd, BUILTIN) == []
+    count = len(odd.operators)
+    for cuts, lanes in (((), [GPU]), ((2,), [XNNPACK, GPU]), ((3,), [GPU, XNNPACK])):
+        begin_s = time.perf_counter()
+        with pytest.raises(UnavailableError, match=r"does not take 2 \(CAST\).*--allow-fallback"):
+            session.load(odd, chain_plan(odd, cuts, lanes))
+        assert time.perf_counter() - begin_s < 0.1
+    plan = chain_plan(odd, (2, 3), [GPU, XNNPACK, GPU])
+    with closing(session.load(odd, plan)) as candidate:
+        candidate.run(2)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+    assert count == 7
+
+
+def test_fallback_is_by_name_only_and_told(odd: Graph, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"{GPU}:fallback"
+    with LitertEvaluator().prepare(platform(XNNPACK, name)) as session:
+        for cuts in ((), (4,)):
+            with closing(session.load(odd, chain_plan(odd, cuts, [name] * (len(cuts) + 1)))) as candidate:
+                candidate.run(2)
+                agreement = candidate.verify()
+            assert agreement is not None
+            assert agreement.accepted
+    (record,) = caplog.records
+    assert "2 (CAST)" in record.getMessage()
+    assert name in record.getMessage()
+
+
+def test_the_profile_goes_round_what_is_refused(session: LitertSession, odd: Graph, three: Platform) -> None:
+    found = profile(session, odd, three)
+    operators = found.operator_s[three[GPU].like]
+    assert [o for o, seconds in enumerate(operators) if seconds == float("inf")] == [2]
+    assert found.fastest(three) != GPU
+    assert Profile.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found
+
+
+def test_the_search_places_a_model_and_its_plan_runs_from_files(tmp_path: Path, small: Graph) -> None:
+    out = tmp_path / "run"
+    names = f"{XNNPACK},{BUILTIN},{GPU}"
+    code = main(
+        ["--model", "squeezenet1_1@0.5/64", "--budget", "12", "-q", "--processors", names, "--out", str(out), "--json"]
+    )
+    assert code == 0
+    result = json.loads((out / "result.json").read_text())
+    # Software rendering and the plain kernels are slower for every operator: one core it is.
+    assert {stage["processor"] for stage in result["best"]["plan"]["stages"]} == {XNNPACK}
+    medians = {name: entry["latency_ms"]["median"] for name, entry in result["baselines"].items()}
+    assert medians[f"whole on {XNNPACK}"] < medians[f"whole on {BUILTIN}"] < medians[f"whole on {GPU}"]
+
+
+def test_a_plan_for_the_accelerator_runs_from_its_files(session: LitertSession, small: Graph, tmp_path: Path) -> None:
+    plan = chain_plan(small, [10, 20, 30], [GPU, GPU, XNNPACK, GPU])
+    agreement = session.deploy(tmp_path, small, plan)
+    assert agreement.accepted
+    with PlanRunner(tmp_path) as runner:
+        outputs = runner.run_seeded()
+        assert runner.measure(3).stage_s.shape == (3, 4)
+    assert all(np.isfinite(array).all() for array in outputs.values())
+
+
+def test_a_plan_whose_adapter_is_gone(session: LitertSession, small: Graph, tmp_path: Path) -> None:
+    session.deploy(tmp_path, small, chain_plan(small, [], [GPU]))
+    path = tmp_path / "plan.json"
+    path.write_text(path.read_text().replace(SOFTWARE[0].name, "Voodoo 5 6000"))
+    with pytest.raises(UnavailableError, match="no graphics adapter 'Voodoo 5 6000'"):
+        PlanRunner(tmp_path)
+
+
+@contextmanager
+def signalled(pid: int, number: int, after_s: float) -> Iterator[None]:
+    timer = threading.Timer(after_s, os.kill, (pid, number))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def pid_of(session: LitertSession, lane: str) -> int:
+    return session._lanes._lanes[lane].pid
+
+
+def works(session: LitertSession, graph: Graph) -> None:
+    with closing(session.load(graph, chain_plan(graph, [10, 20], [XNNPACK, GPU, BUILTIN]))) as candidate:
+        candidate.run(2)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+
+
+@pytest.mark.parametrize(
+    ("number", "lane", "statement"),
+    [
+        (signal.SIGSEGV, GPU, "died of SIGSEGV in stage 1 (operators 10 to 19)"),
+        (signal.SIGABRT, GPU, "died of SIGABRT in stage 1 (operators 10 to 19)"),
+        (signal.SIGSEGV, XNNPACK, "died of SIGSEGV in stage 0 (operators 0 to 9)"),
+        (signal.SIGSTOP, GPU, "gave no answer within 3 s in stage 1 (operators 10 to 19)"),
+        (signal.SIGSTOP, BUILTIN, "gave no answer within 3 s in stage 2 (operators 20 to 38)"),
+    ],
+)
+def test_a_driver_that_crashes_or_hangs_ends_its_trial_alone(
+    session: LitertSession, small: Graph, number: int, lane: str, statement: str
+) -> None:
+    candidate = session.load(small, chain_plan(small, [10, 20], [XNNPACK, GPU, BUILTIN]))
+    with signalled(pid_of(session, lane), number, 0.1), pytest.raises(UnavailableError) as caught:
+        candidate.run(2000)
+    assert str(caught.value) == f"lane {lane!r} {statement}"
+    candidate.close()
+    works(session, small)
+
+
+def test_a_driver_that_crashes_while_it_compiles(session: LitertSession, small: Graph) -> None:
+    def load_many() -> None:
+        for cut in range(1, 39):
+            session.load(small, chain_plan(small, [cut], [GPU, GPU]), fresh=True).close()
+
+    works(session, small)
+    with (
+        signalled(pid_of(session, GPU), signal.SIGKILL, 0.02),
+        pytest.raises(UnavailableError, match=r"died of SIGKILL while it compiled operators \d+ to \d+"),
+    ):
+        load_many()
+    works(session, small)
+
+
+def test_a_dead_lane_is_replaced_within_50_ms(session: LitertSession, small: Graph) -> None:
+    ping = Request({"op": "arena", "id": -1, "nbytes": 0})
+    times = []
+    for _ in range(3):
+        works(session, small)
+        os.kill(pid_of(session, XNNPACK), signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            session._lanes.ask(XNNPACK, ping, 5.0)
+        begin_s = time.perf_counter()
+        session._lanes.ask(XNNPACK, ping, 5.0)
+        times.append(time.perf_counter() - begin_s)
+    assert min(times) < 0.05
+
+
+def test_an_adapter_that_vanishes_during_a_study(session: LitertSession, small: Graph, three: Platform) -> None:
+    with LitertEvaluator().prepare(three) as opened:
+        start = opened._lanes._starts[GPU]
+        start.environment["VK_DRIVER_FILES"] = start.environment["VK_ICD_FILENAMES"] = "/nonexistent.json"
+        with pytest.raises(UnavailableError, match=f"{GPU} refuses|{GPU}"):
+            opened.load(small, chain_plan(small, [], [GPU]))
+        with closing(opened.load(small, chain_plan(small, [], [XNNPACK]))) as candidate:
+            candidate.run(1)
+
+
+def test_float16_is_checked_against_the_cpu(small: Graph) -> None:
+    with LitertEvaluator().prepare(platform("gpu:swiftshader")) as session:  # no CPU among the lanes
+        with closing(session.load(small, chain_plan(small, [], ["gpu:swiftshader"]))) as candidate:
+            candidate.run(1)
+            agreement = candidate.verify()
+        assert agreement is not None
+        assert 0 < agreement.max_rel_error <= agreement.tolerance == 2e-2
+
+
+def test_software_adapters_are_never_found_without_being_named() -> None:
+    assert all(adapter.kind != "software" for adapter in find_adapters(software=False))
+    assert all(p.kind == "cpu" or not p.options.get("software") for p in LitertEvaluator().platform().processors)
+    assert SOFTWARE[0].kind == "software"
+    assert Path(SOFTWARE[0].driver_file) in driver_files()
+
+
+def test_drivers_that_are_broken_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"empty": "", "list": "[1]", "missing": '{"file_format_version": "1.0.0", "ICD": {"library_path": "/no"}}'}
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(content)
+    paths = [str(tmp_path / f"{name}.json") for name in files]
+    monkeypatch.setenv("VK_DRIVER_FILES", ":".join(["/nowhere.json", *paths, SOFTWARE[0].driver_file]))
+    assert [a.name for a in find_adapters(software=True)] == [SOFTWARE[0].name]
