@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optimizer.storage import Record
 
 MOST_REPEATS = 50
-_SURE_RUNS, _SURE_PLANS = 3, 8
+_SURE_RUNS, _SURE_PLANS = 2, 8
 UNSEEN = "unseen"
 
 

@@ -31,7 +31,7 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
 _MODEL_OPTIMA = 8
-_PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.5
+_PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
 
 
@@ -184,7 +184,7 @@ def _policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
     whether it belongs to the finalists, which are all measured again.
     """
     each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
-    named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=3)
+    named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=2)
     return named, SamplingPolicy(precision=config.precision, max_s=each_s, min_runs=1)
 
 
