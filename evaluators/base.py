@@ -66,7 +66,10 @@ class Candidate(Protocol):
     """A loaded plan, ready to run."""
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` inferences; end early after one that took longer than ``stop_above_s``.
+        """Run ``n`` inferences; end early with one that takes longer than ``stop_above_s``.
+
+        That one may be broken off when it has taken longer; its latency is then the time until there, and stages that
+        it did not reach have 0 s.
 
         Raises:
             UnavailableError: the device failed or did not answer in time.

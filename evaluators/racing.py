@@ -47,22 +47,32 @@ def noise(samples: Samples) -> float:
     return max(pooled, RUN_NOISE / 2)
 
 
-def grossly_slower(runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf) -> bool:
-    """Return whether the first run or the first two runs, warm-up included, rule the candidate out (:data:`GROSS`).
+def gross_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False) -> float:
+    """Return the seconds above which the fastest of the first ``runs`` runs rules a candidate out (:data:`GROSS`).
 
     Args:
-        runs_s: all runs of the candidate so far, in seconds.
+        runs: how many were made, warm-up included; only the first two have a limit.
         incumbent: samples of the best candidate so far.
-        cold: how many times longer a first run usually takes than the later ones, if that is known of other
-            candidates; a first run is then judged by it too.
+        cold: how many times longer nine of ten first runs take than the later ones, at most, if that is known of
+            other candidates; a first run is then judged by it too.
+        hopeless: whether a model says that the candidate is far slower anyway. Its first run must then be done in the
+            time in which nine of ten first runs of the incumbent would be.
     """
-    if len(runs_s) > len(GROSS):
-        return False
-    factor, cold_s = GROSS[len(runs_s) - 1]
-    limit_s = factor * incumbent.ci95[1] + cold_s
-    if len(runs_s) == 1:
-        limit_s = min(limit_s, GROSS[1][0] * cold * incumbent.ci95[1])
-    return min(runs_s) > limit_s
+    if runs > len(GROSS):
+        return math.inf
+    factor, cold_s = GROSS[runs - 1]
+    slowest_s = incumbent.ci95[1]
+    limit_s = factor * slowest_s + cold_s
+    if runs == 1:
+        limit_s = min(limit_s, (1.0 if hopeless else GROSS[1][0]) * cold * slowest_s)
+    return limit_s
+
+
+def grossly_slower(
+    runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False
+) -> bool:
+    """Return whether the first run or the first two, warm-up included, rule the candidate out; see above."""
+    return min(runs_s) > gross_limit_s(len(runs_s), incumbent, cold, hopeless=hopeless)
 
 
 def slower(values_s: Sequence[float], incumbent: Samples, confidence: float = 0.99, margin: float = MARGIN) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
-from evaluators.racing import grossly_slower, noise, slower
+from evaluators.racing import gross_limit_s, noise, slower
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.timeline import Timeline
 from search_spaces.errors import UnavailableError, UsageError
@@ -67,6 +67,8 @@ def measure(
     incumbent: Samples | None = None,
     conditions: Mapping[str, Any] | None = None,
     cold: float = math.inf,
+    *,
+    hopeless: bool = False,
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
 
@@ -80,14 +82,17 @@ def measure(
         policy: see there.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
         conditions: what the samples are taken under, kept with them.
-        cold: see :func:`~evaluators.racing.grossly_slower`.
+        cold, hopeless: see :func:`~evaluators.racing.gross_limit_s`.
 
     Raises:
         UnavailableError: the candidate failed, or returned something that is no batch of latencies.
     """
-    stop_above_s = math.inf if incumbent is None else incumbent.ci95[1] * STOP_ABOVE
-    record = _Record(candidate, stop_above_s)
-    stopped = _warm_up(record, policy, incumbent, cold)
+    record = _Record(candidate)
+    if incumbent is not None:
+        # What goes over a limit is out of the race, so it may be broken off there.
+        record.limits_s = tuple(gross_limit_s(runs, incumbent, cold, hopeless=hopeless) for runs in (1, 2))
+        record.stop_above_s = max(record.limits_s[1], incumbent.ci95[1] * STOP_ABOVE)
+    stopped = _warm_up(record, policy, incumbent)
     while stopped is None:
         stopped = _verdict(record, policy, incumbent)
         if stopped is None:
@@ -108,14 +113,17 @@ class _Record:
     """All runs of a candidate so far; the first ``warm`` of them are no samples."""
 
     candidate: Candidate
-    stop_above_s: float
+    limits_s: tuple[float, ...] = ()
+    stop_above_s: float = math.inf
     values_s: list[float] = field(default_factory=list)
     stage_s: list[NDArray[np.float64]] = field(default_factory=list)
     timeline: Timeline | None = None
     warm: int = 0
 
     def run(self, runs: int) -> None:
-        batch = self.candidate.run(runs, self.stop_above_s)
+        done_before = len(self.values_s)
+        limit_s = self.limits_s[done_before] if done_before < len(self.limits_s) else self.stop_above_s
+        batch = self.candidate.run(runs, limit_s)
         done = len(batch.latency_s)
         stages = self.stage_s[0].shape[1:] if self.stage_s else batch.stage_s.shape[1:2]
         if not 1 <= done <= runs or batch.stage_s.shape != (done, *stages) or batch.stage_s.ndim != 2:
@@ -127,12 +135,15 @@ class _Record:
         self.timeline = batch.timeline
 
 
-def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None, cold: float) -> Stopped | None:
+def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
     """Run until the candidate is warm or out of the race; ``record.warm`` leaves at least the last run as a sample."""
     clearly = 1.0 - 2.0 * (RUN_NOISE if incumbent is None else noise(incumbent))
     record.run(1)
     while True:
-        if incumbent is not None and grossly_slower(record.values_s, incumbent, cold):
+        if (
+            len(record.values_s) <= len(record.limits_s)
+            and min(record.values_s) > record.limits_s[len(record.values_s) - 1]
+        ):
             record.warm = len(record.values_s) - 1
             return "raced"
         runs = len(record.values_s)

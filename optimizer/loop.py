@@ -23,6 +23,7 @@ from search_spaces.space import SearchSpace
 
 _DRAWS = 1000
 _CHOICES = 32
+_HOPELESS = 1.3
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 
 Origin = tuple[str, Plan]
@@ -182,10 +183,13 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:
     candidate = loop.session.load(loop.graph, plan)
     try:
         if race:
-            found = measure(candidate, loop.policy, loop.history.incumbent, cold=loop.history.cold)
+            incumbent = loop.history.incumbent
+            hopeless = incumbent is not None and loop.predict(plan) > _HOPELESS * incumbent.median
+            found = measure(candidate, loop.policy, incumbent, cold=loop.history.cold, hopeless=hopeless)
         else:
             found = measure(candidate, loop.named)
-        agreement = candidate.verify()
+        # A plan that lost its race may have been broken off, and is not reported anywhere as a choice.
+        agreement = candidate.verify() if found.stopped != "raced" else None
     finally:
         candidate.close()
     if agreement is not None and not agreement.accepted:

@@ -496,3 +496,22 @@ def test_the_runtime_is_never_loaded_by_the_parent(tmp_path: Path, cache_folder:
     )
     # The package itself maps libLiteRt.so when it is imported for its schema; nothing that could call it is loaded.
     assert json.loads(run.stdout.splitlines()[-1]) == [0, False, ["ai_edge_litert.schema_py_generated"]]
+
+
+@pytest.mark.parametrize("lanes", [[SINGLES[0]] * 4, SINGLES[:2] * 2 if len(SINGLES) > 1 else [SINGLES[0]] * 4])
+def test_an_inference_over_its_limit_is_broken_off_and_the_next_one_is_whole(
+    squeezenet: Graph, lanes: list[str]
+) -> None:
+    plan = chain_plan(squeezenet, (10, 20, 30), lanes)
+    with LitertEvaluator().prepare(PLATFORM) as session, closing(session.load(squeezenet, plan)) as candidate:
+        whole = candidate.run(3)
+        limit_s = float(whole.stage_s[:, 0].max()) * 1e-3
+        broken = candidate.run(5, stop_above_s=limit_s)
+        assert len(broken.latency_s) == 1
+        assert limit_s < broken.latency_s[0]
+        assert broken.stage_s[0, 0] > 0
+        assert not broken.stage_s[0, 1:].any()
+        assert (candidate.run(2).stage_s > 0).all()
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.identical

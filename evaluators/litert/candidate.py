@@ -25,6 +25,7 @@ from search_spaces.platform import Platform
 _SETUP_LIMIT_S = 60.0
 # How long a lane may do nothing: this, and the time of an inference, after a first result this many times over.
 _SLACK_S = 1.0
+_NEVER = np.iinfo(np.int64).max
 _LIMIT_FACTOR = 50.0
 # After so many inferences with an accelerator one more is made in which every stage is waited for.
 _SYNCHRONISE_EVERY = 16
@@ -131,13 +132,15 @@ class LitertCandidate:
         while left > 0:
             count = min(left, capacity)
             log, _ = self._run_batch(count, stop_above_s)
-            done = log[(log > 0).all(axis=(1, 2))]
-            if not len(done):
+            begun = log[log.any(axis=(1, 2))]
+            if not len(begun):
                 raise UnavailableError("the lanes ran nothing")
-            latency = (done[:, :, 1].max(axis=1) - done[:, :, 0].min(axis=1)) * 1e-9
+            first = np.where(begun[:, :, 0] > 0, begun[:, :, 0], _NEVER).min(axis=1)
+            latency = (begun[:, :, 1].max(axis=1) - first) * 1e-9
             latencies.append(latency)
-            stage_times.append((done[:, :, 1] - done[:, :, 0]) * 1e-9)
-            timeline = self._timeline(done[-1], {})
+            stage_times.append((begun[:, :, 1] - begun[:, :, 0]) * 1e-9)
+            self._ran = bool(begun[-1].all())
+            timeline = self._timeline(begun[-1], {}) if self._ran else None
             left = 0 if latency.max() > stop_above_s else left - count
         self._known_s = float(np.median(latencies[-1]))
         stage_s = np.concatenate(stage_times)
@@ -177,6 +180,7 @@ class LitertCandidate:
             "stages": stages,
             "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
             "synchronised": synchronised,
+            "break_off": not self._accelerated,
         }
         each_s = self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
         # The leader is asked last: by then the others wait for its token.
@@ -188,7 +192,6 @@ class LitertCandidate:
             )
         except LaneError as error:
             raise UnavailableError(self._blame(error, times)) from error
-        self._ran = True
         copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 

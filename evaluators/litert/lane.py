@@ -214,6 +214,9 @@ class Lane:
             buffers[step["stage"], side, index] = (buffer, None)
             return buffer
         buffer, needs = self._device.tensor(compiled, step["signature"], side, index)
+        if needs[1] < nbytes:
+            self._runtime.unbind(buffer)
+            raise UnavailableError(f"stage {step['stage']}: the accelerator gives {needs[1]} bytes to {nbytes} bytes")
         if tensor not in buffers:
             buffers[tensor] = (buffer, needs)
         else:
@@ -235,7 +238,9 @@ class Lane:
         """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
 
         The answer holds, for stages on an accelerator, how long they copied in and out the last time. A synchronised
-        run waits for each stage, so that its time is its own; else only those wait whose results are read.
+        run waits for each stage, so that its time is its own; else only those wait whose results are read. With
+        ``break_off`` an inference ends at the first stage that goes over the limit: the stages that are left are passed
+        over, on every lane, but each still tells those that wait for it.
         """
         program = self._programs[head["id"]]
         base, _size = self._arenas[head["arena"]]
@@ -250,6 +255,7 @@ class Lane:
             synchronised = wait_ns if head["synchronised"] else None
             calls = [self._device_call(self._device, step, synchronised, copies) for step in program.steps]
         first_waits = program.go
+        break_off_ns = head["stop_above_ns"] if head["break_off"] else 0
         for iteration in range(head["n"]):
             for edge in first_waits:
                 edge.wait()
@@ -261,9 +267,12 @@ class Lane:
             for step, call in zip(program.steps, calls, strict=True):
                 for edge in step.waits:
                     edge.wait()
-                begin, end = call()
-                log[at + 2 * step.stage] = begin
-                log[at + 2 * step.stage + 1] = end
+                if log[0] > iteration:
+                    begin, end = call()
+                    log[at + 2 * step.stage] = begin
+                    log[at + 2 * step.stage + 1] = end
+                    if break_off_ns and log[at] and end - log[at] > break_off_ns:
+                        log[0] = iteration
                 for fd in step.signals:
                     os.eventfd_write(fd, 1)
             if not first_waits:
@@ -271,8 +280,8 @@ class Lane:
                     edge.wait()
                 if head["stop_above_ns"] and iteration + 1 < head["n"]:
                     times = log[at : at + 2 * stages]
-                    if max(times) - min(times) > head["stop_above_ns"]:
-                        log[0] = iteration + 1
+                    if log[0] <= iteration or max(times) - min(times) > head["stop_above_ns"]:
+                        log[0] = min(log[0], iteration + 1)
                         for fd in program.starts:
                             os.eventfd_write(fd, 1)
                         break
