@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UsageError
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -244,10 +244,26 @@ def _inspect(arguments: list[str]) -> int:
     return 0
 
 
+def _doctor(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="optimize doctor", description="Tell what this machine offers, and what to do about problems."
+    )
+    parser.add_argument("--model", metavar="NAME|FILE", help="tell which of its operators each processor refuses")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.doctor import diagnose, render
+
+    found = diagnose(options.model)
+    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    return 0 if found.usable else UnavailableError.exit_code
+
+
 Command = Callable[[list[str]], int]
 
 COMMANDS: dict[str, tuple[str, Command]] = {
     "compare": ("tell which of two runs' plans is faster", _compare),
+    "doctor": ("tell what this machine offers, and what to do about problems", _doctor),
     "execute": ("run a plan from its files", _execute),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),

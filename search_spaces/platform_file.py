@@ -32,7 +32,8 @@ from typing import Any
 from search_spaces.errors import OptimizeError, UsageError
 from search_spaces.platform import Limits, Link, Platform, Processor
 
-MAX_NBYTES = 1 << 20
+MAX_NBYTES = 256 << 10
+_MAX_DEPTH = 8
 _KINDS = ("cpu", "gpu", "npu")
 
 
@@ -195,11 +196,15 @@ def _parsed(path: Path) -> _Value:
     if len(content) > MAX_NBYTES:
         raise UsageError(f"{path}: a platform file has at most {MAX_NBYTES} bytes")
     try:
+        depth = 0
         for event in yaml.parse(content, Loader=yaml.SafeLoader):
-            # A few lines of anchors can stand for gigabytes.
+            # A few lines of anchors can stand for gigabytes, and a few of brackets take minutes.
+            where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent):
-                where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
                 raise UsageError(f"{where}: aliases (*{event.anchor}) are not read")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise UsageError(f"{where}: is nested more than {_MAX_DEPTH} deep")
         root = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark

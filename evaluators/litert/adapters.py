@@ -103,6 +103,17 @@ def vulkan_loader(driver_file: str = "") -> ctypes.CDLL | None:
     return None
 
 
+def vulkan_version() -> str | None:
+    """Return the version of Vulkan's loader, asked in a process of its own, or None where there is none."""
+    program = "import ctypes; v = ctypes.c_uint32(); "
+    program += "ctypes.CDLL('libvulkan.so.1').vkEnumerateInstanceVersion(ctypes.byref(v)); print(v.value)"
+    try:
+        run = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, timeout=_LIMIT_S, check=True)
+        return _version(int(run.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
 class _InstanceInfo(ctypes.Structure):
     # VkInstanceCreateInfo; its sType is 1.
     _fields_ = (

@@ -17,7 +17,7 @@ from search_spaces.errors import UnavailableError
 
 _MAX_RANK = 8
 # litert_environment_options.h
-_TAG_DISPATCH_FOLDER, _TAG_RUNTIME_FOLDER, _TAG_ACCELERATORS = 1, 22, 24
+_TAG_COMPILER_FOLDER, _TAG_DISPATCH_FOLDER, _TAG_RUNTIME_FOLDER, _TAG_ACCELERATORS = 0, 1, 22, 24
 # litert_any.h
 _INTEGER, _STRING = 2, 8
 
@@ -74,6 +74,8 @@ class Runtime:
             dispatch_folder: where a neural processor's dispatch library lies.
         """
         texts = {_TAG_RUNTIME_FOLDER: str(library_path().parent), _TAG_DISPATCH_FOLDER: dispatch_folder}
+        if dispatch_folder and (compiler := Path(dispatch_folder).parent / "compiler").is_dir():
+            texts[_TAG_COMPILER_FOLDER] = str(compiler)
         kept = {tag: c_char_p(text.encode()) for tag, text in texts.items() if text}
         options = [_EnvironmentOption(_TAG_ACCELERATORS, _Any(_INTEGER, accelerators))]
         for tag, text in kept.items():

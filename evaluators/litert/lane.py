@@ -253,7 +253,7 @@ class Lane:
         else:
             wait_ns = self._device.idle_wait_ns()
             synchronised = wait_ns if head["synchronised"] else None
-            calls = [self._device_call(self._device, step, synchronised, copies) for step in program.steps]
+            calls = [_device_call(self._run, self._device, step, synchronised, copies) for step in program.steps]
         first_waits = program.go
         break_off_ns = head["stop_above_ns"] if head["break_off"] else 0
         for iteration in range(head["n"]):
@@ -303,38 +303,39 @@ class Lane:
 
         return call
 
-    def _device_call(
-        self, device: Device, step: _Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
-    ) -> Callable[[], tuple[int, int]]:
-        """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory.
 
-        Args:
-            idle_wait_ns: what waiting for nothing takes, in a synchronised run, else None.
-        """
-        run, clock = self._run, time.perf_counter_ns
-        handle, signature = step.compiled.handle, step.signature
-        n_inputs, n_outputs = len(step.inputs), len(step.outputs)
-        # Whoever is told that the stage is over, and reads nothing of it, needs what it used up (cores, say).
-        must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
+def _device_call(
+    run: Any, device: Device, step: _Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
+) -> Callable[[], tuple[int, int]]:
+    """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory.
 
-        def call() -> tuple[int, int]:
-            begin = clock()
-            for copy in step.uploads:
-                device.upload(copy)
-            copied_in = clock()
-            status = run(handle, signature, n_inputs, step.inputs, n_outputs, step.outputs)
-            if status:
-                raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
-            if must_wait:
-                device.wait()
-            ran = clock()
-            for copy in step.downloads:
-                device.download(copy)
-            end = clock()
-            copies[step.stage] = (copied_in - begin, end - ran)
-            return begin, max(begin + 1, end - (idle_wait_ns or 0))
+    Args:
+        idle_wait_ns: what waiting for nothing takes, in a synchronised run, else None.
+    """
+    clock = time.perf_counter_ns
+    handle, signature = step.compiled.handle, step.signature
+    n_inputs, n_outputs = len(step.inputs), len(step.outputs)
+    # Whoever is told that the stage is over, and reads nothing of it, needs what it used up (cores, say).
+    must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
 
-        return call
+    def call() -> tuple[int, int]:
+        begin = clock()
+        for copy in step.uploads:
+            device.upload(copy)
+        copied_in = clock()
+        status = run(handle, signature, n_inputs, step.inputs, n_outputs, step.outputs)
+        if status:
+            raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+        if must_wait:
+            device.wait()
+        ran = clock()
+        for copy in step.downloads:
+            device.download(copy)
+        end = clock()
+        copies[step.stage] = (copied_in - begin, end - ran)
+        return begin, max(begin + 1, end - (idle_wait_ns or 0))
+
+    return call
 
 
 def serve(channel: socket.socket, runtime: Runtime, accelerators: int, dispatch_folder: str) -> None:

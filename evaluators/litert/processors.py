@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform as host
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform, Processor
 
 _CPU = Path("/sys/devices/system/cpu")
+_LOAD_LIMIT_S = 20.0
 
 
 def local_platform() -> Platform:
@@ -104,15 +106,31 @@ def npu_folder(folder: str = "") -> Path:
     Raises:
         UnavailableError: there is none.
     """
+    problem = (
+        f"there is no dispatch library of a neural processor (libLiteRtDispatch_*.so) in {folder or 'the runtime'}"
+    )
     for candidate in [Path(folder)] if folder else list(_vendor_folders()):
-        if any(candidate.glob("libLiteRtDispatch_*.so")):
-            return candidate
-    where = folder or "the runtime's package"
+        for library in sorted(candidate.glob("libLiteRtDispatch_*.so")):
+            reason = _why_not_loaded(library)
+            if not reason:
+                return candidate
+            problem = f"the dispatch library {library.name} cannot be loaded: {reason}"
     raise UnavailableError(
-        f"there is no dispatch library of a neural processor (libLiteRtDispatch_*.so) in {where}",
+        problem,
         "install the vendor's SDK for LiteRT (Qualcomm, MediaTek, Google Tensor, Intel OpenVINO), or name the folder: "
         "npu:FOLDER",
     )
+
+
+def _why_not_loaded(library: Path) -> str:
+    """Return why a library cannot be loaded, or ""; a process of its own tries, since vendors' code may crash."""
+    command = [sys.executable, "-I", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library)]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = run.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {run.returncode}") if run.returncode else ""
 
 
 def _vendor_folders() -> Iterator[Path]:

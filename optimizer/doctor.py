@@ -1,0 +1,294 @@
+"""What a machine offers, what is wrong with it, and what to do about that; numbers first, text second."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
+from evaluators.litert.lanes import Lanes, Request
+from evaluators.litert.processors import local_platform, make_processor, npu_folder, usable_cores
+from evaluators.litert.session import LitertEvaluator
+from evaluators.machine import MachineState, machine_state
+from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.models.cache import cache_dir
+from search_spaces.platform import Platform, tell_apart
+
+SCHEMA_VERSION = 1
+_BUSY, _STEAL = 0.05, 0.01
+_HOT_C = 85.0
+_LEAST_MEMORY, _LEAST_DISK = 2 << 30, 4 << 30
+_MOST_OPERATORS = 12
+_START_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it is.
+        value: what was found, as a person reads it.
+        problem: what is wrong with it, or "".
+        advice: what to do about the problem, or "".
+        blocks: whether nothing can be measured because of it.
+    """
+
+    name: str
+    value: str
+    problem: str = ""
+    advice: str = ""
+    blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a processor does not take of a model.
+
+    Attributes:
+        operators: their indices, ascending.
+        kinds: kind → how many of them.
+        error: why that could not be found out, or "".
+    """
+
+    processor: str
+    operators: tuple[int, ...]
+    kinds: dict[str, int]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything that the doctor found."""
+
+    findings: tuple[Finding, ...]
+    platform: Platform | None
+    model: str | None = None
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether plans can be measured here."""
+        return not any(finding.blocks for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "usable": self.usable,
+            "findings": [asdict(finding) for finding in self.findings],
+            "platform": self.platform.to_json() if self.platform else None,
+            "model": self.model,
+            "refusals": [asdict(refusal) for refusal in self.refusals],
+        }
+
+
+def diagnose(model: str | None = None) -> Diagnosis:
+    """Look at the machine, and at what its processors refuse of a model.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    graph = load(model) if model is not None else None
+    findings = [*_runtime(), *_cpu(), *_memory()]
+    adapters = find_adapters(software=True)
+    findings += [*_vulkan(adapters), _npu(), _other_runtime()]
+    try:
+        platform = _platform(adapters)
+    except OptimizeError as error:
+        findings.append(Finding("processors", "none", error.what, error.hint, blocks=True))
+        return Diagnosis(tuple(findings), None, model)
+    refusals = tuple(_refusals(platform, graph)) if graph is not None else ()
+    return Diagnosis(tuple(findings), platform, model, refusals)
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as text: findings, what to do, processors, refusals."""
+    width = max(len(finding.name) for finding in diagnosis.findings)
+    lines = []
+    for finding in diagnosis.findings:
+        sign = "×" if finding.blocks else "!" if finding.problem else "✓"
+        lines.append(f"{sign} {finding.name:{width}}  {finding.value}")
+        if finding.problem:
+            lines.append(f"  {'':{width}}  {finding.problem}")
+        if finding.advice:
+            lines.append(f"  {'':{width}}  → {finding.advice}")
+    if diagnosis.platform is not None:
+        lines += ["", "processors"]
+        wide = max(len(p.name) for p in diagnosis.platform.processors)
+        for processor in diagnosis.platform.processors:
+            options = processor.options
+            what = (
+                f"{options['adapter']}, driver {options['driver_version']}, {options['precision']}"
+                if processor.kind == "gpu"
+                else f"cores {', '.join(map(str, options['cores']))}; threads: {options['threads']}"
+            )
+            lines.append(f"  {processor.name:{wide}}  {what}")
+    if diagnosis.model is not None:
+        lines += ["", f"operators of {diagnosis.model} that are refused"]
+        lines += [f"  {refusal.processor}: {_refused_text(refusal)}" for refusal in diagnosis.refusals]
+    return "\n".join(lines)
+
+
+def _refused_text(refusal: Refusal) -> str:
+    if refusal.error:
+        return refusal.error
+    if not refusal.operators:
+        return "none"
+    shown = ", ".join(map(str, refusal.operators[:_MOST_OPERATORS]))
+    more = len(refusal.operators) - _MOST_OPERATORS
+    kinds = ", ".join(f"{count} {kind}" for kind, count in refusal.kinds.items())
+    return f"{kinds} (operators {shown}{f' and {more} more' if more > 0 else ''})"
+
+
+def _runtime() -> Iterator[Finding]:
+    yield Finding("Python", f"{sys.version.split()[0]} on {sys.platform}")
+    try:
+        version = importlib.metadata.version("ai-edge-litert")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("LiteRT", "missing", "the runtime is not installed", "pip install ai-edge-litert", blocks=True)
+        return
+    try:
+        platform = local_platform()
+        with closing(Lanes(platform)) as lanes:
+            lanes.ask(platform.processors[0].name, Request({"op": "arena", "id": 0, "nbytes": 0}), _START_LIMIT_S)
+    except OptimizeError as error:
+        yield Finding("LiteRT", version, error.what, error.hint, blocks=True)
+        return
+    yield Finding("LiteRT", version)
+
+
+def _cpu() -> Iterator[Finding]:
+    try:
+        cores = usable_cores()
+    except UnavailableError as error:
+        yield Finding("cores", str(os.cpu_count()), error.what, error.hint, blocks=True)
+        return
+    value = f"{len(cores)} of {os.cpu_count()}: {', '.join(map(str, cores))}"
+    few = "lanes on separate cores need two" if len(cores) < 2 else ""
+    yield Finding("cores", value, few, "give the process or container more cores" if few else "")
+    yield from _state(machine_state(cores))
+
+
+def _state(state: MachineState) -> Iterator[Finding]:
+    governors = ", ".join(state.governors)
+    slow = [g for g in state.governors if g != "performance"]
+    yield Finding(
+        "governor",
+        governors or "not told",
+        "the clock follows the load, so short measurements run on slower clocks" if slow else "",
+        "sudo cpupower frequency-set -g performance" if slow else "",
+    )
+    clocks = [hz / 1e9 for hz in state.clocks_hz]
+    highest = f", at most {state.highest_hz / 1e9:.2f}" if state.highest_hz else ""
+    yield Finding("clocks", f"{min(clocks):.2f} to {max(clocks):.2f} GHz{highest}" if clocks else "not told")
+    hot = state.temperature_c is not None and state.temperature_c >= _HOT_C
+    yield Finding(
+        "temperature",
+        "no sensor" if state.temperature_c is None else f"{state.temperature_c:.0f} °C",
+        "the machine may slow down to cool" if hot else "",
+        "let it cool for five minutes, or cool it better" if hot else "",
+    )
+    loaded = state.busy is not None and state.busy > _BUSY
+    yield Finding(
+        "other load",
+        "not told" if state.busy is None else f"{state.busy:.1%} of these cores",
+        "others compute on the cores that are measured" if loaded else "",
+        "end what runs (top shows it), or leave it a core of its own: --processors cpu0" if loaded else "",
+    )
+    stolen = state.steal is not None and state.steal > _STEAL
+    yield Finding(
+        "steal",
+        "not told" if state.steal is None else f"{state.steal:.1%}",
+        "the virtual machine's host gives its cores to others" if stolen else "",
+        "measure at a quieter time, or on a machine with cores of its own" if stolen else "",
+    )
+
+
+def _memory() -> Iterator[Finding]:
+    free = machine_state((), 0.0).memory_free_nbytes
+    little = free is not None and free < _LEAST_MEMORY
+    yield Finding(
+        "free memory",
+        "not told" if free is None else f"{free / 1e9:.1f} GB",
+        "large models will not fit" if little else "",
+        "close other programs" if little else "",
+    )
+    folder = cache_dir()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        disk = shutil.disk_usage(existing).free
+    except OSError as error:
+        yield Finding("cache folder", str(folder), str(error), "point PARTITION_OPTIMIZER_CACHE to another folder")
+        return
+    problem = ""
+    if not os.access(existing, os.W_OK):
+        problem = "it cannot be written: models and packed weights are made again every time"
+    elif disk < _LEAST_DISK:
+        problem = "packed weights of large models may not fit"
+    advice = "point PARTITION_OPTIMIZER_CACHE to a folder with more room" if problem else ""
+    yield Finding("cache folder", f"{folder} ({disk / 1e9:.1f} GB free)", problem, advice)
+
+
+def _vulkan(adapters: tuple[Adapter, ...]) -> Iterator[Finding]:
+    version = vulkan_version()
+    yield Finding(
+        "Vulkan loader",
+        version or "missing",
+        "" if version else "no graphics adapter can be used",
+        "" if version else "install libvulkan1 (Debian, Ubuntu) or vulkan-loader (Fedora, Arch)",
+    )
+    hardware = [a for a in adapters if a.kind != "software"]
+    software = [a for a in adapters if a.kind == "software"]
+    names = ", ".join(f"{a.name} ({a.kind}, driver {a.driver_version}, Vulkan {a.api_version})" for a in hardware)
+    problem = advice = ""
+    if not hardware:
+        drivers = [path.name for path in driver_files()]
+        problem = f"none answers; driver files: {', '.join(drivers) or 'none'}"
+        advice = "install the adapter's Vulkan driver; in a container, give it the device (NVIDIA: graphics capability)"
+    yield Finding("graphics adapters", names or "none", problem, advice)
+    found = ", ".join(f"{a.name} (Vulkan {a.api_version})" for a in software)
+    yield Finding("software adapters", f"{found}; used only when named" if found else "none")
+
+
+def _npu() -> Finding:
+    try:
+        return Finding("neural processor", str(npu_folder()))
+    except UnavailableError as error:
+        return Finding("neural processor", f"none: {error.what}", "", error.hint)
+
+
+def _other_runtime() -> Finding:
+    try:
+        return Finding("tflite-runtime", importlib.metadata.version("tflite-runtime"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("tflite-runtime", "not installed (LiteRT is its successor)")
+
+
+def _platform(adapters: tuple[Adapter, ...]) -> Platform:
+    found = local_platform()
+    more = [make_processor("gpu:swiftshader")] if any(a.matches("swiftshader") for a in adapters) else []
+    return Platform(found.name, tell_apart((*found.processors, *more)))
+
+
+def _refusals(platform: Platform, graph: Graph) -> Iterator[Refusal]:
+    with LitertEvaluator().prepare(platform) as session:
+        for processor in platform.processors:
+            try:
+                operators = tuple(session.refused(graph, processor.name))
+            except OptimizeError as error:
+                yield Refusal(processor.name, (), {}, str(error))
+                continue
+            kinds: dict[str, int] = {}
+            for operator in operators:
+                kind = graph.operators[operator].kind
+                kinds[kind] = kinds.get(kind, 0) + 1
+            yield Refusal(processor.name, operators, kinds)

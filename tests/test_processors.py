@@ -1,0 +1,252 @@
+"""Names of lanes, platform files, and which processors a study gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.litert.lane_names import MAX_CORE, LaneName, parse_cores, parse_lane
+from evaluators.litert.processors import make_processor, usable_cores
+from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.settings import tolerance
+from evaluators.testing import SyntheticEvaluator
+from optimizer.devices import choose_platform
+from search_spaces.errors import OptimizeError, UnavailableError, UsageError
+from search_spaces.platform import Limits, Link, Platform, Processor, tell_apart
+from search_spaces.platform_file import MAX_NBYTES, read_platform
+
+CORES = usable_cores()
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_lane_or_one_line(text: str) -> None:
+    problem = ""
+    try:
+        parse_lane(text)
+    except UsageError as error:
+        problem = str(error)
+    assert "\n" not in problem
+
+
+@given(st.sets(st.integers(0, 40), min_size=1, max_size=12))
+def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
+    assert parse_cores("+".join(map(str, cores))) == tuple(sorted(cores))
+    low, high = min(cores), max(cores)
+    assert parse_cores(f"{low}-{high}") == tuple(range(low, high + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("cpu", LaneName("cpu")),
+        ("cpu2", LaneName("cpu", cores=(2,))),
+        ("cpu0-2+5:threads=2", LaneName("cpu", cores=(0, 1, 2, 5), threads=2)),
+        ("cpu1:builtin", LaneName("cpu", cores=(1,), kernels="builtin")),
+        ("cpu:threads=3:reference", LaneName("cpu", threads=3, kernels="reference")),
+        ("gpu", LaneName("gpu")),
+        ("gpu:f32:swiftshader", LaneName("gpu", precision="f32", adapter="swiftshader")),
+        ("gpu:NVIDIA H200:fallback", LaneName("gpu", adapter="NVIDIA H200", fallback=True)),
+        ("npu", LaneName("npu")),
+        ("npu:/opt/sdk:fallback", LaneName("npu", folder="/opt/sdk", fallback=True)),
+    ],
+)
+def test_names_of_lanes(text: str, wanted: LaneName) -> None:
+    assert parse_lane(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "statement"),
+    [
+        ("", "no processor ''"),
+        ("tpu", "no processor 'tpu'"),
+        ("cpu-1", "no processor"),
+        ("cpu3-1", "'3-1' is no range"),
+        ("cpu0+0", "name a core twice"),
+        (f"cpu{MAX_CORE}", "is no range"),
+        ("cpu0:threads=2", "2 threads on 1 cores"),
+        ("cpu0:threads=0", "0 threads"),
+        ("cpu0:fast", "'fast' is neither"),
+        ("cpu0:builtin:builtin", "'builtin' is neither"),
+        ("gpu0", "adapters have no numbers"),
+        ("gpu:f16:f32", "at most one precision"),
+        ("gpu:", "at most one precision"),
+        ("npu:a:b", "two folders"),
+    ],
+)
+def test_names_that_are_wrong(text: str, statement: str) -> None:
+    with pytest.raises(UsageError, match=statement.replace("+", r"\+")):
+        parse_lane(text)
+
+
+def test_a_lane_of_cores() -> None:
+    lane = make_processor(f"cpu{CORES[0]}:builtin")
+    assert lane.resources == {f"core{CORES[0]}": 1.0}
+    assert lane.options == {"cores": (CORES[0],), "threads": 1, "kernels": "builtin"}
+    everything = make_processor("cpu")
+    assert everything.options["cores"] == tuple(CORES)
+    assert everything.excludes(lane)
+    assert lane.like != make_processor(f"cpu{CORES[0]}").like
+
+
+def test_cores_that_are_not_there_or_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="this machine has no core 4321") as absent:
+        make_processor("cpu4321")
+    assert absent.value.exit_code == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {77})
+    with pytest.raises(UnavailableError, match=r"cores 0, which this process may not use; it may use: 77") as other:
+        make_processor("cpu0")
+    assert other.value.exit_code == 4
+
+
+def lane(name: str, like: str, *resources: str) -> Processor:
+    return Processor(name, "cpu", dict.fromkeys(resources, 1.0), like)
+
+
+def likes(*processors: Processor) -> list[str]:
+    return [p.like for p in tell_apart(processors)]
+
+
+def test_lanes_are_alike_only_if_they_exclude_the_same_lanes() -> None:
+    a, b, c = lane("a", "x", "0"), lane("b", "x", "1"), lane("c", "x", "2")
+    assert len(set(likes(a, b, c))) == 1
+    assert len(set(likes(a, b, c, lane("all", "y", "0", "1", "2")))) == 2
+    found = likes(a, b, c, lane("pair", "y", "0", "1"))
+    assert found[0] == found[1] != found[2]
+    chain = likes(lane("a", "x", "0", "1"), lane("b", "x", "1", "2"), lane("c", "x", "2", "3"))
+    assert len(set(chain)) == 3
+
+
+@given(st.permutations([lane("a", "x", "0"), lane("b", "x", "1"), lane("p", "y", "0", "9"), lane("q", "y", "8")]))
+def test_telling_apart_changes_nothing_else(processors: list[Processor]) -> None:
+    found = tell_apart(processors)
+    assert [(p.name, p.resources) for p in found] == [(p.name, p.resources) for p in processors]
+    assert tell_apart(found) == found
+
+
+def test_unlike_processors_may_differ_a_little() -> None:
+    plain, other = make_processor("cpu"), make_processor("cpu:builtin")
+    half = Processor("gpu", "gpu", {"g": 1.0}, "g", {"precision": "f16"})
+    whole = Processor("gpu:f32", "gpu", {"g": 1.0}, "g32", {"precision": "f32"})
+    assert tolerance([plain], plain) == 0.0
+    assert tolerance([plain, other], plain) == tolerance([whole], plain) == 1e-4
+    assert tolerance([plain, half], plain) == 2e-2
+
+
+def test_the_study_gets_what_is_named() -> None:
+    names = [f"cpu{CORES[-1]}:builtin", f"cpu{CORES[0]}"]
+    found = choose_platform(LitertEvaluator(), names)
+    assert [p.name for p in found.processors] == names
+    assert choose_platform(LitertEvaluator()).processors
+    with pytest.raises(UsageError, match="no processor 'tpu'"):
+        choose_platform(LitertEvaluator(), ["tpu"])
+    with pytest.raises(UsageError, match="--allow-fallback"):
+        choose_platform(SyntheticEvaluator(), allow_fallback=True)
+    with pytest.raises(UsageError, match="has no processor"):
+        choose_platform(SyntheticEvaluator(), ["cpu0-3"])
+
+
+# Platform files
+
+WHOLE = """
+name: my laptop
+processors:
+  - name: big
+    lane: cpu{core}
+    resources: {{memory: 0.6}}
+  - {{name: cpu, resources: {{memory: 0.5}}}}
+  - name: dsp
+    kind: npu
+    like: dsp v68
+    options: {{clock_hz: 1.2e+9, units: 4, wide: true, cores: [1, 2]}}
+links:
+  - {{between: [big, dsp], bandwidth_bytes_per_s: 4.0e+9, latency_s: 2.0e-5}}
+limits: {{load_s: 60, run_s: 5}}
+"""
+
+
+def test_a_platform_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(WHOLE.format(core=CORES[0]))
+    found = read_platform(path, make_processor)
+    assert found.name == "my laptop"
+    big, _, dsp = found.processors
+    assert big.options == {"cores": (CORES[0],), "threads": 1}
+    assert big.resources == {f"core{CORES[0]}": 1.0, "memory": 0.6}
+    assert dsp.options == {"clock_hz": 1.2e9, "units": 4, "wide": True, "cores": [1, 2]}
+    assert dsp.resources == {"dsp": 1.0}
+    assert found.links == (Link(("big", "dsp"), 4e9, 2e-5),)
+    assert found.limits == Limits(60.0, 5.0)
+    assert found.to_json()["links"][0]["between"] == ["big", "dsp"]
+    assert not found.restrict(["big"]).links
+    chosen = choose_platform(LitertEvaluator(), ["big"], path)
+    assert [p.name for p in chosen.processors] == ["big"]
+
+
+def test_resources_in_common_exclude(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "processors:\n- {name: a, kind: cpu, resources: {m: 0.6}}\n- {name: b, kind: gpu, resources: {m: 0.5}}\n"
+    )
+    a, b = read_platform(path, None).processors
+    assert a.excludes(b)
+
+
+@pytest.mark.parametrize(
+    ("content", "statement"),
+    [
+        ("", ":1: the file is empty"),
+        ("- a", ":1: a platform must be a mapping"),
+        ("name: x", ":1: a platform must have processors"),
+        ("name: x\nprocesors: []", ":2: a platform has no 'procesors'; did you mean 'processors'?"),
+        ("processors: []", ":1: processors must be a list with at least one entry"),
+        ("processors:\n- nmae: a", ":2: a processor has no 'nmae'; did you mean 'name'?"),
+        ("processors:\n- lane: cpu", ":2: a processor must have a name"),
+        ("processors:\n- name: cpu0\n  lane: cpu4321", ":3: processor 'cpu4321': this machine has no core 4321"),
+        ("processors:\n- name: x", ":2: there is no processor 'x'"),
+        ("processors:\n- name: x\n  kind: tpu", ":3: there is no kind 'tpu'"),
+        ("processors:\n- name: x\n  kind: cpu\n  lane: cpu", ":4: a processor has a 'lane' or a 'kind'"),
+        ("processors:\n- name: cpu\n  like: y", ":3: 'like' goes with a 'kind'"),
+        ("processors:\n- {name: a, kind: cpu}\n- {name: a, kind: cpu}", ":2: platform 'p': two processors have one"),
+        ("processors:\n- {name: cpu, name: cpu}", ":2: a processor has 'name' twice"),
+        ("processors:\n- name: cpu\n  resources: {m: 2}", ":3: the share of 'm' must be a number from 0 to 1"),
+        ("processors:\n- name: cpu\n  resources: {m: .nan}", ":3: the share of 'm' must be a number"),
+        ("processors:\n- name: cpu\nlimits: {run_s: soon}", ":3: run_s must be a number from 0.01 to 86400"),
+        ("processors:\n- name: cpu\nlinks:\n- between: [cpu]", ":4: a link must say 'bandwidth_bytes_per_s'"),
+        ("processors: &a\n- *a", ":2: aliases (*a) are not read"),
+        ("processors: [[", "is no YAML"),
+        ("a: \0", "is no YAML"),
+        ("[" * 100_000, ":1: is nested more than 8 deep"),
+        ("!!python/object/apply:os.system ['true']", "a platform must be a mapping"),
+        ("#" * (MAX_NBYTES + 1), "at most"),
+    ],
+)
+def test_wrong_platform_files_are_one_line_with_the_place(tmp_path: Path, content: str, statement: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        read_platform(path, make_processor)
+    assert str(caught.value).startswith(str(path))
+    assert statement in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", ".", "\0"])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError):
+        read_platform(tmp_path / name, None)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_platform_or_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(content)
+    problem = ""
+    try:
+        assert isinstance(read_platform(path, None), Platform)
+    except OptimizeError as error:
+        problem = str(error)
+    assert "\n" not in problem
