@@ -1,0 +1,112 @@
+"""Seed 000's tables on a graphics adapter, for VGG16 and for every CNN of the zoo; then the search over GPU and CPU.
+
+``python -m tests.benchmarks.seed_000_gpu OUT.json --lane gpu --models vgg16,resnet50 --minutes 9``
+
+For each model: whole, every layer, layer length and parameter count with K = 2 to 4, and layer type. Each plan is
+compared with the whole model in interleaved pairs; both stay loaded, since loading takes a GPU seconds, so the interval
+covers chance between runs but not between instances. A latency ends when the result can be read. Models for which no
+time is left are named as left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.comparison import ComparisonPolicy, compare
+from evaluators.litert.processors import make_processor
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.baselines import baselines
+from optimizer.provenance import provenance
+from search_spaces.chain import chain_plan
+from search_spaces.errors import OptimizeError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.platform import Platform
+
+CNNS = (
+    "vgg16,alexnet,squeezenet1_1,mobilenet_v1,resnet50,googlenet,mobilenet_v2,resnet18,vgg11,vgg19,squeezenet1_0,"
+    "inception_v3,mobilenet_v3_large,efficientnet_lite0,densenet121,resnet101,resnet152,posenet,yolov2"
+)
+ALONE = SamplingPolicy(precision=0.002, max_s=1.0, min_runs=20, max_runs=400)
+PAIRED = ComparisonPolicy(precision=0.003, max_s=1.5, min_rounds=5, max_rounds=20)
+
+
+def criteria(session: LitertSession, graph: Graph, platform: Platform, lane: str) -> dict[str, Any]:
+    """Measure a model's criteria on one lane."""
+    whole = chain_plan(graph, (), [lane])
+    rows: dict[str, Any] = {}
+    for baseline in baselines(graph, platform, lane):
+        begin = time.perf_counter()
+        try:
+            with closing(session.load(graph, baseline.plan)) as candidate:
+                found = measure(candidate, ALONE)
+                agreement = candidate.verify()
+            row: dict[str, Any] = {
+                "stages": len(baseline.plan.stages),
+                "median_ms": found.latency_s.median * 1e3,
+                "mean_ms": float(np.mean(found.latency_s.values_s)) * 1e3,
+                "ci95_ms": [x * 1e3 for x in found.latency_s.ci95],
+                "runs": len(found.latency_s.values_s),
+                "relative_error": agreement.max_rel_error if agreement else None,
+            }
+            if baseline.plan != whole:
+                against = compare(
+                    lambda: session.load(graph, whole),
+                    lambda plan=baseline.plan: session.load(graph, plan),  # type: ignore[misc]
+                    PAIRED,
+                    np.random.default_rng(0),
+                )
+                row |= {
+                    "times_as_fast_as_whole": against.speedup,
+                    "ci95": list(against.ci95),
+                    "significant": against.significant,
+                }
+        except OptimizeError as error:
+            row = {"failed": str(error)}
+        rows[baseline.name] = row | {"spent_s": time.perf_counter() - begin}
+    return rows
+
+
+def main() -> None:
+    """Measure as many models as the time allows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--lane", default="gpu")
+    parser.add_argument("--models", default=CNNS)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    platform = Platform("device", (make_processor(options.lane),))
+    document: dict[str, Any] = {
+        "schema_version": 1,
+        "made_by": f"python -m tests.benchmarks.seed_000_gpu OUT --lane {options.lane} --models {options.models}",
+        **provenance(),
+        "platform": platform.to_json(),
+        "models": {},
+        "left_out": [],
+    }
+    for name in options.models.split(","):
+        if time.monotonic() > end:
+            document["left_out"].append(name)
+            continue
+        try:
+            # A session of its own: what earlier models hold on the device must not be in the way.
+            with LitertEvaluator().prepare(platform) as session:
+                document["models"][name] = criteria(session, load(name), platform, options.lane)
+        except OptimizeError as error:
+            document["models"][name] = {"failed": str(error)}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        rows = document["models"][name]
+        print(name, {k: round(v["median_ms"], 3) for k, v in rows.items() if "median_ms" in v}, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
