@@ -259,7 +259,7 @@ class Lane:
         for iteration in range(head["n"]):
             for edge in first_waits:
                 edge.wait()
-            if iteration >= log[0]:
+            if iteration > log[0]:
                 break
             for fd in program.starts:
                 os.eventfd_write(fd, 1)
@@ -281,7 +281,7 @@ class Lane:
                 if head["stop_above_ns"] and iteration + 1 < head["n"]:
                     times = log[at : at + 2 * stages]
                     if log[0] <= iteration or max(times) - min(times) > head["stop_above_ns"]:
-                        log[0] = min(log[0], iteration + 1)
+                        log[0] = iteration
                         for fd in program.starts:
                             os.eventfd_write(fd, 1)
                         break
