@@ -44,7 +44,10 @@ class Adapter:
 
     def matches(self, word: str) -> bool:
         """Return whether ``word`` is in the adapter's or its driver file's name, whatever the case."""
-        return word.lower() in self.name.lower() or word.lower() in Path(self.driver_file).name.lower()
+        names = f"{self.name} {Path(self.driver_file).name}".lower()
+        if "llvmpipe" in names:
+            names += " lavapipe"  # as people call it
+        return word.lower() in names
 
 
 def driver_environment(driver_file: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from search_spaces.platform import Processor
 
 _RELEASE_LIMIT_S = 60.0
 _MOST_SHOWN = 8
+_NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
 
 
 class Refusals:
@@ -64,6 +65,11 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
     where = f"the stage of operators {operators[0]} to {operators[-1]}"
     if not refused:
         return UnavailableError(f"{processor.name} refuses {where}, although it takes each of them alone")
+    if len(refused) == len(operators) >= _NONE_AT_ALL:
+        return UnavailableError(
+            f"{processor.name} takes none of the operators {operators[0]} to {operators[-1]}",
+            "its driver may not work with the runtime: runtime.log in the run folder tells more",
+        )
     return UnavailableError(
         f"{processor.name} refuses {where}: it does not take {describe(graph, refused)}",
         "place them on another processor, or let the CPU run them unseen by the search: --allow-fallback",
