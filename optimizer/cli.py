@@ -147,6 +147,7 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
 def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     from evaluators.registry import make_evaluator
     from optimizer.baselines import baselines
+    from optimizer.config import most_stages
     from optimizer.devices import choose_platform
     from search_spaces.chain import ChainSpace
     from search_spaces.models import load
@@ -155,7 +156,7 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     platform = choose_platform(
         make_evaluator(config.evaluator), config.processors, config.platform, allow_fallback=config.allow_fallback
     )
-    space = ChainSpace(graph, platform, config.max_stages)
+    space = ChainSpace(graph, platform, most_stages(config, len(graph.operators)))
     named = baselines(graph, platform, platform.processors[0].name)
     document = {
         "model": graph.name,

@@ -28,7 +28,7 @@ class StudyConfig(BaseModel):
     Attributes:
         model: name of a built-in model, or path of a ``.tflite`` file.
         budget: distinct plans to measure.
-        max_stages: parts of a plan at most.
+        max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it.
         sampler, evaluator: names in their registries.
         objective: what is made small.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -102,6 +102,11 @@ class StudyConfig(BaseModel):
     def _shapes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         parse_input_shapes(value)
         return value
+
+
+def most_stages(config: StudyConfig, operators: int) -> int:
+    """Return the parts that a plan of a model may have; only what a person asked for can be too many for it."""
+    return config.max_stages if "max_stages" in config.model_fields_set else min(config.max_stages, operators)
 
 
 def parse_config(values: Mapping[str, Any]) -> StudyConfig:

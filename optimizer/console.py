@@ -66,6 +66,10 @@ class ProgressWatcher:
         if self._verbose or (not self._console.is_terminal and not self._quiet):
             self._console.print(text, style="dim", markup=False)
 
+    def warn(self, text: str) -> None:
+        """See :class:`optimizer.study.Watcher`."""
+        self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
+
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
         """See :class:`optimizer.study.Watcher`."""
         self._history = history
@@ -193,8 +197,11 @@ def _next(result: Result) -> list[Text]:
     if result.verdict is None:
         return []
     plan = result.run_dir / "best" / "plan.json"
+    folder = Text("run folder  ").append(str(result.run_dir))
+    if result.deployed is None:  # the evaluator only predicts, and has no files to run
+        return [folder]
     return [
-        Text("run folder  ").append(str(result.run_dir)),
+        folder,
         Text("run it      ").append(f"optimize execute {plan}", style="cyan"),
         Text("in Python   ").append(f'from evaluators.litert import PlanRunner; PlanRunner("{plan}")', style="cyan"),
     ]

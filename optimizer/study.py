@@ -13,7 +13,7 @@ from evaluators.comparison import ComparisonPolicy
 from evaluators.registry import make_evaluator
 from evaluators.sampling import SamplingPolicy
 from optimizer.baselines import baselines
-from optimizer.config import StudyConfig
+from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_platform
 from optimizer.exact.chain import best_chains, chain_cost
@@ -33,6 +33,7 @@ from search_spaces.platform import Platform
 _MODEL_OPTIMA = 8
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
+_KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
 
 
 class Watcher(Protocol):
@@ -40,6 +41,10 @@ class Watcher(Protocol):
 
     def message(self, text: str) -> None:
         """Tell what is being done now."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Tell what the person must know, whatever else is shown."""
         ...
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
@@ -109,7 +114,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     watcher.message(f"reading {config.model}")
     graph = load(config.model, config.input_shape)
-    space = ChainSpace(graph, platform, config.max_stages)
+    space = ChainSpace(graph, platform, most_stages(config, len(graph.operators)))
     study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     with RunFolder.create_or_resume(
@@ -120,9 +125,11 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         lanes=[f"{p.name} ({p.like})" for p in platform.processors],
     ) as run:
         for damage in run.contents.damage:
-            watcher.message(f"trial log: {damage}")
+            watcher.warn(f"trial log: {damage}")
+        if run.contents.original is not None:
+            watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
         for change in run.changes:
-            watcher.message(f"this machine differs from where the study began: {change}")
+            watcher.warn(f"this machine differs from where the study began: {change}")
         study.history.restore(run.contents.records)
         watcher.opened(run, study.history, space.cardinality())
         try:
@@ -142,7 +149,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     costs = profiled.costs(study.platform)
     named = baselines(study.graph, study.platform, profiled.fastest(study.platform))
     study.baselines = {b.name: b.plan for b in named}
-    optima = best_chains(costs, config.max_stages, _MODEL_OPTIMA)
+    optima = best_chains(costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA)
     study.bound_s = optima[0].cost_s
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
     queue += [("model optimum", chain_plan(study.graph, o.cuts, o.processors)) for o in optima]
@@ -163,9 +170,9 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     before = len(history.known)
     loop.run_outside(b for b in named if not in_space(study.space, b.plan))
     study.exhausted = loop.run()
-    stored = next((r.data for r in reversed(run.contents.records) if r.kind == "verdict"), None)
-    if stored is not None and len(history.known) == before:
-        verdict = Verdict.from_json(stored)  # a finished study that is asked again has nothing new to measure
+    last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
+    if last is not None and last.kind == "verdict" and len(history.known) == before:
+        verdict = Verdict.from_json(last.data)  # a finished study that is asked again has nothing new to measure
     else:
         policy = ComparisonPolicy(precision=min(config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
         verdict = decide(study.graph, session, history, study.baselines, policy, config.seed, study.watcher.message)

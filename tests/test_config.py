@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from optimizer.config import StudyConfig, command_line, option, parse_config
+from optimizer.config import StudyConfig, command_line, most_stages, option, parse_config
 from search_spaces.errors import UsageError
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -58,6 +58,8 @@ def test_defaults() -> None:
     config = parse_config({"model": "vgg16", "budget": "200", "seed": None})
     assert config == StudyConfig(model="vgg16", budget=200)
     assert (config.max_stages, config.sampler, config.evaluator, config.seed) == (4, "tpe", "litert", 0)
+    assert [most_stages(config, operators) for operators in (1, 3, 9)] == [1, 3, 4]
+    assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4}), 1) == 4
     assert command_line(config) == "optimize --model vgg16 --budget 200"
     assert option("max_stages") == "--max-stages"
     with pytest.raises(ValidationError, match="frozen"):

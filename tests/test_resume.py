@@ -11,16 +11,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from evaluators.base import Agreement
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
 from optimizer import study
 from optimizer.config import StudyConfig
+from optimizer.console import render
 from optimizer.history import History, Trial
 from optimizer.records import Record, header
 from optimizer.result import Result
@@ -53,6 +57,9 @@ class Quiet:
         self.trials: list[Trial] = []
 
     def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def warn(self, text: str) -> None:
         self.messages.append(text)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
@@ -278,6 +285,17 @@ def test_the_same_lanes_in_another_order_go_on(tmp_path: Path, monkeypatch: pyte
     assert any("differs from where the study began" in message for message in watcher.messages)
 
 
+def test_only_a_plan_with_files_is_offered_to_be_run(tmp_path: Path) -> None:
+    result = go(tmp_path / "run", budget=3)
+    agreed = replace(result, deployed=Agreement(identical=True, max_abs_error=0.0, max_rel_error=0.0, tolerance=0.0))
+    shown = []
+    for each in (result, agreed):
+        console = Console(width=1000, record=True, file=StringIO())
+        console.print(render(each))
+        shown.append(f"optimize execute {tmp_path}/run/best/plan.json" in console.export_text())
+    assert shown == [False, True]
+
+
 def test_a_repeat_without_its_first_trial_is_nothing(tmp_path: Path) -> None:
     go(tmp_path / "run", max_stages=1, budget=1)
     first = next(Trial.from_json(r.data) for r in records(tmp_path / "run") if r.kind == "trial")
@@ -288,6 +306,19 @@ def test_a_repeat_without_its_first_trial_is_nothing(tmp_path: Path) -> None:
     history.restore(repeats)
     assert history.measured == 0
     assert [t.state.name for t in history.study.trials] == ["FAIL"]
+
+
+def test_a_verdict_does_not_speak_of_later_trials(tmp_path: Path) -> None:
+    go(tmp_path / "run", budget=14)
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, 20 - 14 + 1, after=False)  # six trials, then the verdict
+        with pytest.raises(Killed):
+            go(tmp_path / "run", sampler="tpe", budget=20)
+    found = [r.kind for r in records(tmp_path / "run")]
+    assert found.count("verdict") == 1
+    assert found[-1] == "trial"
+    go(tmp_path / "run", budget=20)
+    assert [r.kind for r in records(tmp_path / "run")] == [*found, "verdict"]
 
 
 def test_a_killed_verdict_is_made_again(
