@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = COMMANDS.get(arguments[0]) if arguments else None
         code = command[1](arguments[1:]) if command else _optimize(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after ">&-"
+            sys.stdout.flush()
     except OptimizeError as error:
         if debug:
             raise
@@ -73,6 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off an interrupt: raised within the import of a compiled module it can become that module's panic."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _fail(text: str, code: int) -> int:
@@ -117,7 +130,8 @@ def _optimize(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.model is None:
         parser.error("--model is missing")
-    from optimizer.config import StudyConfig, parse_config
+    with _uninterrupted():
+        from optimizer.config import StudyConfig, parse_config
 
     config = parse_config({name: getattr(options, name, None) for name in StudyConfig.model_fields})
     if options.dry_run:
@@ -140,7 +154,7 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
-        make_console().print(render(result))
+        make_console().print(render(result), crop=False)
     return 0
 
 
@@ -176,7 +190,7 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
 
 def _execute(arguments: list[str]) -> int:
     parser = _Parser(prog="optimize execute", description="Run a plan from its files and tell its latency.")
-    parser.add_argument("plan", metavar="PLAN", help="a plan.json, or the folder that holds it")
+    parser.add_argument("plan", metavar="PLAN", help="a run folder, or a plan.json")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)

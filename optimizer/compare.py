@@ -14,6 +14,7 @@ from evaluators.comparison import UNSTABLE_ABOVE, Comparison, ComparisonPolicy, 
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.runner import PlanRunner
 from optimizer.console import interval_ms
+from optimizer.execute import plan_of
 from search_spaces.errors import RunFolderError, UnstableError
 
 _POLICY = ComparisonPolicy(max_s=20.0)
@@ -43,7 +44,7 @@ def compare_runs(first: str, second: str, *, as_json: bool) -> str:
         RunFolderError: the plans are for different models.
         UnstableError: the machine's speed changed too much to tell.
     """
-    paths = [_plan_path(first), _plan_path(second)]
+    paths = [plan_of(first), plan_of(second)]
     deployments = [read_deployment(path) for path in paths]
     if deployments[0].content_digest != deployments[1].content_digest:
         names = " and ".join(d.graph.name for d in deployments)
@@ -62,11 +63,6 @@ def compare_runs(first: str, second: str, *, as_json: bool) -> str:
             what = f"the ratio of the two plans went from {first_ratio:.3f} to {last_ratio:.3f}"
         raise UnstableError(f"{what} during the comparison", "repeat it when it is quiet")
     return _document(first, second, found) if as_json else _text(first, second, found)
-
-
-def _plan_path(run: str) -> Path:
-    path = Path(run)
-    return path / "best" if (path / "best" / "plan.json").exists() else path
 
 
 def _text(first: str, second: str, found: Comparison) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -106,6 +108,9 @@ def render(result: Result) -> Group:
     if result.best is not None:
         parts += [Text(), _stages(result, result.best)]
     parts += [Text(), *_conclusions(result), Text(), *_next(result)]
+    for part in parts:
+        if isinstance(part, Text):  # lines are the terminal's to break, so that commands can be copied
+            part.no_wrap, part.overflow = True, "ignore"
     return Group(*parts)
 
 
@@ -196,14 +201,15 @@ def _conclusions(result: Result) -> list[Text]:
 def _next(result: Result) -> list[Text]:
     if result.verdict is None:
         return []
-    plan = result.run_dir / "best" / "plan.json"
+    plan = str(result.run_dir / "best" / "plan.json")
     folder = Text("run folder  ").append(str(result.run_dir))
     if result.deployed is None:  # the evaluator only predicts, and has no files to run
         return [folder]
+    quoted = json.dumps(plan, ensure_ascii=False)
     return [
         folder,
-        Text("run it      ").append(f"optimize execute {plan}", style="cyan"),
-        Text("in Python   ").append(f'from evaluators.litert import PlanRunner; PlanRunner("{plan}")', style="cyan"),
+        Text("run it      ").append(f"optimize execute {shlex.quote(plan)}", style="cyan"),
+        Text("in Python   ").append(f"from evaluators.litert import PlanRunner; PlanRunner({quoted})", style="cyan"),
     ]
 
 

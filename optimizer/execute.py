@@ -12,6 +12,12 @@ from optimizer.console import interval_ms
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
 
 
+def plan_of(run: str) -> Path:
+    """Return where the plan of a run folder is; any other path stands for itself."""
+    path = Path(run)
+    return path / "best" if (path / "best" / "plan.json").exists() else path
+
+
 def execute(plan: str, *, as_json: bool) -> str:
     """Measure a plan from its files and return what to print.
 
@@ -19,7 +25,7 @@ def execute(plan: str, *, as_json: bool) -> str:
         PlanError: the plan or a stage file is missing or damaged.
         UnavailableError: this machine cannot run it.
     """
-    with PlanRunner(Path(plan)) as runner:
+    with PlanRunner(plan_of(plan)) as runner:
         runner.run_seeded()
         found = measure(runner.candidate, _POLICY)
         stages = runner.deployment.plan.stages

@@ -327,6 +327,15 @@ def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.Captur
     assert "optimum of the model" in out
 
 
+def test_what_is_printed_breaks_no_line_that_a_person_may_copy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = "run " + 150 * "x"
+    assert main([*SYNTHETIC, "--budget", "3", "--out", folder]) == 0
+    assert f"run folder  {folder}\n" in capsys.readouterr().out
+
+
 def test_progress_goes_to_stderr_and_stays_out_of_the_way(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SYNTHETIC[:-1], "-v", "--budget", "3", "--out", "run", "--json"]) == 0
     out, err = capsys.readouterr()
