@@ -8,6 +8,7 @@ from pathlib import Path
 from evaluators.litert.runner import PlanRunner
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.console import interval_ms
+from search_spaces.errors import shown
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
 
@@ -47,7 +48,8 @@ def execute(plan: str, *, as_json: bool) -> str:
             ],
         }
         return json.dumps(document, indent=2)
-    lines = [f"{name}: {interval_ms(samples)}, {len(samples.values_s)} runs"]
+    # The name comes from a file, and may hold what commands a terminal.
+    lines = [f"{name if name.isprintable() else shown(name)}: {interval_ms(samples)}, {len(samples.values_s)} runs"]
     lines += [
         f"stage {i} on {s.processor}: {t * 1e3:.2f} ms"
         for i, (s, t) in enumerate(zip(stages, found.stage_s, strict=True))
