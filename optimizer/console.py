@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from search_spaces.plan import Plan
 
 _MOST_STAGES_SHOWN = 12
+_NOISE = 0.01  # a difference that the machine makes by itself
 _PIPE_WIDTH = 110
 
 
@@ -189,7 +190,7 @@ def _conclusions(result: Result) -> list[Text]:
             lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))
     if result.model_bound_s is not None and result.gap is not None:
         text = f"optimum of the model of single operators {result.model_bound_s * 1e3:.2f} ms, gap {result.gap:+.1%}"
-        if result.gap < 0:
+        if result.gap < -_NOISE:
             text += ": the model is wrong by that much"
         lines.append(Text(text))
     if result.deployed is not None:

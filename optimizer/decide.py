@@ -17,7 +17,7 @@ from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 
-_PLANS = 3
+_PLANS = 2
 _FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_closing_twice_and_running_afterwards(folder: Path) -> None:
     runner.run_seeded()
     runner.close()
     runner.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UsageError, match="closed"):
         runner.run_seeded()
 
 
@@ -388,3 +389,24 @@ def test_a_changed_plan_runs_or_raises_one_line(data: st.DataObject, broken: Pat
     document = json.loads((folder / "plan.json").read_text())
     (broken / "plan.json").write_text(json.dumps(data.draw(edits(document))))
     runs_or_refuses(broken)
+
+
+def test_a_runner_outlives_the_thread_that_made_it_and_serves_several(folder: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        runner = pool.submit(PlanRunner, folder).result()
+    with runner:
+        wanted = runner.run_seeded()
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda _: runner.run_seeded(), range(9)))
+        assert all(np.array_equal(f[name], wanted[name]) for f in found for name in wanted)
+    with pytest.raises(UsageError, match="closed"):
+        runner.run_seeded()
+
+
+def test_a_stage_file_that_is_a_pipe_does_not_hang(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "stage_0.tflite").unlink()
+    os.mkfifo(copy / "stage_0.tflite")
+    with pytest.raises(PlanError, match="no regular file"):
+        read_deployment(copy)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import reprlib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,8 @@ def _stage_file(folder: Path, name: str, digest: str) -> Path:
         raise PlanError(f"{folder}: the plan names a stage file {name!r}", "stage files are called stage_<n>.tflite")
     path = folder / name
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise PlanError(f"{path}: is no regular file", "keep stage files beside plan.json")
         with path.open("rb", buffering=0) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

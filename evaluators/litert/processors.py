@@ -52,7 +52,7 @@ def usable_cores() -> list[int]:
     if sys.platform != "linux":
         raise UnavailableError(
             f"measuring needs Linux (lanes are pinned to cores), this is {sys.platform}",
-            "use an evaluator that predicts: optimize plugins",
+            "measure on a Linux machine",
         )
     return sorted(os.sched_getaffinity(0))
 

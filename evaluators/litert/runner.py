@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,7 @@ class PlanRunner:
             ) from error
         self._arena: Arena | None = None
         self._closed = False
+        self._lock = threading.Lock()
         try:
             compiled = self._compile()
             memory = self._arena = Arena(1, arena.largest(graph))
@@ -110,9 +112,12 @@ class PlanRunner:
             UsageError: an input is missing, unknown, or has another shape or type.
             UnavailableError: a stage failed or did not answer in time.
         """
-        self._candidate.set_inputs(self._arrays(inputs))
-        self._candidate.run(1)
-        return dict(zip(self.outputs, self._candidate.outputs(), strict=True))
+        arrays = self._arrays(inputs)
+        with self._lock:
+            self._check_open()
+            self._candidate.set_inputs(arrays)
+            self._candidate.run(1)
+            return dict(zip(self.outputs, self._candidate.outputs(), strict=True))
 
     def run_seeded(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Run once on the inputs that the search measures with."""
@@ -120,7 +125,13 @@ class PlanRunner:
 
     def measure(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
-        return self._candidate.run(n, stop_above_s)
+        with self._lock:
+            self._check_open()
+            return self._candidate.run(n, stop_above_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the runner is closed", "make a new one")
 
     @property
     def candidate(self) -> LitertCandidate:
@@ -149,8 +160,10 @@ class PlanRunner:
             arrays = [np.asarray(inputs[name]) for name in wanted]
         elif isinstance(inputs, np.ndarray):
             arrays = [inputs]
-        else:
+        elif isinstance(inputs, Sequence):
             arrays = [np.asarray(array) for array in inputs]
+        else:
+            raise UsageError(f"inputs are arrays, not {type(inputs).__name__}", f"the plan has: {', '.join(wanted)}")
         if len(arrays) != len(wanted):
             raise UsageError(f"{len(arrays)} inputs are given, the plan has {len(wanted)}: {', '.join(wanted)}")
         for array, (name, (shape, dtype)) in zip(arrays, wanted.items(), strict=True):
@@ -160,12 +173,13 @@ class PlanRunner:
 
     def close(self) -> None:
         """End the lanes and give the memory back; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        self._lanes.close()
-        if self._arena is not None:
-            self._arena.close(None)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._lanes.close()
+            if self._arena is not None:
+                self._arena.close(None)
 
     def __enter__(self) -> Self:
         return self

@@ -41,8 +41,11 @@ def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: R
 
 
 def main() -> None:
-    """Serve until the parent closes its end."""
-    _die_with_parent()
+    """Serve until the parent closes its end, as the system does when it dies.
+
+    The lanes die with this process. This process must not die with the thread that started it, which may be a worker
+    of a server that outlives it.
+    """
     # The person's Ctrl-C is for the parent, which then ends the lanes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     runtime = Runtime()
