@@ -28,6 +28,9 @@ GROSS = ((2.0, 0.030), (1.3, 0.010))
 the incumbent's interval and these seconds: neither a spike nor a cold start explains it. A first run costs a few
 milliseconds more whatever the model (the median is 2.7 times the later ones for 3 ms, 1.06 times for 100 ms)."""
 
+HOPELESS = 1.05
+"""The factor for a candidate that a calibrated model finds far slower: what is broken off must not look the fastest."""
+
 CLIP = 3.0
 STAKES = (0.7, 2.0)
 _PRIOR_RUNS = 8
@@ -55,8 +58,8 @@ def gross_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hope
         incumbent: samples of the best candidate so far.
         cold: how many times longer nine of ten first runs take than the later ones, at most, if that is known of
             other candidates; a first run is then judged by it too.
-        hopeless: whether a model says that the candidate is far slower anyway. Its first run must then be done in the
-            time in which nine of ten first runs of the incumbent would be.
+        hopeless: whether a model says that the candidate is far slower anyway. It is then ruled out as soon as its
+            first run has taken longer than the incumbent.
     """
     if runs > len(GROSS):
         return math.inf
@@ -64,7 +67,9 @@ def gross_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hope
     slowest_s = incumbent.ci95[1]
     limit_s = factor * slowest_s + cold_s
     if runs == 1:
-        limit_s = min(limit_s, (1.0 if hopeless else GROSS[1][0]) * cold * slowest_s)
+        limit_s = min(limit_s, GROSS[1][0] * cold * slowest_s)
+        if hopeless and math.isfinite(cold):
+            limit_s = HOPELESS * slowest_s
     return limit_s
 
 

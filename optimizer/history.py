@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 50
 _SURE_RUNS, _SURE_PLANS = 2, 8
-UNSEEN = "unseen"
+OPTIMUM, UNSEEN = "model optimum", "unseen"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from evaluators.base import Session
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
-from optimizer.history import UNSEEN, History, Trial
+from optimizer.history import OPTIMUM, UNSEEN, History, Trial
 from optimizer.samplers import make_sampler
 from optimizer.storage import TrialLog
 from search_spaces.errors import PlanError, UnavailableError
@@ -108,7 +108,7 @@ class Loop:
             repeat_of=before.number if before else None,
         )
         if before is None:
-            trial = self._try(trial, race=plan is None or origin == UNSEEN)
+            trial = self._try(trial, race=plan is None or origin in (UNSEEN, OPTIMUM))
         value = history.value_of(trial)
         if value is None:
             history.study.tell(asked, state=TrialState.FAIL)

@@ -25,7 +25,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
-_POLICY = SamplingPolicy(precision=0.02, max_s=0.4, min_runs=2, max_runs=30)
+_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_platform
 from optimizer.exact.chain import best_chains, chain_cost
-from optimizer.history import History, Trial
+from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, Origin, in_space
 from optimizer.profile import Profile, profile
 from optimizer.result import Result
@@ -152,7 +152,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     optima = best_chains(costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA)
     study.bound_s = optima[0].cost_s
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
-    queue += [("model optimum", chain_plan(study.graph, o.cuts, o.processors)) for o in optima]
+    queue += [(OPTIMUM, chain_plan(study.graph, o.cuts, o.processors)) for o in optima]
     loop = Loop(
         study.graph,
         study.space,
