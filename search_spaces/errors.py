@@ -6,6 +6,7 @@
     ├── UsageError            2  the command line or the configuration asks for what cannot be
     │   ├── ModelError        2  the model is unknown, missing, not a model, or damaged
     │   ├── PlanError         2  a plan does not fit its graph, or its file is damaged
+    │   ├── ProfileError      2  a cost profile is damaged, or does not fit the platform or the model
     │   └── RunFolderError    2  a run folder cannot be written, read, or belongs to another study
     ├── InfeasibleError       3  no plan satisfies the constraints
     ├── UnavailableError      4  the evaluator, the device or the runtime cannot do it here
@@ -14,8 +15,13 @@
 An interrupted command ends with 130.
 """
 
+from __future__ import annotations
+
 import reprlib
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from search_spaces.constraints import Violation
 
 EXIT_INTERRUPTED = 130
 _SHOWN_CHARACTERS = 60
@@ -60,14 +66,27 @@ class PlanError(UsageError):
     """A plan does not fit its graph, or a plan file is damaged."""
 
 
+class ProfileError(UsageError):
+    """A cost profile is damaged, or does not fit the platform or the model."""
+
+
 class RunFolderError(UsageError):
     """A run folder cannot be written or read, or belongs to another study."""
 
 
 class InfeasibleError(OptimizeError):
-    """No plan satisfies the constraints."""
+    """No plan satisfies the constraints.
+
+    Args:
+        what, hint: see :class:`OptimizeError`.
+        violations: the constraints that contradict each other, as data where they are known.
+    """
 
     exit_code = 3
+
+    def __init__(self, what: str, hint: str = "", violations: tuple[Violation, ...] = ()) -> None:
+        super().__init__(what, hint)
+        self.violations = violations
 
 
 class UnavailableError(OptimizeError):

@@ -1,0 +1,199 @@
+"""What decides an operator's time, as one record: the kernel that runs it, its work, its traffic, its shape.
+
+Seed 004: work (MACs) and traffic (bytes) together explain latency, neither alone. Seed 002: what remains is how the
+shape falls onto the kernel's tiles, so that the shape is part of the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.intensity import operator_costs
+
+KERNELS = (
+    "conv",  # a convolution that none of the next four describes
+    "winograd",  # 3 by 3, stride 1, dense: may run by the Winograd transform
+    "pointwise",  # 1 by 1, dense
+    "depthwise",
+    "grouped",
+    "fully_connected",
+    "transpose_conv",
+    "matmul",  # of two activations
+    "pool",
+    "mean",  # over height and width
+    "elementwise",
+    "concat",
+    "softmax",
+    "copy",  # slices, paddings, transpositions
+    "other",  # whatever else; predicted from its bytes alone
+)
+
+Plane = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFeatures:
+    """What one operator does in one inference, at batch 1.
+
+    Attributes:
+        kernel: which kind of kernel runs it, one of :data:`KERNELS`.
+        kind: the schema's name (``CONV_2D``).
+        macs: multiply-accumulates.
+        read_bytes: activations read.
+        weight_bytes: constants read.
+        written_bytes: activations written.
+        input, output: height, width, channels of the (first) activation read and written.
+        filter, stride: height and width; (1, 1) where there is none.
+        groups: of a grouped convolution, else 1.
+        inputs: how many activations it reads.
+        activation: fused into it (``RELU``), or "".
+        dtype: of the activations.
+        free: whether nothing runs: a change of shape alone, or fused into its producer by the runtime.
+        resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
+    """
+
+    kernel: str
+    kind: str
+    macs: int
+    read_bytes: int
+    weight_bytes: int
+    written_bytes: int
+    input: Plane = (1, 1, 1)
+    output: Plane = (1, 1, 1)
+    filter: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    groups: int = 1
+    inputs: int = 1
+    activation: str = ""
+    dtype: str = "float32"
+    free: bool = False
+    resident_bytes: int = 0
+
+    @property
+    def key(self) -> str:
+        """Which kernel model predicts it: the kernel, and the element type where that is not floating point."""
+        return self.kernel if self.dtype.startswith("float") else f"{self.kernel}:{self.dtype}"
+
+    @property
+    def moved_bytes(self) -> int:
+        """All bytes read and written, each once."""
+        return self.read_bytes + self.weight_bytes + self.written_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in MACs per byte moved; 0 where nothing moves."""
+        return self.macs / self.moved_bytes if self.moved_bytes else 0.0
+
+
+def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
+    """Return the features of each operator of a graph, in its order.
+
+    An operator's ``resident_bytes`` supposes that the whole graph runs on one processor in this order.
+    """
+    found = []
+    before: frozenset[int] = frozenset()
+    for operator, cost in zip(graph.operators, operator_costs(graph), strict=True):
+        tensors = graph.tensors
+        reads = [tensors[i] for i in operator.inputs if i != -1 and not tensors[i].constant]
+        writes = [tensors[i] for i in operator.outputs]
+        weights = sum(tensors[i].nbytes for i in set(operator.inputs) if i != -1 and tensors[i].constant)
+        weights = min(weights, cost.read_bytes)
+        resident = sum(tensors[i].nbytes for i in set(operator.inputs) & before)
+        read = cost.read_bytes - weights
+        described = _described(operator, graph, reads, writes)
+        found.append(
+            replace(
+                described,
+                macs=cost.macs,
+                read_bytes=read,
+                weight_bytes=weights,
+                written_bytes=cost.written_bytes,
+                resident_bytes=min(read, resident),
+            )
+        )
+        before = frozenset(operator.outputs)
+    return tuple(found)
+
+
+def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: list[Tensor]) -> OperatorFeatures:
+    source, target = _plane(reads), _plane(writes)
+    options = operator.options
+    filters, groups = (1, 1), 1
+    weights = _weights(operator, graph)
+    if operator.kind in _FILTERED and weights is not None and len(weights.shape) == 4:
+        filters = (weights.shape[1], weights.shape[2])
+        groups = max(1, source[2] // max(1, weights.shape[3])) if operator.kind == "CONV_2D" else 1
+    elif "filter_height" in options:
+        filters = (int(options["filter_height"]), int(options["filter_width"]))
+    stride = (max(1, int(options.get("stride_h", 1))), max(1, int(options.get("stride_w", 1))))
+    activation = str(options.get("fused_activation", ""))
+    return OperatorFeatures(
+        kernel=_kernel(operator, filters, stride, groups, source),
+        kind=operator.kind,
+        macs=0,
+        read_bytes=0,
+        weight_bytes=0,
+        written_bytes=0,
+        input=source,
+        output=target,
+        filter=filters,
+        stride=stride,
+        groups=groups,
+        inputs=max(1, len(reads)),
+        activation="" if activation == "NONE" else activation,
+        dtype=(writes or reads)[0].dtype if writes or reads else "float32",
+        free=operator.kind in _FREE,
+    )
+
+
+def _kernel(operator: Operator, filters: tuple[int, int], stride: tuple[int, int], groups: int, source: Plane) -> str:
+    if operator.kind == "CONV_2D":
+        return convolution_kernel(filters, stride, groups, source[2])
+    return _KERNEL_OF.get(operator.kind, "other")
+
+
+def convolution_kernel(filters: tuple[int, int], stride: tuple[int, int], groups: int, channels: int) -> str:
+    """Return which kind of kernel runs a convolution with ``channels`` in."""
+    if groups > 1:
+        return "depthwise" if groups == channels else "grouped"
+    if filters == (1, 1):
+        return "pointwise"
+    return "winograd" if filters == (3, 3) and stride == (1, 1) else "conv"
+
+
+def _weights(operator: Operator, graph: Graph) -> Tensor | None:
+    index = operator.inputs[1] if len(operator.inputs) > 1 else -1
+    return graph.tensors[index] if index != -1 else None
+
+
+def _plane(tensors: list[Tensor]) -> Plane:
+    """Return height, width and channels of the first tensor: the last axis holds channels, the two before it pixels."""
+    shape = tuple(max(1, size) for size in tensors[0].shape) if tensors else ()
+    height, width, channels = (1, 1, 1, *shape)[-3:]
+    if len(shape) > 4:
+        height *= prod(shape[1:-3])
+    return (height, width, channels)
+
+
+_FILTERED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"})
+
+_FREE = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BITCAST"})
+
+_KINDS: dict[str, str] = {
+    "depthwise": "DEPTHWISE_CONV_2D",
+    "fully_connected": "FULLY_CONNECTED",
+    "transpose_conv": "TRANSPOSE_CONV",
+    "matmul": "BATCH_MATMUL",
+    "concat": "CONCATENATION",
+    "pool": "AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D",
+    "mean": "MEAN",
+    "softmax": "SOFTMAX LOG_SOFTMAX",
+    "elementwise": """ABS ADD ADD_N CAST CEIL CLAMP COS DEQUANTIZE DIV ELU EXP FLOOR GELU HARD_SWISH LEAKY_RELU LOG
+        LOGISTIC MAXIMUM MINIMUM MUL NEG POW PRELU QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIN SQRT
+        SQUARE SQUARED_DIFFERENCE SUB TANH""",
+    "copy": """BATCH_TO_SPACE_ND DEPTH_TO_SPACE GATHER MIRROR_PAD PACK PAD PADV2 SLICE SPACE_TO_BATCH_ND SPACE_TO_DEPTH
+        SPLIT SPLIT_V STRIDED_SLICE TILE TRANSPOSE UNPACK""",
+}
+_KERNEL_OF = {kind: kernel for kernel, kinds in _KINDS.items() for kind in kinds.split()}

@@ -1,0 +1,231 @@
+"""A device as the cost model knows it: prices of its kernels, of hand-overs, of standing in each other's way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evaluators.cost_model.features import OperatorFeatures
+from evaluators.cost_model.kernels import Array, KernelModel, columns
+from search_spaces.errors import ProfileError
+
+TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
+UNSEEN_SIGMA = 1.0
+
+# Which kernel stands in for one that a processor's fit has not seen: the first that is there.
+STANDS_IN: Mapping[str, tuple[str, ...]] = {
+    "winograd": ("conv", "pointwise"),
+    "pointwise": ("conv", "winograd"),
+    "conv": ("winograd", "pointwise", "grouped"),
+    "grouped": ("conv", "winograd"),
+    "depthwise": ("grouped",),
+    "fully_connected": ("pointwise", "matmul"),
+    "matmul": ("fully_connected", "pointwise"),
+    "transpose_conv": ("conv", "winograd"),
+    "pool": ("mean", "elementwise", "copy", "concat"),
+    "mean": ("pool", "elementwise", "copy", "concat"),
+    "elementwise": ("copy", "concat", "pool", "other"),
+    "concat": ("copy", "elementwise", "pool"),
+    "copy": ("concat", "elementwise", "pool"),
+    "softmax": ("elementwise", "mean", "pool", "concat"),
+    "other": ("elementwise", "copy", "concat", "pool"),
+}
+
+
+class OutsideFitWarning(UserWarning):
+    """A prediction was asked for where the profile was not fitted."""
+
+
+class Prediction(NamedTuple):
+    """Times of n operators: ``seconds`` and ``relative_sigma`` (standard deviation over time), shape ``(n,)``."""
+
+    seconds: Array
+    relative_sigma: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Why predictions of some operators are to be doubted.
+
+    Attributes:
+        reason: one line for a person.
+        operators: their indices among the features asked for.
+    """
+
+    reason: str
+    operators: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorProfile:
+    """One processor.
+
+    Attributes:
+        kernels: :attr:`OperatorFeatures.key` → its model.
+        dispatch_s: for every operator that is not free, beside what its kernel takes.
+        invocation_s: for every stage, to enter and leave the runtime.
+        io_s_per_byte: for what a stage reads from and hands back to its caller.
+        cache_bytes: last-level cache; 0 where unknown.
+        capacity_bytes: weights of one stage beyond which all of it slows down (seed 000); 0 where none is known.
+        pressure_s_per_byte: what each byte beyond ``capacity_bytes`` costs in one inference.
+        power_w: while it runs, above idle; None where unknown.
+        errors: of the fit on what was kept out of it: ``median``, ``p90``, ``within_5``, ``within_10``, ….
+    """
+
+    kernels: Mapping[str, KernelModel]
+    dispatch_s: float = 0.0
+    invocation_s: float = 0.0
+    io_s_per_byte: float = 0.0
+    cache_bytes: int = 0
+    capacity_bytes: int = 0
+    pressure_s_per_byte: float = 0.0
+    power_w: float | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """What handing a tensor from one processor to another costs, in both directions unless both are listed.
+
+    Attributes:
+        source, target: names of processors.
+        latency_s: per hand-over, whatever its size: synchronise, map and unmap together.
+        copy_s_per_byte: to copy.
+        transform_s_per_byte: to change the layout (an image for a buffer; seed 002).
+    """
+
+    source: str
+    target: str
+    latency_s: float = 0.0
+    copy_s_per_byte: float = 0.0
+    transform_s_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContentionProfile:
+    """How much longer a stage takes on ``victim`` while ``other`` is busy.
+
+    Attributes:
+        compute: factor of the part that is not traffic, at least 1.
+        memory: factor of the part that is traffic, at least 1.
+    """
+
+    victim: str
+    other: str
+    compute: float = 1.0
+    memory: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """One device.
+
+    Attributes:
+        name: of the device.
+        processors: name (or ``like``) of a processor → its profile.
+        links, contention: see there; what is not listed costs nothing.
+        provenance: who measured what, when, where, with which versions; plain values.
+        errors: of whole models and plans that were kept out of the fit.
+    """
+
+    name: str
+    processors: Mapping[str, ProcessorProfile]
+    links: tuple[LinkProfile, ...] = ()
+    contention: tuple[ContentionProfile, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    errors: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, processor: str) -> ProcessorProfile:
+        """Return the profile of a processor.
+
+        Raises:
+            ProfileError: it has none.
+        """
+        try:
+            return self.processors[processor]
+        except KeyError:
+            known = ", ".join(self.processors) or "none"
+            raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
+
+    def predict(self, features: Sequence[OperatorFeatures], processor: str, *, warn: bool = True) -> Prediction:
+        """Return how long each operator takes on a processor, dispatch included.
+
+        Args:
+            warn: whether doubts (:meth:`concerns`) become an :class:`OutsideFitWarning`.
+
+        Raises:
+            ProfileError: there is no such processor, or nothing that resembles one of the kernels.
+        """
+        model = self[processor]
+        rows = columns(features)
+        seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
+        for key, where in _by_key(features).items():
+            kernel, seen = self._kernel(processor, key)
+            picked = rows[where]
+            seconds[where] = kernel.seconds(picked) + model.dispatch_s
+            beyond = np.log(kernel.outside(picked))
+            sigma[where] = np.hypot(kernel.sigma if seen else max(kernel.sigma, UNSEEN_SIGMA), 0.5 * beyond)
+        if warn:
+            for concern in self.concerns(features, processor):
+                warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
+        return Prediction(seconds, sigma)
+
+    def predict_whole(self, features: Sequence[OperatorFeatures], processor: str, *, io_bytes: float = 0.0) -> float:
+        """Return how long operators that are loaded as one stage take together, in seconds; no doubts are told."""
+        model = self[processor]
+        total = float(self.predict(features, processor, warn=False).seconds.sum())
+        held = sum(f.weight_bytes for f in features)
+        pressure = max(0.0, held - model.capacity_bytes) * model.pressure_s_per_byte if model.capacity_bytes else 0.0
+        return total + model.invocation_s + io_bytes * model.io_s_per_byte + pressure
+
+    def concerns(self, features: Sequence[OperatorFeatures], processor: str) -> tuple[Concern, ...]:
+        """Return which predictions are guesses: kernels that the fit has not seen, shapes far outside its range."""
+        found = []
+        rows = columns(features)
+        for key, where in _by_key(features).items():
+            kernel, seen = self._kernel(processor, key)
+            if not seen:
+                found.append(
+                    Concern(
+                        f"profile {self.name!r} has seen no {key} on {processor}; {len(where)} predictions are guesses",
+                        tuple(int(i) for i in where),
+                    )
+                )
+                continue
+            beyond = kernel.outside(rows[where])
+            far = where[beyond > TOLERATED]
+            if far.size:
+                found.append(
+                    Concern(
+                        f"{far.size} {key} operators lie up to {beyond.max():.1f} times outside the range in which "
+                        f"{processor} of profile {self.name!r} was fitted",
+                        tuple(int(i) for i in far),
+                    )
+                )
+        return tuple(found)
+
+    def _kernel(self, processor: str, key: str) -> tuple[KernelModel, bool]:
+        kernels = self[processor].kernels
+        if key in kernels:
+            return kernels[key], True
+        name, _, dtype = key.partition(":")
+        suffix = f":{dtype}" if dtype else ""
+        for other in (*(f"{k}{suffix}" for k in STANDS_IN.get(name, ())), name, *STANDS_IN.get(name, ())):
+            if other in kernels:
+                return kernels[other], False
+        raise ProfileError(
+            f"profile {self.name!r} has nothing like {key} on {processor}",
+            "calibrate it with a model that holds such operators, or leave this processor out",
+        )
+
+
+def _by_key(features: Sequence[OperatorFeatures]) -> dict[str, np.ndarray[Any, np.dtype[np.intp]]]:
+    found: dict[str, list[int]] = {}
+    for index, feature in enumerate(features):
+        if not feature.free:
+            found.setdefault(feature.key, []).append(index)
+    return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}
