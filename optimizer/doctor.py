@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.processors import local_platform, make_processor, npu_folder, usable_cores
@@ -268,9 +269,14 @@ def _npu() -> Finding:
 
 def _other_runtime() -> Finding:
     try:
-        return Finding("tflite-runtime", importlib.metadata.version("tflite-runtime"))
-    except importlib.metadata.PackageNotFoundError:
+        found = tflite.version()
+    except UnavailableError:
         return Finding("tflite-runtime", "not installed (LiteRT is its successor)")
+    try:
+        tflite.check_installed()
+    except UnavailableError as error:
+        return Finding("tflite-runtime", found, error.what, error.hint)
+    return Finding("tflite-runtime", found)
 
 
 def _platform(adapters: tuple[Adapter, ...]) -> Platform:

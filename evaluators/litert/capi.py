@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search_spaces.errors import UnavailableError
+from evaluators.litert.mapping import Mapping
+from search_spaces.errors import OptimizeError, UnavailableError
 
 _MAX_RANK = 8
 # litert_environment_options.h
@@ -65,6 +67,7 @@ class Runtime:
         self._libc.malloc.restype = c_void_p
         self._libc.malloc.argtypes = [c_size_t]
         self.environment = c_void_p()
+        self._mapping = Mapping()
 
     def start(self, accelerators: int, dispatch_folder: str = "") -> None:
         """Create the environment; called after the fork and after the lane is pinned.
@@ -97,6 +100,12 @@ class Runtime:
         """Return a function of the library, for hot paths that check the status themselves."""
         return getattr(self._lib, name)
 
+    def run_function(self) -> Any:
+        """Return the function that runs stages: (handle, signature, count, inputs, count, outputs) → status."""
+        run = self.function("LiteRtRunCompiledModel")
+        run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
+        return run
+
     def options(self, settings: dict[str, Any]) -> c_void_p:
         """Return compilation options.
 
@@ -121,14 +130,23 @@ class Runtime:
             self.call("LiteRtAddOpaqueOptions", options, opaque)
         return options
 
-    def compile_memory(self, address: int, nbytes: int, signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile the model at ``address``; the memory must outlive the result.
+    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
+        """Compile the model that a header and files make, one behind the other.
 
         Signature ``i`` of the model must be that of its subgraph ``i``, for the first ``signatures`` ones.
 
         Raises:
             UnavailableError: the runtime refuses it.
         """
+        memory = self._mapping.lay_out(header, fds)
+        try:
+            return self._compile(memory, signatures, settings)
+        except OptimizeError:
+            self._mapping.unmap(*memory)
+            raise
+
+    def _compile(self, memory: tuple[int, int], signatures: int, settings: dict[str, Any]) -> Compiled:
+        address, nbytes = memory
         model = c_void_p()
         self.call("LiteRtCreateModelFromBuffer", self.environment, c_void_p(address), c_size_t(nbytes), byref(model))
         options = self.options(settings)
@@ -147,7 +165,7 @@ class Runtime:
             ports.append((self._tensor_types(subgraph, "Input"), self._tensor_types(subgraph, "Output")))
         whole = ctypes.c_bool()
         self.call("LiteRtCompiledModelIsFullyAccelerated", compiled, byref(whole))
-        return Compiled(model, compiled, tuple(ports), whole.value)
+        return Compiled(compiled, tuple(ports), whole.value, model, memory)
 
     def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
         count = c_size_t()
@@ -189,6 +207,7 @@ class Runtime:
         """Release a compiled model."""
         self._lib.LiteRtDestroyCompiledModel(compiled.handle)
         self._lib.LiteRtDestroyModel(compiled.model)
+        self._mapping.unmap(*compiled.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +215,17 @@ class Compiled:
     """Compiled stages.
 
     Attributes:
+        handle: what the run function takes.
         ports: for each signature the types of its inputs and outputs in the order of its subgraph.
         accelerated: whether the accelerator took all operators.
+        model, memory: what is given back with it: LiteRT's model, and where its bytes are mapped.
     """
 
-    model: c_void_p
-    handle: c_void_p
+    handle: Any
     ports: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     accelerated: bool
+    model: Any = None
+    memory: tuple[int, int] = (0, 0)
 
 
 def _toml(value: Any) -> str:

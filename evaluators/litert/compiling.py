@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert import tflite
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.settings import ACCELERATORS, compile_settings
 from search_spaces.errors import UnavailableError
@@ -40,8 +42,22 @@ def compile_stages(
     signatures = len(joined.schema.signatureDefs or ())
     head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
     with ExitStack() as stack:
+        if tflite.runs(processor):
+            return lanes.ask(processor.name, Request(head, fds=[_written(stack, joined)]), limit_s)
         files = _opened(stack, [source.path for source in joined.sources])
         return lanes.ask(processor.name, Request(head, joined.view(), files), limit_s)
+
+
+def _written(stack: ExitStack, joined: JoinedModel) -> int:
+    """Return a file in memory that holds the whole model, for a runtime that can read it no other way."""
+    try:
+        descriptor = os.memfd_create("stage", os.MFD_CLOEXEC)
+        file = stack.enter_context(os.fdopen(descriptor, "wb"))
+        joined.write_into(file)
+        file.flush()
+    except OSError as error:
+        raise UnavailableError(f"no memory for a stage of {joined.sources[0].path}: {error}") from error
+    return descriptor
 
 
 def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert import tflite
 from evaluators.litert.lane_names import KERNELS, PRECISIONS
 from search_spaces.errors import ModelError, PlanError
 from search_spaces.graph import Graph, Operator, Tensor
@@ -176,6 +177,10 @@ def _lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         if data["kernels"] not in KERNELS:
             raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
         options["kernels"] = data["kernels"]
+    if "runtime" in data:
+        if kind != "cpu" or data["runtime"] != tflite.RUNTIME:
+            raise ValueError(f"a runtime {reprlib.repr(data['runtime'])}")
+        options["runtime"] = tflite.RUNTIME
     if kind == "gpu":
         if data["precision"] not in PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
             raise ValueError(f"an adapter {reprlib.repr(data['adapter'])}")

@@ -11,23 +11,21 @@ has seen every stage that nobody waits for. Between iterations the leader may en
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import select
 import socket
 import time
-from collections.abc import Callable
-from ctypes import c_size_t, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from evaluators.litert.device import Copy, Device
+from evaluators.litert.mapping import Mapping
 from search_spaces.errors import OptimizeError, UnavailableError
-from search_spaces.models.pages import in_pages
 
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; Python names the first only from 3.13 on
 _SLEEP_MS = 1000
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
 
@@ -79,70 +77,61 @@ class _Program:
     buffers: tuple[c_void_p, ...]
 
 
+class Engine(Protocol):
+    """What a lane needs of a runtime to run compiled stages on memory of ours; :class:`Runtime` is LiteRT's."""
+
+    def run_function(self) -> Callable[[Any, int, int, Any, int, Any], int]:
+        """Return the function that runs stages: (handle, signature, count, inputs, count, outputs) → status."""
+        ...
+
+    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
+        """Compile the model that a header and files make, one behind the other."""
+        ...
+
+    def bind(self, kind: Any, address: int, nbytes: int) -> c_void_p:
+        """Return what the run function takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
+        ...
+
+    def unbind(self, buffer: c_void_p) -> None:
+        """Give back what :meth:`bind` returned."""
+        ...
+
+    def release(self, compiled: Compiled) -> None:
+        """Give back what was compiled."""
+        ...
+
+
 class Lane:
     """State of a lane and the operations that the parent may ask for."""
 
-    def __init__(self, runtime: Runtime, *, accelerator: bool) -> None:
+    def __init__(self, runtime: Engine, device: Device | None = None) -> None:
         self._runtime = runtime
-        self._device = Device(runtime) if accelerator else None
-        self._run = runtime.function("LiteRtRunCompiledModel")
-        self._run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.mmap.restype = c_void_p
-        self._libc.mmap.argtypes = [c_void_p, c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-        self._libc.munmap.argtypes = [c_void_p, c_size_t]
+        self._device = device
+        self._run = runtime.run_function()
+        self._mapping = Mapping()
         self._compiled: dict[int, Compiled] = {}
-        self._views: dict[int, tuple[int, int]] = {}
         self._arenas: dict[int, tuple[int, int]] = {}
         self._programs: dict[int, _Program] = {}
 
-    def _map(self, fd: int, nbytes: int, *, address: int | None = None, write: bool = False) -> int:
-        flags = (mmap.MAP_SHARED if write else mmap.MAP_PRIVATE) | (_MAP_FIXED if address is not None else 0)
-        if fd < 0:
-            flags |= mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if write or fd < 0 else 0)
-        found = self._libc.mmap(address, nbytes, protection, flags, fd, 0)
-        if found is None or found == c_void_p(-1).value:
-            raise UnavailableError(f"cannot map {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
-        return int(found)
-
     def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
-        """Compile stages: a header, whose weights lie in the files that came along.
-
-        Header and files are laid out one behind the other, each from a page on, so that the header's offsets lead
-        into the files and no weight is copied.
-        """
+        """Compile stages: a header, whose weights lie in the files that came along."""
         begin = time.perf_counter()
-        sizes = [os.fstat(fd).st_size for fd in fds]
-        total = len(header) + sum(in_pages(size) for size in sizes)
-        base = self._map(-1, total)
-        try:
-            ctypes.memmove(base, header, len(header))
-            place = base + len(header)
-            for fd, size in zip(fds, sizes, strict=True):
-                self._map(fd, size, address=place)
-                place += in_pages(size)
-            compiled = self._runtime.compile_memory(base, total, head["signatures"], head["settings"])
-        except OptimizeError:
-            self._libc.munmap(base, total)
-            raise
-        self._views[head["id"]] = (base, total)
+        compiled = self._runtime.compile(header, fds, head["signatures"], head["settings"])
         self._compiled[head["id"]] = compiled
         return {"compile_s": time.perf_counter() - begin, "accelerated": compiled.accelerated}
 
     def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Release compiled stages."""
         self._runtime.release(self._compiled.pop(head["id"]))
-        self._libc.munmap(*self._views.pop(head["id"]))
         return {}
 
     def arena(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
         """Map shared memory under a number; a size of 0 unmaps it."""
         old = self._arenas.pop(head["id"], None)
         if old:
-            self._libc.munmap(*old)
+            self._mapping.unmap(*old)
         if head["nbytes"]:
-            self._arenas[head["id"]] = (self._map(fds[0], head["nbytes"], write=True), head["nbytes"])
+            self._arenas[head["id"]] = (self._mapping.map(fds[0], head["nbytes"], write=True), head["nbytes"])
         return {}
 
     def program(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
@@ -338,10 +327,14 @@ def _device_call(
     return call
 
 
-def serve(channel: socket.socket, runtime: Runtime, accelerators: int, dispatch_folder: str) -> None:
-    """Answer the parent until it is gone."""
+def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str) -> Lane:
+    """Return a lane of LiteRT, whose accelerators are now looked for."""
     runtime.start(accelerators, dispatch_folder)
-    lane = Lane(runtime, accelerator=bool(accelerators & ~_CPU))
+    return Lane(runtime, Device(runtime) if accelerators & ~_CPU else None)
+
+
+def serve(channel: socket.socket, lane: Lane) -> None:
+    """Answer the parent until it is gone."""
     operations = {
         "compile": lane.compile,
         "release": lane.release,

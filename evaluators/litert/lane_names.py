@@ -7,6 +7,7 @@
     cpu0-3+6             cores 0 to 3 and 6
     cpu0-3:threads=2     two threads that move among these cores
     cpu1:builtin         the runtime's own kernels instead of XNNPACK's; also :reference
+    cpu1:tflite-runtime  run by tflite-runtime instead of LiteRT
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
     gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
@@ -20,6 +21,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from evaluators.litert.tflite import RUNTIME
 from search_spaces.errors import UsageError
 
 Kernels = Literal["xnnpack", "builtin", "reference"]
@@ -40,6 +42,7 @@ class LaneName:
         cores: for a CPU; empty for all that the process may use.
         threads: for a CPU; 0 for one per core.
         kernels: for a CPU.
+        other_runtime: for a CPU whether tflite-runtime runs it.
         precision: for a GPU.
         adapter: for a GPU a word of its name, "" for the first hardware adapter.
         folder: for an NPU where its dispatch library lies, "" for where the runtime looks.
@@ -50,6 +53,7 @@ class LaneName:
     cores: tuple[int, ...] = ()
     threads: int = 0
     kernels: Kernels = "xnnpack"
+    other_runtime: bool = False
     precision: str = "f16"
     adapter: str = ""
     folder: str = ""
@@ -110,14 +114,18 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
     numbers = parse_cores(cores) if cores else ()
-    threads, kernels = 0, None
+    threads, kernels, other_runtime = 0, None, False
     for word in words:
-        if word in KERNELS and kernels is None:
+        if word == RUNTIME and not other_runtime:
+            other_runtime = True
+        elif word in KERNELS and kernels is None:
             kernels = word
         elif re.fullmatch("threads=[0-9]{1,5}", word) and not threads:
             threads = int(word.removeprefix("threads="))
             if not threads or (numbers and threads > len(numbers)):
                 raise UsageError(f"processor {text!r}: {threads} threads on {len(numbers) or 'some'} cores", _HINT)
         else:
-            raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {', '.join(KERNELS)}")
-    return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels or "xnnpack")
+            known = ", ".join((*KERNELS, RUNTIME))
+            raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
+    kernels = kernels or "xnnpack"
+    return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels, other_runtime=other_runtime)

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert import wire
-from evaluators.litert.settings import lane_starts
+from evaluators.litert.settings import LITERT, lane_starts
+from evaluators.litert.tflite import RUNTIME as TFLITE_RUNTIME
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Platform
 
 _START_LIMIT_S = 60.0
+_MODULES = {LITERT: "ai_edge_litert", TFLITE_RUNTIME: "tflite_runtime.interpreter"}
 # The lanes run the very code that the parent runs, wherever it was imported from.
 _ROOT = str(Path(__file__).parents[2])
 _PROGRAM = """
@@ -46,6 +48,19 @@ class Request:
 class _Process:
     pid: int
     channel: socket.socket
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Zygote:
+    """A fork server and our end of its channel."""
+
+    control: socket.socket
+    process: subprocess.Popen[bytes]
+
+    def ask(self, head: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        wire.send(self.control, dict(head), fds=fds)
+        return wire.receive(self.control)[0]
 
 
 class LaneError(UnavailableError):
@@ -82,20 +97,22 @@ class Lanes:
         self._starts = lane_starts(platform)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lanes: dict[str, _Process] = {}
+        self._zygotes: dict[str, _Zygote] = {}
         try:
-            self._control, self._zygote = self._start()
+            for runtime in sorted({start.runtime for start in self._starts.values()}):
+                self._zygotes[runtime] = self._start(runtime)
         except BaseException:
-            os.close(self._log)
+            self.close()
             raise
 
-    def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start the fork server and return it with our end of its channel."""
+    def _start(self, runtime: str) -> _Zygote:
+        """Start the fork server of a runtime."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_START_LIMIT_S)
         try:
             with theirs:
                 zygote = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, _ROOT, str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), runtime],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
@@ -104,7 +121,7 @@ class Lanes:
         except BaseException:
             ours.close()
             raise
-        return ours, zygote
+        return _Zygote(ours, zygote)
 
     def ask(self, lane: str, request: Request, limit_s: float) -> dict[str, Any]:
         """Ask one lane and wait for its answer.
@@ -176,24 +193,22 @@ class Lanes:
 
     def _lane(self, name: str) -> _Process:
         if name not in self._lanes:
-            if self._zygote.poll() is not None:  # something killed it, and its lanes died with it
-                self._control.close()
-                self._control, self._zygote = self._start()
+            runtime = self._starts[name].runtime
+            zygote = self._zygotes[runtime]
+            if zygote.process.poll() is not None:  # something killed it, and its lanes died with it
+                zygote.control.close()
+                zygote = self._zygotes[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
-                    wire.send(
-                        self._control,
-                        {"op": "lane", "start": self._starts[name].to_json()},
-                        fds=[theirs.fileno(), self._log],
-                    )
-                    answer, _, _ = wire.receive(self._control)
+                    head = {"op": "lane", "start": self._starts[name].to_json()}
+                    answer = zygote.ask(head, [theirs.fileno(), self._log])
             except (EOFError, OSError) as error:
                 ours.close()
                 raise UnavailableError(
-                    "the LiteRT runtime cannot be started", "python -c 'import ai_edge_litert' tells more"
+                    f"the runtime {runtime} cannot be started", f"python -c 'import {_MODULES[runtime]}' tells more"
                 ) from error
-            self._lanes[name] = _Process(answer["pid"], ours)
+            self._lanes[name] = _Process(answer["pid"], ours, runtime)
         return self._lanes[name]
 
     def _failed(self, name: str, reason: str, silent: Sequence[str] = ()) -> LaneError:
@@ -201,8 +216,7 @@ class Lanes:
         if reason == "died":
             with contextlib.suppress(EOFError, OSError):
                 os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
-                wire.send(self._control, {"op": "reap", "pid": process.pid})
-                status = wire.receive(self._control)[0]["status"]
+                status = self._zygotes[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
                 reason = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
             process.channel.close()
             del self._lanes[name]
@@ -215,18 +229,19 @@ class Lanes:
                 os.kill(process.pid, signal.SIGKILL)
             process.channel.close()
             with contextlib.suppress(EOFError, OSError):
-                wire.send(self._control, {"op": "reap", "pid": process.pid})
-                wire.receive(self._control)
+                self._zygotes[process.runtime].ask({"op": "reap", "pid": process.pid})
         self._lanes.clear()
         self.generation += 1
 
     def close(self) -> None:
-        """End all lanes and the fork server."""
+        """End all lanes and the fork servers."""
         self._kill()
-        self._control.close()
-        try:
-            self._zygote.wait(5)
-        except subprocess.TimeoutExpired:
-            self._zygote.kill()
-            self._zygote.wait()
+        for zygote in self._zygotes.values():
+            zygote.control.close()
+        for zygote in self._zygotes.values():
+            try:
+                zygote.process.wait(5)
+            except subprocess.TimeoutExpired:
+                zygote.process.kill()
+                zygote.process.wait()
         os.close(self._log)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.lane_names import LaneName, parse_lane
 from search_spaces.errors import UnavailableError, UsageError
@@ -62,7 +63,7 @@ def make_processor(text: str) -> Processor:
 
     Raises:
         UsageError: the text is no lane's name, or names a core that the machine has not.
-        UnavailableError: the process may not use a core, or there is no such adapter or neural processor.
+        UnavailableError: the process may not use a core, or there is no such adapter, neural processor or runtime.
     """
     name = parse_lane(text)
     if name.kind == "cpu":
@@ -73,7 +74,10 @@ def make_processor(text: str) -> Processor:
 
 
 def with_reference(platform: Platform) -> Platform:
-    """Return a platform that has a lane of XNNPACK, which outputs are compared with: behind the others if need be."""
+    """Return a platform that has a lane of XNNPACK, which outputs are compared with: behind the others if need be.
+
+    One of ``tflite-runtime`` will do.
+    """
     if any(p.kind == "cpu" and "kernels" not in p.options for p in platform.processors):
         return platform
     core = _cpu("reference", LaneName("cpu", cores=(usable_cores()[0],)))
@@ -157,6 +161,10 @@ def _cpu(text: str, name: LaneName) -> Processor:
     if name.kernels != "xnnpack":
         options["kernels"] = name.kernels
         like += f":{name.kernels}"
+    if name.other_runtime:
+        tflite.check_installed()
+        options["runtime"] = tflite.RUNTIME
+        like += f":{tflite.RUNTIME}"
     return Processor(text, "cpu", {f"core{core}": 1.0 for core in cores}, like, options)
 
 

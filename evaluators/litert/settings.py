@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert import tflite
 from evaluators.litert.adapters import driver_environment
 from evaluators.litert.processors import check_cores, find_adapter, npu_folder
 from search_spaces.platform import Platform, Processor
 
+LITERT = "litert"
 # litert_common.h: one bit for each accelerator.
 CPU, GPU, NPU = 1, 2, 4
 ACCELERATORS = {"cpu": CPU, "gpu": GPU, "npu": NPU}
@@ -32,12 +34,14 @@ class LaneStart:
         environment: variables set before the runtime sees any driver.
         accelerators: what the runtime looks for, as a bit set.
         dispatch_folder: where a neural processor's library lies.
+        runtime: the library that it runs stages with.
     """
 
     cores: tuple[int, ...]
     accelerators: int = CPU
     environment: dict[str, str] = field(default_factory=dict)
     dispatch_folder: str = ""
+    runtime: str = LITERT
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -48,7 +52,8 @@ def lane_starts(platform: Platform) -> dict[str, LaneStart]:
     """Return how to start each lane of a platform.
 
     Raises:
-        UnavailableError: this process may not use a core, or an adapter or a neural processor's library is not there.
+        UnavailableError: this process may not use a core, or an adapter, a neural processor's library or the other
+            runtime is not there.
     """
     starts = {}
     for processor in platform.processors:
@@ -61,6 +66,9 @@ def lane_starts(platform: Platform) -> dict[str, LaneStart]:
         elif processor.kind == "npu":
             folder = str(npu_folder(processor.options.get("folder", "")))
             starts[processor.name] = LaneStart(cores, accelerators, dispatch_folder=folder)
+        elif tflite.runs(processor):
+            tflite.check_installed()
+            starts[processor.name] = LaneStart(cores, runtime=tflite.RUNTIME)
         else:
             starts[processor.name] = LaneStart(cores)
     return starts
@@ -75,6 +83,8 @@ def compile_settings(processor: Processor, packed: Path | None) -> dict[str, Any
     """Return the runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them."""
     cpu: dict[str, Any] = {"num_threads": processor.options["threads"]}
     kernels = processor.options.get("kernels", "xnnpack")
+    if tflite.runs(processor):
+        return {**cpu, "kernels": kernels}
     if kernels != "xnnpack":
         cpu["kernel_mode"] = _KERNEL_MODES[kernels]
     elif packed is not None and processor.kind == "cpu":
@@ -88,7 +98,12 @@ def compile_settings(processor: Processor, packed: Path | None) -> dict[str, Any
 
 
 def packs_weights(processor: Processor) -> bool:
-    """Return whether a lane computes with XNNPACK, whose packed weights are kept."""
+    """Return whether a lane computes with LiteRT's XNNPACK, whose packed weights are kept."""
+    return computes_with_xnnpack(processor) and not tflite.runs(processor)
+
+
+def computes_with_xnnpack(processor: Processor) -> bool:
+    """Return whether a lane computes with XNNPACK, of whichever runtime."""
     return processor.kind == "cpu" and processor.options.get("kernels", "xnnpack") == "xnnpack"
 
 
@@ -112,4 +127,5 @@ def _arithmetic(processor: Processor) -> str:
         return precision if precision == "f16" else f"gpu {precision}"
     if processor.kind == "npu":
         return "f16"  # most compute in 16 bits or fewer
-    return str(processor.options.get("kernels", "xnnpack"))
+    kernels = str(processor.options.get("kernels", "xnnpack"))
+    return f"{tflite.RUNTIME} {kernels}" if tflite.runs(processor) else kernels

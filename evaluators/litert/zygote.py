@@ -1,8 +1,8 @@
-"""The fork server: it has loaded the runtime's library, so that a new lane starts in milliseconds.
+"""The fork server: it has loaded one runtime's library, so that a new lane starts in milliseconds.
 
-Started by :mod:`evaluators.litert.lanes` with one end of a socket pair as its argument. It serves two operations:
-``lane`` (fork a lane on the socket that comes along, pinned to cores, with environment variables of its own) and
-``reap`` (how a dead lane ended).
+Started by :mod:`evaluators.litert.lanes` with one end of a socket pair, and the runtime's name. It serves two
+operations: ``lane`` (fork a lane on the socket that comes along, pinned to cores, with environment variables of its
+own) and ``reap`` (how a dead lane ended).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 from evaluators.litert import lane, wire
 from evaluators.litert.adapters import vulkan_loader
 from evaluators.litert.capi import Runtime
+from evaluators.litert.interpreters import Interpreters
+from evaluators.litert.tflite import RUNTIME as TFLITE_RUNTIME
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,7 +28,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: Runtime) -> None:
+def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: Runtime | Interpreters) -> None:
     _die_with_parent()
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
@@ -37,7 +39,11 @@ def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: R
         if start["environment"]:
             # A driver that brings a loader of its own needs it before the accelerator looks for one.
             vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
-        lane.serve(channel, runtime, start["accelerators"], start["dispatch_folder"])
+        if isinstance(runtime, Runtime):
+            served = lane.litert_lane(runtime, start["accelerators"], start["dispatch_folder"])
+        else:
+            served = lane.Lane(runtime)
+        lane.serve(channel, served)
 
 
 def main() -> None:
@@ -48,7 +54,7 @@ def main() -> None:
     """
     # The person's Ctrl-C is for the parent, which then ends the lanes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    runtime = Runtime()
+    runtime = Interpreters() if sys.argv[2] == TFLITE_RUNTIME else Runtime()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
             try:

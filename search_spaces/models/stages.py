@@ -76,7 +76,7 @@ class StageModel:
             ModelError: the model's file is gone or has changed.
             UsageError: the folder cannot be written, or the disk is full.
         """
-        with _Mapped(self.source) as weights:
+        with Mapped(self.source) as weights:
             outside = self.weight_nbytes > MAX_INSIDE_NBYTES
             write_model(self.schema, _Blobs(self, weights), path, outside=outside)
         with path.open("rb", buffering=0) as file:
@@ -196,8 +196,12 @@ def _indices(vector: Any) -> list[int]:
     return [] if vector is None else [int(t) for t in vector]
 
 
-class _Mapped:
-    """The model's file in memory, read-only."""
+class Mapped:
+    """A model's file in memory, read-only.
+
+    Raises:
+        ModelError: the file is gone or has changed.
+    """
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source

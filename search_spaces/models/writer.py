@@ -11,7 +11,7 @@ import copy
 import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import flatbuffers
 import numpy as np
@@ -48,29 +48,40 @@ def write_model(model: Any, blobs: Mapping[int, Blob], path: Path, *, outside: b
         ModelError: the flatbuffer would have more than ``MAX_NBYTES``.
         UsageError: the folder cannot be written, or the disk is full.
     """
+    with replacing(path) as file:
+        write_into(file, model, blobs, str(path), outside=outside)
+
+
+def write_into(file: BinaryIO, model: Any, blobs: Mapping[int, Blob], name: str, *, outside: bool = False) -> None:
+    """Write a model to an open, empty file, which an error leaves half-written; see :func:`write_model`.
+
+    Args:
+        name: what an error calls the file.
+
+    Raises:
+        ModelError: the flatbuffer would have more than ``MAX_NBYTES``.
+        OSError: the file cannot be written.
+    """
     given = set(blobs)  # asking the mapping whether it has one could make it
     own = {i: b.data for i, b in enumerate(model.buffers) if b.data is not None and i not in given}
     header, fields = pack_header(model, given if outside else given | own.keys(), given if outside else ())
     end = len(header)
-    with replacing(path) as file:
-        for index in sorted(fields):
-            data = _bytes_of(blobs[index] if index in given else np.asarray(own[index], np.uint8))
-            start = -(-(end + 4) // ALIGNMENT) * ALIGNMENT
-            end = start + len(data)
-            if outside:
-                point_outside(header, fields[index], start, len(data))
-                file.seek(start)
-            else:
-                if end > MAX_NBYTES:
-                    raise ModelError(
-                        f"{path}: the model takes more than {MAX_NBYTES} bytes, which one file cannot hold"
-                    )
-                point_at(header, fields[index], start - 4)
-                file.seek(start - 4)
-                file.write(struct.pack("<I", len(data)))
-            file.write(data)
-        file.seek(0)
-        file.write(header)
+    for index in sorted(fields):
+        data = _bytes_of(blobs[index] if index in given else np.asarray(own[index], np.uint8))
+        start = -(-(end + 4) // ALIGNMENT) * ALIGNMENT
+        end = start + len(data)
+        if outside:
+            point_outside(header, fields[index], start, len(data))
+            file.seek(start)
+        else:
+            if end > MAX_NBYTES:
+                raise ModelError(f"{name}: the model takes more than {MAX_NBYTES} bytes, which one file cannot hold")
+            point_at(header, fields[index], start - 4)
+            file.seek(start - 4)
+            file.write(struct.pack("<I", len(data)))
+        file.write(data)
+    file.seek(0)
+    file.write(header)
 
 
 def pack_header(model: Any, which: Collection[int], outside: Collection[int] = ()) -> tuple[bytearray, dict[int, int]]:

@@ -1,0 +1,46 @@
+"""Measure plans with ``tflite-runtime`` instead of LiteRT: the evaluator ``tflite-runtime``.
+
+Lanes, isolation and clocks are LiteRT's (:mod:`evaluators.litert`); only the library that runs the stages is another. A
+single lane can have it too, beside lanes of LiteRT: ``--processors cpu0,cpu1:tflite-runtime``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from evaluators.litert import tflite
+from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from search_spaces.errors import UsageError
+from search_spaces.platform import Platform, Processor
+
+
+class TfliteRuntimeEvaluator:
+    """See :class:`~evaluators.base.Evaluator`."""
+
+    name = tflite.RUNTIME
+
+    def platform(self) -> Platform:
+        """See :class:`~evaluators.base.Evaluator`: the CPU lanes of this machine.
+
+        Raises:
+            UnavailableError: ``tflite-runtime`` is not installed, or does not work here.
+        """
+        found = local_platform()
+        return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if p.kind == "cpu"))
+
+    def processor(self, name: str) -> Processor:
+        """See :class:`~evaluators.base.Namer`; a CPU lane is this runtime's whether its name says so or not."""
+        head, *words = name.split(":")
+        if not head.startswith("cpu"):
+            raise UsageError(
+                f"processor {name!r}: {tflite.RUNTIME} runs on the CPU alone", "as cpu, cpu0, cpu0:builtin"
+            )
+        text = name if tflite.RUNTIME in words else f"{name}:{tflite.RUNTIME}"
+        found = make_processor(text)
+        return Processor(name, found.kind, found.resources, found.like, found.options)
+
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[LitertSession]:
+        """See :class:`~evaluators.base.Evaluator`."""
+        return LitertEvaluator().prepare(platform, scratch)
