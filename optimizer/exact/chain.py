@@ -1,9 +1,11 @@
-"""The best chains of parts under an additive model of their cost: dynamic programming, exact.
+"""The best chains of parts under an additive model of their cost: dynamic programming and best-first search, exact.
 
 A part costs what its operators take on its processor, plus that processor's overhead; between two parts lies a
-hand-over. Parts are costed one after another, as a chain runs. The table of least costs to go is filled from the last
-part back; with it as an exact estimate, a best-first search yields the best plans in ascending order and expands
-little beyond them.
+hand-over. What is made small is the latency, the sum over the parts as they run one after another, or the period of a
+pipeline, the load of its busiest processor. A dynamic programme tells from the last part back what is at least still
+to pay; with it as the estimate, a best-first search yields the best plans in ascending order and expands little beyond
+them. For the latency without limits the estimate is exact. The memory of a processor, and the load of one that gets
+several parts, are known along the path only: there it is a bound, and the search still exact.
 
 Lanes that are alike are named in the order of their first use, as in :func:`search_spaces.plan.canonical`, so every
 result is a canonical plan and no two are the same.
@@ -13,237 +15,227 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective, Seconds, chain_cost, exclusive_groups
+from optimizer.exact.chain_tables import Lanes, latency_to_go, part_costs, period_to_go
+from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import InfeasibleError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
 
-_Seconds = NDArray[np.float64]
+__all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost"]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainCosts:
-    """What the parts of a topological order of n operators cost on a platform of P processors, in platform order.
-
-    Attributes:
-        platform: the processors, and which of them are alike. Plans that only swap alike lanes are one plan, costed
-            with the lanes that its canonical form names; so alike lanes should have equal costs.
-        operator_s: shape ``(P, n)``: each operator on each processor; infinite where a processor refuses it.
-        overhead_s: shape ``(P,)``: what starting a part adds.
-        hand_over_s: shape ``(n, P, P)``: what a cut before operator ``i`` adds between a part on the one processor
-            and the next on the other (``[i, from, to]``); row 0 is not read.
-
-    Raises:
-        ValueError: a shape does not fit, or a number is no number.
-    """
-
-    platform: Platform
-    operator_s: _Seconds
-    overhead_s: _Seconds
-    hand_over_s: _Seconds
-
-    def __post_init__(self) -> None:
-        lanes = len(self.platform.processors)
-        count = self.operator_s.shape[-1] if self.operator_s.ndim else 0
-        for name, array, shape in (
-            ("operator_s", self.operator_s, (lanes, count)),
-            ("overhead_s", self.overhead_s, (lanes,)),
-            ("hand_over_s", self.hand_over_s, (count, lanes, lanes)),
-        ):
-            if array.shape != shape:
-                raise ValueError(f"{name} has the shape {array.shape}, not {shape}")
-            if np.isnan(array).any() or np.isneginf(array).any():
-                raise ValueError(f"{name} has an entry that is no number")
+_MOST_TRIED = 64  # parts; beyond, nobody is told how many would do
+_MOST_TIMES = 2.0**40
+_FIT = 1e-3  # how precisely to tell how much memory is short, relative
 
 
-@dataclass(frozen=True, slots=True)
-class CostedChain:
-    """A chain and its cost in the model; ``chain_plan(graph, cuts, processors)`` is its plan, in canonical form.
+def best_chains(
+    costs: ChainCosts, max_stages: int, k: int = 1, *, objective: Objective = "latency", min_stages: int = 1
+) -> list[CostedChain]:
+    """Return the ``k`` cheapest chains of ``min_stages`` to ``max_stages`` parts, ascending; all if there are fewer.
 
-    Attributes:
-        cuts: the operators before which to cut, ascending.
-        processors: the processor of each part.
-        cost_s: what the model says it takes.
-    """
-
-    cuts: tuple[int, ...]
-    processors: tuple[str, ...]
-    cost_s: float
-
-
-def best_chains(costs: ChainCosts, max_stages: int, k: int = 1) -> list[CostedChain]:
-    """Return the ``k`` cheapest chains of 1 to ``max_stages`` parts, ascending; fewer where there are fewer.
-
-    Equal costs are in order of parts, then cuts, then names. Time: one pass of ``n²`` additions per number of parts
-    and state (lane in use, lanes used so far), then about ``k · max_stages · n`` for the plans.
+    Equal costs are in order of parts, then cuts, then names; which of them are among the ``k`` is decided by the
+    latency. Time for the latency without limits of memory: one pass
+    of ``n²`` additions per number of parts and state (lane in use, lanes used so far), then about
+    ``k · max_stages · n`` for the plans.
 
     Raises:
-        InfeasibleError: no chain has a finite cost.
-        ValueError: ``max_stages`` or ``k`` is less than 1.
+        InfeasibleError: no chain has a finite cost and fits into the memory.
+        ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
     if max_stages < 1 or k < 1:
         raise ValueError(f"at least 1 stage and 1 plan, not {max_stages} and {k}")
-    lanes = _Lanes(costs.platform, max_stages)
-    part_s = _part_s(costs)
-    to_go = _to_go(costs, lanes, part_s, max_stages)
-    found = list(_search(costs, lanes, part_s, to_go, k))
+    if not 1 <= min_stages <= max_stages:
+        raise ValueError(f"at least {min_stages} stages and at most {max_stages}")
+    found = list(_Search(costs, objective, min_stages, max_stages).chains(k))
     if not found:
-        raise InfeasibleError(*_why_none(costs, max_stages))
+        raise _why_none(costs, min_stages, max_stages)
     return sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
 
 
-def chain_cost(costs: ChainCosts, plan: Plan) -> float:
-    """Return the seconds that the model gives a plan of consecutive parts."""
-    index = {p.name: i for i, p in enumerate(costs.platform.processors)}
-    total, before = 0.0, -1
-    for stage in plan.stages:
-        lane, operators = index[stage.processor], list(stage.operators)
-        total += float(costs.operator_s[lane, operators].sum() + costs.overhead_s[lane])
-        if before >= 0:
-            total += float(costs.hand_over_s[operators[0], before, lane])
-        before = lane
-    return total
-
-
-def lower_bound(graph: Graph, costs: ChainCosts) -> float:
-    """Return seconds that no plan goes below in the model, however it cuts, places and overlaps the operators.
-
-    It is the longest path through the graph with each operator on its fastest processor, nothing handed over, and
-    the least overhead paid once; overheads and hand-overs must not be negative. For parts that run one after another
-    ``best_chains`` gives the tight bound, the optimum; parts of a graph with branches can overlap and beat that.
-    """
-    fastest = costs.operator_s.min(axis=0)
-    ends = np.zeros(len(graph.operators))
-    for operator, seconds in enumerate(fastest):
-        ends[operator] = seconds + max((ends[p] for p in graph.predecessors(operator)), default=0.0)
-    return float(ends.max(initial=0.0) + costs.overhead_s.min())
-
-
-def _part_s(costs: ChainCosts) -> _Seconds:
-    """Return the cost of operators ``first … last-1`` as one part, ``[P, first, last]``; infinite if ``last <= first``.
-
-    Sums run from ``first`` on, not as differences of running totals, which infinite entries would spoil.
-    """
-    lanes, count = costs.operator_s.shape
-    inside = np.triu(np.ones((count, count), dtype=bool))
-    sums = np.cumsum(np.where(inside, costs.operator_s[:, None, :], 0.0), axis=2) + costs.overhead_s[:, None, None]
-    table = np.full((lanes, count + 1, count + 1), np.inf)
-    table[:, :-1, 1:] = np.where(inside, sums, np.inf)
-    return table
-
-
-class _Lanes:
-    """The states of a canonical chain of lanes: the lane in use, and how many of each class have been used.
+class _Node(NamedTuple):
+    """A chain up to a cut; nodes of equal estimate are taken the longest first, so that ties do not spread.
 
     Attributes:
-        of: the processor (index in the platform) of each state.
-        after: the states that may follow each state; the last entry is for the start.
+        estimate_s: the least that any chain which begins like this costs.
+        latency_s: the least latency of any; of chains with the same period, the one with the least latency comes first.
+        used: the load of each exclusive group of lanes (for the period only), the cost of all parts together, and the
+            bytes kept by each lane where memory is limited.
+        siblings, rank: all continuations of the parent, the best first, and which of them this one is.
     """
-
-    def __init__(self, platform: Platform, max_stages: int) -> None:
-        index = {p.name: i for i, p in enumerate(platform.processors)}
-        classes = [tuple(index[p.name] for p in group[:max_stages]) for group in platform.classes().values()]
-        self.of: list[int] = []
-        self.after: list[list[int]] = []
-        numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        used_by: list[tuple[int, ...]] = []
-
-        def followers(used: tuple[int, ...]) -> list[int]:
-            states = []
-            for which, members in enumerate(classes):
-                for place, lane in enumerate(members[: used[which] + 1]):
-                    then = tuple(max(u, place + 1) if i == which else u for i, u in enumerate(used))
-                    if sum(then) > max_stages:
-                        continue
-                    if (lane, then) not in numbers:
-                        numbers[lane, then] = len(used_by)
-                        used_by.append(then)
-                        self.of.append(lane)
-                    states.append(numbers[lane, then])
-            return states
-
-        start = followers(tuple(0 for _ in classes))
-        while len(self.after) < len(used_by):
-            self.after.append(followers(used_by[len(self.after)]))
-        self.after.append(start)
-
-
-def _to_go(costs: ChainCosts, lanes: _Lanes, part_s: _Seconds, max_stages: int) -> list[_Seconds]:
-    """Return, for 0 … ``max_stages - 1`` parts left, what is still to pay after a cut: shape ``(n+1, states)``.
-
-    ``table[left][i, s]``: operators ``i … n-1`` in at most ``left`` parts, hand-over included, after a part in state
-    ``s``. Nothing is to pay at ``n``.
-    """
-    count = costs.operator_s.shape[1]
-    states = len(lanes.of)
-    done = np.full((count + 1, states), np.inf)
-    done[count] = 0.0
-    table = [done]
-    for _ in range(1, max_stages):
-        # enter[i, s]: the same, from the start of a part in state s at operator i on
-        enter = np.stack(
-            [(part_s[lane] + table[-1][:, state]).min(axis=1) for state, lane in enumerate(lanes.of)], axis=1
-        )
-        left = done.copy()
-        for state, lane in enumerate(lanes.of):
-            follow = lanes.after[state]
-            hand_over = costs.hand_over_s[:, lane, [lanes.of[f] for f in follow]]
-            left[:count, state] = (hand_over + enter[:count, follow]).min(axis=1)
-        table.append(left)
-    return table
-
-
-class _Node(NamedTuple):
-    """A chain up to a cut; nodes of equal estimate are taken the longest first, so that ties do not spread."""
 
     estimate_s: float
+    latency_s: float
     parts_left: int
     cuts: tuple[int, ...]
     states: tuple[int, ...]
-    spent_s: float
+    used: tuple[float, ...]
+    siblings: _Siblings
+    rank: int
 
 
-def _search(costs: ChainCosts, lanes: _Lanes, part_s: _Seconds, to_go: list[_Seconds], k: int) -> Iterator[CostedChain]:
-    """Yield the ``k`` cheapest chains; at each node only its ``k`` best continuations can matter."""
-    count = costs.operator_s.shape[1]
-    processors = costs.platform.processors
-    heap = [_Node(0.0, len(to_go), (0,), (), 0.0)]
-    while heap and k:
-        node = heapq.heappop(heap)
-        first = node.cuts[-1]
-        if first == count:
-            yield CostedChain(node.cuts[1:-1], tuple(processors[lanes.of[s]].name for s in node.states), node.spent_s)
-            k -= 1
-            continue
-        follow = lanes.after[node.states[-1] if node.states else -1]
+class _Siblings(NamedTuple):
+    """The continuations of a node by one part: which (state, last) at what estimate, ascending, and at what cost."""
+
+    parent: _Node | None
+    follow: list[int]
+    order: NDArray[np.int64]
+    estimate_s: Seconds
+    latency_s: Seconds
+    cost_s: Seconds
+
+
+class _Search:
+    """Best-first search over chains, from the first part on."""
+
+    def __init__(self, costs: ChainCosts, objective: Objective, min_stages: int, max_stages: int) -> None:
+        self._costs = costs
+        self._lanes = Lanes(costs.platform, max_stages)
+        self._part_s = part_costs(costs)
+        self._sum_to_go = latency_to_go(costs, self._lanes, self._part_s, max_stages, min_stages)
+        every = tuple(range(len(costs.platform.processors)))
+        groups: list[tuple[int, ...]] = []
+        if objective == "period":
+            self._most_to_go = period_to_go(costs, self._lanes, self._part_s, max_stages, min_stages)
+            groups = exclusive_groups(costs.platform)
+        self._groups = len(groups)
+        # What a part on each lane adds to: the load of its groups, and the sum over all parts, which comes last.
+        self._sums = [[*(g for g, members in enumerate(groups) if lane in members), self._groups] for lane in every]
+        if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+            self._nbytes: Seconds | None = np.concatenate(([0.0], np.cumsum(costs.operator_nbytes)))
+            self._memory: Seconds = costs.memory_bytes
+        else:
+            self._nbytes = None
+        self._width = self._groups + 1 + (len(every) if self._nbytes is not None else 0)
+
+    def chains(self, k: int) -> Iterator[CostedChain]:
+        """Yield the ``k`` cheapest chains, about in order."""
+        count = self._costs.operator_s.shape[1]
+        processors = self._costs.platform.processors
+        heap: list[_Node] = []
+        self._push(heap, self._continue(None, 0, (0.0,) * self._width, len(self._sum_to_go)), 0)
+        seen: dict[tuple[int, int, int], list[tuple[float, ...]]] = {}
+        left = k
+        while heap and left:
+            node = heapq.heappop(heap)
+            self._push(heap, node.siblings, node.rank + 1)
+            first = node.cuts[-1]
+            if first == count:
+                names = tuple(processors[self._lanes.of[s]].name for s in node.states)
+                cost_s = max(node.used[: self._groups]) if self._groups else node.used[0]
+                yield CostedChain(node.cuts[1:-1], names, cost_s)
+                left -= 1
+                continue
+            # Chains that k others match here, part for part, cannot be among the k best.
+            better = seen.setdefault((first, node.states[-1], node.parts_left), [])
+            if sum(all(a <= b for a, b in zip(other, node.used, strict=True)) for other in better) >= k:
+                continue
+            better.append(node.used)
+            self._push(heap, self._continue(node, first, node.used, node.parts_left), 0)
+
+    def _continue(self, node: _Node | None, first: int, used: tuple[float, ...], parts_left: int) -> _Siblings:
+        """Return what may follow: the next part in each state, up to each operator."""
+        lanes, before = self._lanes, self._lanes.of[node.states[-1]] if node else -1
+        if parts_left == 0:
+            return _Siblings(node, [], np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty((0, 0)))
+        follow = lanes.after[node.states[-1] if node else -1]
         on = [lanes.of[s] for s in follow]
-        spent = node.spent_s + part_s[on, first, :]
-        if node.states:
-            spent += costs.hand_over_s[first, lanes.of[node.states[-1]], on][:, None]
-        estimate = (spent + to_go[node.parts_left - 1][:, follow].T).ravel()
-        best = np.argpartition(estimate, k)[:k] if k < estimate.size else np.arange(estimate.size)
-        for choice in best[np.isfinite(estimate[best])]:
-            which, last = divmod(int(choice), count + 1)
-            heapq.heappush(
-                heap,
-                _Node(
-                    float(estimate[choice]),
-                    node.parts_left - 1,
-                    (*node.cuts, last),
-                    (*node.states, follow[which]),
-                    float(spent[which, last]),
-                ),
-            )
+        cost = self._part_s[on, first, :]
+        if node is not None:
+            cost = cost + self._costs.hand_over_s[first, before, on][:, None]
+        if self._nbytes is not None:
+            kept = self._nbytes - self._nbytes[first]
+            room = self._memory[on] - np.array([used[self._groups + 1 + lane] for lane in on])
+            cost = np.where(kept[None, :] > room[:, None], np.inf, cost)
+        latency = used[self._groups] + cost + self._sum_to_go[parts_left - 1][:, follow].T
+        estimate = latency
+        if self._groups:
+            load = np.array([max(used[g] for g in self._sums[lane][:-1]) for lane in on])[:, None] + cost
+            most = np.maximum(self._most_to_go[parts_left - 1][:, follow].T, max(used[: self._groups]))
+            estimate = np.maximum(np.maximum(load, most), latency / self._groups)  # no group is above the busiest
+        estimate, latency = estimate.ravel(), latency.ravel()
+        order = np.lexsort((latency, estimate)) if self._groups else np.argsort(estimate, kind="stable")
+        return _Siblings(node, follow, order[: int(np.isfinite(estimate).sum())], estimate, latency, cost)
+
+    def _push(self, heap: list[_Node], siblings: _Siblings, rank: int) -> None:
+        """Push continuation number ``rank`` of a node, if there is one: the others wait until it is taken."""
+        if rank >= len(siblings.order):
+            return
+        choice = int(siblings.order[rank])
+        which, last = divmod(choice, siblings.cost_s.shape[1])
+        parent, state = siblings.parent, siblings.follow[which]
+        lane = self._lanes.of[state]
+        used = list(parent.used) if parent else [0.0] * self._width
+        for group in self._sums[lane]:
+            used[group] += float(siblings.cost_s[which, last])
+        first = parent.cuts[-1] if parent else 0
+        if self._nbytes is not None:
+            used[self._groups + 1 + lane] += float(self._nbytes[last] - self._nbytes[first])
+        heapq.heappush(
+            heap,
+            _Node(
+                float(siblings.estimate_s[choice]),
+                float(siblings.latency_s[choice]),
+                (parent.parts_left if parent else len(self._sum_to_go)) - 1,
+                (*(parent.cuts if parent else (0,)), last),
+                (*(parent.states if parent else ()), state),
+                tuple(used),
+                siblings,
+                rank,
+            ),
+        )
 
 
-def _why_none(costs: ChainCosts, max_stages: int) -> tuple[str, str]:
+def _why_none(costs: ChainCosts, min_stages: int, max_stages: int) -> InfeasibleError:
+    """Return the error that tells what stands in the way: support, number of parts, or memory."""
+    name, count = costs.platform.name, costs.operator_s.shape[1]
     refused = np.flatnonzero(~np.isfinite(costs.operator_s).any(axis=0))
     if refused.size:
-        return f"operator {int(refused[0])} runs on no processor of {costs.platform.name!r}", "add one that supports it"
-    return f"no chain of at most {max_stages} parts runs on {costs.platform.name!r}", "allow more parts"
+        return InfeasibleError(
+            f"operator {int(refused[0])} runs on no processor of {name!r}", "add one that supports it"
+        )
+    if min_stages > count:
+        lever = f"allow {count} parts"
+        return infeasible(Violation(f"parts of a chain of {count} operators", min_stages, count, "parts", lever))
+    most = min(count, _MOST_TRIED)
+    if _feasible(costs, min_stages, most):
+        low, high = max_stages, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _feasible(costs, min_stages, middle) else (middle, high)
+        statement = f"parts of a chain that runs on {name!r}"
+        return infeasible(Violation(statement, high, max_stages, "parts", f"allow {high} parts"))
+    if costs.memory_bytes is None or not _feasible(replace(costs, memory_bytes=None), min_stages, max_stages):
+        return InfeasibleError(f"no chain of at most {max_stages} parts runs on {name!r}", "allow more parts")
+    return infeasible(_too_large(costs, min_stages, max_stages))
+
+
+def _too_large(costs: ChainCosts, min_stages: int, max_stages: int) -> Violation:
+    """Return how much memory is short, if all processors had more of it by the same factor."""
+    total = float(costs.memory_bytes.sum()) if costs.memory_bytes is not None else 0.0
+    statement = f"memory of the processors of {costs.platform.name!r} together"
+    low, high = 1.0, 2.0
+    while not _feasible(_scaled(costs, high), min_stages, max_stages):
+        low, high = high, 2.0 * high
+        if high > _MOST_TIMES:  # what has no memory gets none by having more of it
+            demand = float(costs.operator_nbytes.sum()) if costs.operator_nbytes is not None else 0.0
+            return Violation(
+                statement, demand, min(total, demand), "B", "give each processor that is needed some memory"
+            )
+    while high - low > _FIT * low:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if _feasible(_scaled(costs, middle), min_stages, max_stages) else (middle, high)
+    lever = f"give every processor {high:.3f} times the memory, or choose a smaller model"
+    return Violation(statement, total * high, total, "B", lever)
+
+
+def _scaled(costs: ChainCosts, factor: float) -> ChainCosts:
+    return replace(costs, memory_bytes=None if costs.memory_bytes is None else costs.memory_bytes * factor)
+
+
+def _feasible(costs: ChainCosts, min_stages: int, max_stages: int) -> bool:
+    return next(_Search(costs, "latency", min_stages, max_stages).chains(1), None) is not None
