@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import reprlib
@@ -17,6 +16,7 @@ from evaluators.litert.lane_names import KERNELS, PRECISIONS
 from search_spaces.errors import ModelError, PlanError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
+from search_spaces.models.digests import file_digest
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan, Stage
@@ -197,8 +197,7 @@ def _stage_file(folder: Path, name: str, digest: str) -> Path:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise PlanError(f"{path}: is no regular file", "keep stage files beside plan.json")
-        with path.open("rb", buffering=0) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = file_digest(path)
     except OSError as error:
         raise PlanError(
             f"{path}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"

@@ -39,6 +39,8 @@ def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path |
         build(temporary)
         temporary.chmod(0o444)  # the runtime opens it again and again, and must never write to it
 
+    with contextlib.suppress(OSError):
+        os.utime(path)  # when it was last wanted; before its digest is taken, which holds for the file as it stands
     try:
         kept(path, make)
     except (UsageError, UnavailableError) as error:
@@ -64,7 +66,6 @@ def _prune(keep: Path) -> None:
     """Remove what was not used for the longest time, so that the folder stays within its limit."""
     total = 0
     with contextlib.suppress(OSError):
-        os.utime(keep)
         files = sorted(keep.parent.glob("*.xnnpack"), key=lambda p: p.stat().st_mtime, reverse=True)
         for path in files:
             total += path.stat().st_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from search_spaces.errors import UsageError
 from search_spaces.models.atomic import replacing
+from search_spaces.models.digests import file_digest
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_CACHE"
 SCHEMA_VERSION = 1
@@ -99,7 +99,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
     try:
         made = workshop / path.name
         build(made)
-        side = {"schema_version": SCHEMA_VERSION, "sha256": _digest(made), "nbytes": made.stat().st_size}
+        side = {"schema_version": SCHEMA_VERSION, "sha256": file_digest(made), "nbytes": made.stat().st_size}
         made.replace(path)
         with replacing(_side(path)) as file:
             file.write(json.dumps(side, indent=2).encode())
@@ -116,18 +116,13 @@ def _problem(path: Path) -> str | None:
             return "its digest file cannot be read"
         if nbytes != side.get("nbytes"):
             return f"it has {nbytes} bytes instead of {side.get('nbytes')}"
-        return None if _digest(path) == side.get("sha256") else "its digest differs"
+        return None if file_digest(path) == side.get("sha256") else "its digest differs"
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except OSError as error:
         return error.strerror or str(error)
     except (ValueError, RecursionError):
         return "its digest file cannot be read"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _side(path: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import ModelError
+from search_spaces.models.digests import file_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,10 @@ class ModelSource:
         try:
             if self.path.stat().st_size != self.nbytes:
                 raise ModelError(f"{self.path}: the file changed while it was in use", "start again")
-            with self.path.open("rb", buffering=0) as file:
-                digest = hashlib.file_digest(file, "sha256")
+            digest = file_digest(self.path)
         except OSError as error:
             raise ModelError(f"{self.path}: {error.strerror}") from error
-        if self.fixed:
-            digest.update(repr([list(t.shape) for t in self.schema.subgraphs[0].tensors]).encode())
-        return digest.hexdigest()
+        if not self.fixed:
+            return digest
+        sizes = [list(t.shape) for t in self.schema.subgraphs[0].tensors]
+        return hashlib.sha256(f"{digest} {sizes}".encode()).hexdigest()

@@ -7,7 +7,6 @@ buffer number, such as packed weights, serves the stage as it serves the whole m
 from __future__ import annotations
 
 import copy
-import hashlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Boundary, Graph
+from search_spaces.models.digests import file_digest
 from search_spaces.models.signatures import stage_signatures
 from search_spaces.models.source import ModelSource
 from search_spaces.models.subgraphs import reached, renumbered
@@ -79,8 +79,7 @@ class StageModel:
         with Mapped(self.source) as weights:
             outside = self.weight_nbytes > MAX_INSIDE_NBYTES
             write_model(self.schema, _Blobs(self, weights), path, outside=outside)
-        with path.open("rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(path)
 
 
 def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
