@@ -114,7 +114,11 @@ def _optimize(arguments: list[str]) -> int:
         metavar="A,B",
         help="lanes to use: cpu, cpu0-3:threads=2, cpu1:builtin, gpu, gpu:f32, … (default: all found)",
     )
-    add("--platform", metavar="FILE", help="a YAML file that describes the lanes, instead of those that are found")
+    add(
+        "--platform",
+        metavar="FILE|NAME",
+        help="a YAML file that describes the lanes, instead of those that are found; or the name of a known device",
+    )
     add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
     add("--sampler", metavar="NAME", help="who proposes plans: tpe (default), random, qmc, nsga2, …, or module:Class")
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")

@@ -36,7 +36,7 @@ class StudyConfig(BaseModel):
         study: name of the study, a safe file name; None for a new one.
         out: the run folder; None for ``runs/<study>``.
         processors: the lanes to use, in order; None for all that are found.
-        platform: a file that describes the lanes.
+        platform: a file that describes the lanes, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """

@@ -10,6 +10,7 @@ from evaluators.base import Evaluator, Namer
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor, tell_apart
 from search_spaces.platform_file import read_platform
+from search_spaces.platform_names import find_platform_file
 
 _FALLBACK = ":fallback"
 
@@ -26,7 +27,7 @@ def choose_platform(
     Args:
         names: of the processors to use, in order of preference; None for all. What the evaluator does not find by
             itself it may know by name, as the core set ``cpu0-3`` or a software adapter.
-        file: describes the platform instead of what the evaluator finds.
+        file: describes the platform instead of what the evaluator finds; also a name that ships with the product.
         allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu:fallback``.
 
     Raises:
@@ -37,7 +38,8 @@ def choose_platform(
     if allow_fallback and namer is None:
         raise UsageError("--allow-fallback: the evaluator has no accelerators that could fall back")
     if file is not None:
-        platform = read_platform(file, namer.processor if namer else None).restrict(names)
+        found = find_platform_file(file)
+        platform = read_platform(found, namer.processor if namer else None).restrict(names)
     else:
         platform = evaluator.platform()
         if names is not None:

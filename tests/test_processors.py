@@ -15,9 +15,11 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import tolerance
 from evaluators.testing import SyntheticEvaluator
 from optimizer.devices import choose_platform
+from search_spaces import platform_names
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.platform import Limits, Link, Platform, Processor, tell_apart
 from search_spaces.platform_file import MAX_NBYTES, read_platform
+from search_spaces.platform_names import find_platform_file
 
 CORES = usable_cores()
 
@@ -147,6 +149,38 @@ def test_the_study_gets_what_is_named() -> None:
         choose_platform(SyntheticEvaluator(), allow_fallback=True)
     with pytest.raises(UsageError, match="has no processor"):
         choose_platform(SyntheticEvaluator(), ["cpu0-3"])
+
+
+# Platforms by name
+
+
+def test_a_file_counts_before_a_name_and_a_path_stands_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    for name in ("pixel-9", "jetson-orin"):
+        (shipped / f"{name}.yaml").write_text(f"name: {name}\nprocessors:\n  - {{name: big, kind: cpu}}\n")
+    monkeypatch.setattr(platform_names, "SHIPPED", shipped)
+    monkeypatch.chdir(tmp_path)
+    assert platform_names.platform_names() == ["jetson-orin", "pixel-9"]
+    assert find_platform_file(Path("pixel-9")) == shipped / "pixel-9.yaml"
+    assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "pixel-9"
+    for path in ("pixel-9.yaml", "a/pixel-9", "../pixel-9", "missing.yml"):
+        assert find_platform_file(Path(path)) == Path(path)
+    with pytest.raises(UsageError, match=r"no platform 'pixel-8'.*did you mean pixel-9"):
+        find_platform_file(Path("pixel-8"))
+    with pytest.raises(UsageError, match="known are: jetson-orin, mine, pixel-9"):
+        find_platform_file(Path("qqqqq"), ["mine"])
+    (tmp_path / "pixel-9").write_text("name: mine\nprocessors:\n  - {name: big, kind: cpu}\n")
+    assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "mine"
+
+
+@given(st.text(min_size=1, max_size=300) | st.just("x" * 5000))
+def test_any_text_is_a_platform_or_one_line(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_platform(SyntheticEvaluator(), file=Path(text))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 # Platform files
