@@ -14,11 +14,11 @@ from search_spaces.intensity import operator_costs
 
 KERNELS = (
     "conv",  # a convolution that none of the next four describes
-    "winograd",  # 3 by 3, stride 1, dense: may run by the Winograd transform
+    "winograd",  # 3 by 3, stride 1, dense, deep and large enough to run by the Winograd transform
     "pointwise",  # 1 by 1, dense
     "depthwise",
     "grouped",
-    "fully_connected",
+    "fully_connected",  # pointwise on one pixel, too
     "transpose_conv",
     "matmul",  # of two activations
     "pool",
@@ -130,7 +130,7 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
     stride = (max(1, int(options.get("stride_h", 1))), max(1, int(options.get("stride_w", 1))))
     activation = str(options.get("fused_activation", ""))
     return OperatorFeatures(
-        kernel=_kernel(operator, filters, stride, groups, source),
+        kernel=_kernel(operator, filters, stride, groups, (source, target)),
         kind=operator.kind,
         macs=0,
         read_bytes=0,
@@ -148,19 +148,30 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
     )
 
 
-def _kernel(operator: Operator, filters: tuple[int, int], stride: tuple[int, int], groups: int, source: Plane) -> str:
+def _kernel(
+    operator: Operator, filters: tuple[int, int], stride: tuple[int, int], groups: int, planes: tuple[Plane, Plane]
+) -> str:
     if operator.kind == "CONV_2D":
-        return convolution_kernel(filters, stride, groups, source[2])
+        return convolution_kernel(filters, stride, groups, planes[0], planes[1])
     return _KERNEL_OF.get(operator.kind, "other")
 
 
-def convolution_kernel(filters: tuple[int, int], stride: tuple[int, int], groups: int, channels: int) -> str:
-    """Return which kind of kernel runs a convolution with ``channels`` in."""
+def convolution_kernel(
+    filters: tuple[int, int], stride: tuple[int, int], groups: int, source: Plane, target: Plane
+) -> str:
+    """Return which kind of kernel runs a convolution from ``source`` to ``target``.
+
+    Graphics runtimes transform (Winograd, 4 by 4 outputs from 6 by 6 inputs) what is deep and large enough to gain.
+    """
     if groups > 1:
-        return "depthwise" if groups == channels else "grouped"
+        return "depthwise" if groups == source[2] else "grouped"
     if filters == (1, 1):
-        return "pointwise"
-    return "winograd" if filters == (3, 3) and stride == (1, 1) else "conv"
+        return "fully_connected" if target[:2] == (1, 1) else "pointwise"
+    tiles = -(-target[0] // 4) * -(-target[1] // 4)
+    deep = min(-(-source[2] // 4), -(-target[2] // 4)) >= _WINOGRAD_LEAST_DEPTH
+    if filters == (3, 3) and stride == (1, 1) and deep and tiles >= _WINOGRAD_LEAST_TILES:
+        return "winograd"
+    return "conv"
 
 
 def _weights(operator: Operator, graph: Graph) -> Tensor | None:
@@ -176,6 +187,9 @@ def _plane(tensors: list[Tensor]) -> Plane:
         height *= prod(shape[1:-3])
     return (height, width, channels)
 
+
+_WINOGRAD_LEAST_DEPTH = 16  # slices of four channels
+_WINOGRAD_LEAST_TILES = 32
 
 _FILTERED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"})
 

@@ -8,59 +8,14 @@ since the sum is linear in the prices, a processor can be fitted from operators,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
-from evaluators.cost_model.features import OperatorFeatures
-
-Array = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Features of n operators as arrays of shape ``(n,)``, float64; names as in :class:`OperatorFeatures`."""
-
-    macs: Array
-    read: Array
-    weight: Array
-    written: Array
-    resident: Array
-    pixels: Array  # of the output
-    pixels_in: Array
-    channels: Array  # of the output
-    channels_in: Array
-    taps: Array  # filter height times width
-    groups: Array
-    inputs: Array
-
-    def __getitem__(self, rows: npt.NDArray[np.intp] | slice) -> Columns:
-        return Columns(*(getattr(self, name)[rows] for name in self.__slots__))
-
-
-def columns(features: Sequence[OperatorFeatures]) -> Columns:
-    """Return the features as arrays, one row an operator."""
-    rows = [
-        (
-            f.macs,
-            f.read_bytes,
-            f.weight_bytes,
-            f.written_bytes,
-            f.resident_bytes,
-            f.output[0] * f.output[1],
-            f.input[0] * f.input[1],
-            f.output[2],
-            f.input[2],
-            f.filter[0] * f.filter[1],
-            f.groups,
-            f.inputs,
-        )
-        for f in features
-    ]
-    return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 12).T)
+from evaluators.cost_model.columns import Array, Columns
+from evaluators.cost_model.correction import Correction
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +51,14 @@ _PLAIN: Mapping[str, Callable[[Columns], Array]] = MappingProxyType(
         "weight": lambda c: c.weight,
         "written": lambda c: c.written,
         "far": lambda c: c.read - c.resident,
-        "patches": lambda c: c.pixels * c.taps * c.channels_in,
+        "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements that are multiplied, one filter
+        "inputs": lambda c: c.inputs,
     }
 )
 _TILED: Mapping[str, Callable[[Columns, Tile], Array]] = MappingProxyType({"macs": _tiled_macs})
 
 TERMS = (*_TILED, *_PLAIN)
+_MOST_CORRECTED = 2.5  # in either direction, as a logarithm
 
 
 def term(name: str, rows: Columns, tile: Tile) -> Array:
@@ -116,9 +73,10 @@ class KernelModel:
     Attributes:
         prices: name of a term (:data:`TERMS`) → seconds per unit of it, not negative.
         tile: see there.
-        sigma: relative standard deviation of what is left (of the logarithm of measured over predicted time).
+        sigma: relative standard deviation where it is well supported (of the logarithm of measured over predicted).
         ranges: name of a column (:class:`Columns`) → least and greatest value in the fit.
-        samples: operators in the fit.
+        samples: operators in the fit; of a fit from whole models, operators in all of them.
+        correction: of the sum of terms; None where there was none to learn from.
     """
 
     prices: Mapping[str, float]
@@ -126,13 +84,23 @@ class KernelModel:
     sigma: float = 0.3
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     samples: int = 0
+    correction: Correction | None = None
 
-    def seconds(self, rows: Columns) -> Array:
-        """Return the time of each operator, in seconds, shape ``(n,)``."""
+    def base_s(self, rows: Columns) -> Array:
+        """Return the sum of terms for each operator, in seconds, shape ``(n,)``; it grows with work and bytes."""
         total = np.zeros_like(rows.macs)
         for name, price in self.prices.items():
             total += price * term(name, rows, self.tile)
         return total
+
+    def predict(self, rows: Columns) -> tuple[Array, Array]:
+        """Return the time of each operator in seconds and its relative standard deviation, shape ``(n,)``."""
+        base = self.base_s(rows)
+        if self.correction is None or not len(base):
+            return base, np.full_like(base, self.sigma)
+        exponent, support = self.correction.apply(rows)
+        doubt = self.correction.spread * np.sqrt(np.maximum(0.0, 1.0 - support**2))
+        return base * np.exp(np.clip(exponent, -_MOST_CORRECTED, _MOST_CORRECTED)), np.hypot(self.sigma, doubt)
 
     def outside(self, rows: Columns) -> Array:
         """Return how far each operator lies outside the fitted range: 1 inside, else the greatest ratio beyond it."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluators.cost_model.columns import Array, columns
 from evaluators.cost_model.features import OperatorFeatures
-from evaluators.cost_model.kernels import Array, KernelModel, columns
+from evaluators.cost_model.kernels import KernelModel
 from search_spaces.errors import ProfileError
 
 TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
@@ -166,9 +167,10 @@ class CostProfile:
         for key, where in _by_key(features).items():
             kernel, seen = self._kernel(processor, key)
             picked = rows[where]
-            seconds[where] = kernel.seconds(picked) + model.dispatch_s
+            kernel_s, doubt = kernel.predict(picked)
+            seconds[where] = kernel_s + model.dispatch_s
             beyond = np.log(kernel.outside(picked))
-            sigma[where] = np.hypot(kernel.sigma if seen else max(kernel.sigma, UNSEEN_SIGMA), 0.5 * beyond)
+            sigma[where] = np.hypot(doubt if seen else np.maximum(doubt, UNSEEN_SIGMA), 0.5 * beyond)
         if warn:
             for concern in self.concerns(features, processor):
                 warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
