@@ -1,156 +1,103 @@
-"""What analytic terms leave over, learnt: a Gaussian process over the shapes of operators.
+"""What the sum of terms misses: how a shape falls onto a kernel's blocks and a device's units, learned from neighbours.
 
-A sum of prices says how a kernel's time grows; how well a shape suits caches, tiles and prefetchers is left over. The
-process interpolates the logarithm of measured over analytic time between the shapes that were measured, falls back to
-0 far from them, and says how sure it is (Rasmussen and Williams 2006, algorithm 2.1). The covariance is Matérn 3/2
-with a length scale for each feature: shapes next to each other may lie on either side of a tile.
+The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
+pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of
+terms stands alone; how near the nearest support lies tells how much a prediction is to be trusted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
 
-from evaluators.cost_model.kernels import Array, Columns
+from evaluators.cost_model.columns import Array, Columns
 
-FEATURES = ("pixels", "channels", "channels_in", "taps", "shrink", "groups", "resident", "odd_out", "odd_pixels")
-_TILE_CHANNELS, _TILE_PIXELS = 16, 8
+NOISE = 0.1  # variance of one residual over that of the process
 _JITTER = 1e-6
-_MOST_TUNED = 350
 
 
-class Normal(NamedTuple):
-    """Means and standard deviations of logarithms, shape ``(n,)``."""
-
-    mean: Array
-    sigma: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """A fitted process.
-
-    Attributes:
-        points: features of the measured shapes (:data:`FEATURES`), one row each.
-        weights: what the mean gives to each of them.
-        scales: length scale of each feature.
-        amplitude: standard deviation of what is learnt.
-        noise: standard deviation of one measurement of each shape about it.
-    """
-
-    points: tuple[tuple[float, ...], ...]
-    weights: tuple[float, ...]
-    scales: tuple[float, ...]
-    amplitude: float
-    noise: tuple[float, ...]
-
-    def predict(self, rows: Columns) -> Normal:
-        """Return the logarithm of the factor on the analytic time."""
-        known, factor = _factored(self)
-        scales = np.array(self.scales)
-        cross = _covariance(shapes(rows) / scales, known, self.amplitude)
-        half = solve_triangular(factor, cross.T, lower=True)
-        variance = np.maximum(self.amplitude**2 - (half**2).sum(axis=0), 0.0)
-        own = float(np.median(self.noise)) ** 2
-        return Normal(cross @ np.array(self.weights), np.sqrt(variance + own))
-
-
-def shapes(rows: Columns) -> Array:
-    """Return the features of operators, shape ``(n, 9)``: logarithms to base 2, and what is left over of tiles."""
-
-    def log2(values: Array) -> Array:
-        result: Array = np.log2(np.maximum(values, 1.0))
-        return result
-
+def shape_coordinates(rows: Columns) -> Array:
+    """Return where operators lie in the space of shapes, shape ``(n, 8)``; a unit is a factor of e."""
+    slices, slices_in = np.ceil(rows.channels / 4), np.ceil(rows.channels_in / 4)
+    moved = np.maximum(rows.read + rows.written + rows.weight, 1.0)
     return np.stack(
         [
-            log2(rows.pixels),
-            log2(rows.channels),
-            log2(rows.channels_in),
-            log2(rows.taps),
-            log2(rows.pixels_in / np.maximum(rows.pixels, 1.0)),
-            log2(rows.groups),
-            rows.resident / np.maximum(rows.read, 1.0),
-            _left_over(rows.channels, _TILE_CHANNELS),
-            _left_over(rows.pixels, _TILE_PIXELS),
+            np.log(np.maximum(rows.pixels, 1.0)),
+            np.log(np.maximum(rows.pixels_in, 1.0) / np.maximum(rows.pixels, 1.0)),
+            np.log(slices),
+            np.log(slices_in),
+            np.log(np.maximum(rows.taps, 1.0)),
+            np.log(np.maximum(rows.groups, 1.0)),
+            np.log(moved),
+            slices % 2,
         ],
         axis=1,
     )
 
 
-def _left_over(values: Array, tile: int) -> Array:
-    """Return by how much whole tiles exceed the values: the logarithm to base 2."""
-    result: Array = np.log2(np.ceil(values / tile) * tile / np.maximum(values, 1.0))
-    return result
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A Gaussian process with a squared exponential kernel, reduced to its support.
+
+    Attributes:
+        scale: length of each coordinate of :func:`shape_coordinates`.
+        support: ``(m, 8)`` coordinates, in units of ``scale``.
+        weights: ``(m,)``; the correction is ``exp(sum(weights * kernel))``.
+        spread: standard deviation of the residuals that it explains: how wrong a prediction without it is.
+    """
+
+    scale: tuple[float, ...]
+    support: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    spread: float
+
+    def apply(self, rows: Columns) -> tuple[Array, Array]:
+        """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
+        near = _kernel(shape_coordinates(rows) / np.asarray(self.scale), np.asarray(self.support))
+        return near @ np.asarray(self.weights), near.max(axis=1)
 
 
-def fit_correction(
-    rows: Columns, logs: Array, spread: Array | float = 0.02, scales: Sequence[float] | None = None, amplitude: float = 0.0
-) -> Correction:
-    """Fit a process to the logarithms of measured over analytic times.
+def fit_correction(rows: Columns, residual: Array, *, most: int = 160) -> Correction | None:
+    """Fit the logarithm of measured over predicted time; None where there is too little to learn from.
 
     Args:
-        logs: shape ``(n,)``.
-        spread: standard deviation of each of them as measurements.
-        scales, amplitude: of the covariance; found by maximal likelihood where they are not given.
+        residual: shape ``(n,)``.
+        most: points of support; of more shapes, those that lie farthest apart are taken.
     """
-    points = shapes(rows)
-    noise = np.broadcast_to(np.asarray(spread, np.float64), logs.shape)
-    if scales is None:
-        scales, amplitude = _tuned(points, logs, noise)
-    covariance = _covariance(points / scales, points / scales, amplitude)
-    covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
-    weights = cho_solve((cholesky(covariance, lower=True), True), logs)
+    points = shape_coordinates(rows)
+    spread = float(residual.std())
+    if len(residual) < 8 or spread <= 0.0:
+        return None
+    scale = points.std(axis=0)
+    scale = np.where(scale > 1e-6, np.round(scale, 4), 1.0)
+    points = np.round(points / scale, 3)
+    shapes, which, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
+    which = which.reshape(-1)
+    mean = np.bincount(which, residual) / counts
+    support = shapes[_far_apart(shapes, most)]
+    near, among = _kernel(shapes, support), _kernel(support, support)
+    # Subset of regressors: with all shapes as support this is the exact process.
+    precision = near.T @ (near * (counts / NOISE)[:, None]) + among + _JITTER * np.eye(len(support))
+    weights = np.linalg.solve(precision, near.T @ (mean * counts / NOISE))
     return Correction(
-        tuple(tuple(round(float(v), 4) for v in row) for row in points),
-        tuple(float(w) for w in weights),
-        tuple(float(s) for s in scales),
-        float(amplitude),
-        tuple(round(float(v), 5) for v in noise),
+        scale=tuple(float(s) for s in scale),
+        support=tuple(tuple(float(v) for v in point) for point in support),
+        weights=tuple(float(f"{w:.5g}") for w in weights),
+        spread=round(spread, 4),
     )
 
 
-def _tuned(points: Array, logs: Array, noise: Array) -> tuple[list[float], float]:
-    """Return the length scales and the amplitude under which the measurements are likeliest."""
-    if len(points) > _MOST_TUNED:
-        chosen = np.random.default_rng(0).choice(len(points), _MOST_TUNED, replace=False)
-        points, logs, noise = points[chosen], logs[chosen], noise[chosen]
-    varies = points.std(axis=0) > 1e-9
-    used = points[:, varies]
-
-    def loss(theta: Array) -> float:
-        covariance = _covariance(used / np.exp(theta[:-1]), used / np.exp(theta[:-1]), float(np.exp(theta[-1])))
-        covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
-        factor = cholesky(covariance, lower=True)
-        half = solve_triangular(factor, logs, lower=True)
-        # A weak prior keeps scales within reach of the data.
-        prior = 0.5 * float((((theta[:-1] - 1.0) / 1.0) ** 2).sum())
-        return float(0.5 * half @ half + np.log(np.diag(factor)).sum()) + prior
-
-    start = np.append(np.ones(used.shape[1]), np.log(max(0.05, float(logs.std()))))
-    found = minimize(loss, start, method="L-BFGS-B", bounds=[(-2.0, 4.0)] * len(start[:-1]) + [(-4.0, 1.0)])
-    scales = np.full(points.shape[1], np.exp(1.0))
-    scales[varies] = np.exp(found.x[:-1])
-    return [float(s) for s in scales], float(np.exp(found.x[-1]))
+def _kernel(a: Array, b: Array) -> Array:
+    squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2.0 * a @ b.T
+    return np.exp(-0.5 * np.maximum(squared, 0.0))
 
 
-def _covariance(a: Array, b: Array, amplitude: float) -> Array:
-    squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
-    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
-    result: Array = amplitude**2 * (1.0 + distance) * np.exp(-distance)
-    return result
-
-
-@lru_cache(maxsize=256)
-def _factored(correction: Correction) -> tuple[Array, Array]:
-    """Return the scaled points and the Cholesky factor of their covariance."""
-    known = np.array(correction.points) / np.array(correction.scales)
-    covariance = _covariance(known, known, correction.amplitude)
-    covariance[np.diag_indices_from(covariance)] += np.array(correction.noise) ** 2 + _JITTER
-    return known, cholesky(covariance, lower=True)
+def _far_apart(points: Array, most: int) -> list[int]:
+    """Return the indices of at most ``most`` points, each the farthest from those before it."""
+    chosen = [int(((points - points.mean(axis=0)) ** 2).sum(1).argmin())]
+    distance = ((points - points[chosen[0]]) ** 2).sum(1)
+    while len(chosen) < min(most, len(points)):
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, ((points - points[chosen[-1]]) ** 2).sum(1))
+    return chosen
