@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from evaluators.cgroup import memory_left_nbytes
 
 _CPU = Path("/sys/devices/system/cpu")
 _THERMAL = Path("/sys/class/thermal")
 _HWMON = Path("/sys/class/hwmon")
 # Columns of a cpu line in /proc/stat.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
+_TICKS = os.sysconf("SC_CLK_TCK")
+_RARELY = 500.0
+EVERY_S = 1.0
+"""Conditions are looked at no more often; the kernel counts time in hundredths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,75 @@ def machine_state(cores: Iterable[int], watch_s: float = 0.5) -> MachineState:
         temperature_c=_temperature(),
         busy=busy,
         steal=steal,
-        memory_free_nbytes=_available(),
+        memory_free_nbytes=available_nbytes(),
     )
+
+
+class Conditions:
+    """What measurements are taken under, cheap enough to be asked after each.
+
+    The kernel is asked at most every :data:`EVERY_S` seconds, and so rarely that asking takes no more than a
+    five-hundredth of the time (it takes 0.1 ms on two cores, a millisecond on many); between, the last answer stands.
+
+    Args:
+        cores: those that measurements run on.
+        processes: returns the processes that measure, beside this one; what they use of the cores is no load.
+        facts: what does not change, kept with every answer.
+    """
+
+    def __init__(
+        self, cores: Iterable[int], processes: Callable[[], Iterable[int]], facts: Mapping[str, Any] | None = None
+    ) -> None:
+        self._cores = sorted(cores)
+        self._processes = processes
+        self._facts = dict(facts or {})
+        self._next_s = 0.0
+        self._before: tuple[list[int] | None, dict[int, float], float] = (None, {}, 0.0)
+        self._found: dict[str, Any] = {}
+
+    def now(self) -> dict[str, Any]:
+        """Return plain values; what the kernel does not tell is left out.
+
+        ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor), and
+        since the answer before: ``load``, the share of the cores' time that others used, and ``steal``, the share that
+        the machine below took.
+        """
+        begin_s = time.monotonic()
+        if begin_s >= self._next_s:
+            self._found = {name: value for name, value in self._ask(begin_s).items() if value is not None}
+            cost_s = time.monotonic() - begin_s
+            self._next_s = begin_s + max(EVERY_S, _RARELY * cost_s)
+        return {**self._facts, **self._found}
+
+    def _ask(self, now_s: float) -> dict[str, Any]:
+        times, mine = _times(self._cores), _cpu_seconds([os.getpid(), *self._processes()])
+        old_times, old_mine, then_s = self._before
+        self._before = times, mine, now_s
+        load = steal = None
+        busy, steal = _shares(old_times, times)
+        if busy is not None:
+            ours_s = sum(used - old_mine.get(process, 0.0) for process, used in mine.items())
+            load = max(0.0, busy - ours_s / ((now_s - then_s) * len(self._cores)))
+        clocks = [f for core in self._cores if (f := _number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq")) is not None]
+        return {
+            "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor"),
+            "clock_hz": min(clocks) * 1e3 if clocks else None,
+            "temperature_c": _temperature(),
+            "load": None if load is None else round(load, 3),
+            "steal": None if steal is None else round(steal, 4),
+        }
+
+
+def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
+    """Return the seconds that each process has used of any core; one that is gone is left out."""
+    found = {}
+    for process in processes:
+        text = _text(Path(f"/proc/{process}/stat")) or ""
+        # The name, in brackets, may hold anything; utime and stime are the 14th and 15th field.
+        fields = text.rpartition(")")[2].split()
+        if len(fields) > 12:
+            found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return found
 
 
 def _times(cores: list[int]) -> list[int] | None:
@@ -107,11 +181,12 @@ def _temperature() -> float | None:
     return max(found, default=None)
 
 
-def _available() -> int | None:
-    for line in (_text(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def available_nbytes() -> int | None:
+    """Return the bytes that this process can have without swapping, or None where the system does not tell."""
+    lines = (_text(Path("/proc/meminfo")) or "").splitlines()
+    machine = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    found = [memory_left_nbytes(), *machine]
+    return min((nbytes for nbytes in found if nbytes is not None), default=None)
 
 
 def _number(path: Path) -> float | None:

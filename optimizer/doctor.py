@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evaluators.cgroup import core_quota
 from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
@@ -176,6 +177,14 @@ def _cpu() -> Iterator[Finding]:
     value = f"{len(cores)} of {os.cpu_count()}: {', '.join(map(str, cores))}"
     few = "lanes on separate cores need two" if len(cores) < 2 else ""
     yield Finding("cores", value, few, "give the process or container more cores" if few else "")
+    quota = core_quota()
+    if quota is not None and quota < len(cores):
+        yield Finding(
+            "core time",
+            f"that of {quota:g} cores",
+            "a control group stops all lanes for a while when together they use more",
+            "give the container whole cores instead of a share of time (docker: --cpuset-cpus instead of --cpus)",
+        )
     yield from _state(machine_state(cores))
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    cpu                  all cores that this process may use, a thread each
+    cpu                  all cores that this process may use and has the time of, a thread each
     cpu2                 core 2
     cpu0-3+6             cores 0 to 3 and 6
     cpu0-3:threads=2     two threads that move among these cores

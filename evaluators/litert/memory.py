@@ -1,24 +1,14 @@
-"""How much memory this machine has left, and whether a model's tensors fit into it."""
+"""Whether a model's tensors fit into the memory that is left."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from evaluators.machine import available_nbytes
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 
+__all__ = ["available_nbytes", "check_fits"]
+
 _COPIES = 3  # in shared memory, within the runtime, and as arrays of ours
-
-
-def available_nbytes() -> int | None:
-    """Return the bytes that can be had without swapping, or None where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def check_fits(graph: Graph) -> None:
@@ -33,6 +23,6 @@ def check_fits(graph: Graph) -> None:
     if available is not None and _COPIES * largest > available:
         raise UnavailableError(
             f"the activations of {graph.name!r} take {largest / 1e9:.1f} GB, and {_COPIES} times that must be free; "
-            f"this machine has {available / 1e9:.1f} GB",
-            "use a smaller input",
+            f"this process can have {available / 1e9:.1f} GB",
+            "use a smaller input, or give the container more memory",
         )

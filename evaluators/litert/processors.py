@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evaluators.cgroup import core_quota
 from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.lane_names import LaneName, parse_lane
@@ -31,11 +32,12 @@ def local_platform() -> Platform:
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
+    Where a control group leaves less time than the cores have, only as many cores are used as there is time for.
 
     Raises:
         UnavailableError: the operating system cannot pin a process to cores.
     """
-    cores = usable_cores()
+    cores = fair_cores()
     names = [*(["cpu"] if len(cores) > 1 else []), *(f"cpu{core}" for core in cores)]
     found = [_cpu(name, parse_lane(name)) for name in names]
     hardware = find_adapters(software=False)
@@ -56,6 +58,16 @@ def usable_cores() -> list[int]:
             "measure on a Linux machine",
         )
     return sorted(os.sched_getaffinity(0))
+
+
+def fair_cores() -> list[int]:
+    """Return the cores to use where nobody names any: no more than a control group leaves the time of, at least one.
+
+    Raises:
+        UnavailableError: the operating system cannot pin a process to cores.
+    """
+    cores, quota = usable_cores(), core_quota()
+    return cores if quota is None else cores[: max(1, int(quota))]
 
 
 def make_processor(text: str) -> Processor:
@@ -145,7 +157,7 @@ def _vendor_folders() -> Iterator[Path]:
 
 def _cpu(text: str, name: LaneName) -> Processor:
     mine = usable_cores()
-    cores = name.cores or tuple(mine)
+    cores = name.cores or tuple(fair_cores())
     absent = [core for core in cores if not (_CPU / f"cpu{core}").exists() and core not in mine]
     if absent:
         raise UsageError(
