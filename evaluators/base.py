@@ -33,11 +33,13 @@ class Batch:
         latency_s: seconds of each inference, shape ``(n,)``.
         stage_s: seconds of each stage of the plan in each inference, shape ``(n, stages)``.
         timeline: the last inference, where the evaluator can tell.
+        relative_sigma: of a prediction, the standard deviation that it is given with; None where it was measured.
     """
 
     latency_s: NDArray[np.float64]
     stage_s: NDArray[np.float64]
     timeline: Timeline | None = None
+    relative_sigma: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,19 @@ class Namer(Protocol):
         Raises:
             UsageError: it is no name of a processor.
             UnavailableError: it cannot be used here.
+        """
+        ...
+
+
+@runtime_checkable
+class Describer(Protocol):
+    """An evaluator that reads descriptions of devices of its own, beside the platform files that all know."""
+
+    def described(self, source: str | Path) -> Platform | None:
+        """Return the platform that a file or a name stands for, to be used from now on; None if it is none of its own.
+
+        Raises:
+            UsageError: it is one, but cannot be read or is damaged.
         """
         ...
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Agreement, Batch
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
+from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
 from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -205,21 +206,17 @@ class SyntheticSession:
 def schedule(graph: Graph, plan: Plan, platform: Platform) -> Timeline:
     """Return when each stage runs by the law of :class:`SyntheticEvaluator`, without noise."""
     place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
-    free_s: dict[str, float] = {p.name: 0.0 for p in platform.processors}
-    events: list[Event] = []
-    for index, stage in enumerate(plan.stages):
+    lanes = {p.name: i for i, p in enumerate(platform.processors)}
+    tasks = []
+    for stage in plan.stages:
         lane = platform[stage.processor]
         needs = [(place[graph.producer[t]], t) for t in graph.boundary(stage.operators).inputs if t in graph.producer]
-        start_s = max([free_s[lane.name], *(events[before].end_s for before, _ in needs)])
         took_s = sum(_operator_s(graph, operator, lane) for operator in stage.operators)
         for before, tensor in needs:
             moved = graph.tensors[tensor].nbytes if plan.stages[before].processor != lane.name else 0
             took_s += HAND_OVER_S + moved / LINK_BYTES_PER_S
-        events.append(Event(index, lane.name, start_s, start_s + took_s))
-        for other in platform.processors:
-            if other.name == lane.name or lane.excludes(other):
-                free_s[other.name] = max(free_s[other.name], start_s + took_s)
-    return Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
+        tasks.append(Task(lanes[lane.name], took_s, tuple((before, 0.0) for before, _ in needs)))
+    return timeline(run_tasks(tasks, Law.of(platform)), [stage.processor for stage in plan.stages])
 
 
 def _operator_s(graph: Graph, index: int, lane: Processor) -> float:

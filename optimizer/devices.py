@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evaluators.base import Evaluator, Namer
+from evaluators.base import Describer, Evaluator, Namer
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor, tell_apart
 from search_spaces.platform_file import read_platform
@@ -37,7 +37,10 @@ def choose_platform(
     namer = evaluator if isinstance(evaluator, Namer) else None
     if allow_fallback and namer is None:
         raise UsageError("--allow-fallback: the evaluator has no accelerators that could fall back")
-    if file is not None:
+    described = evaluator.described(file) if file is not None and isinstance(evaluator, Describer) else None
+    if described is not None:
+        platform = described.restrict(names)
+    elif file is not None:
         found = find_platform_file(file)
         platform = read_platform(found, namer.processor if namer else None).restrict(names)
     else:

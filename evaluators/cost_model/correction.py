@@ -90,7 +90,8 @@ def fit_correction(rows: Columns, residual: Array, *, most: int = 160) -> Correc
 
 def _kernel(a: Array, b: Array) -> Array:
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2.0 * a @ b.T
-    return np.exp(-0.5 * np.maximum(squared, 0.0))
+    near: Array = np.exp(-0.5 * np.maximum(squared, 0.0))
+    return near
 
 
 def _far_apart(points: Array, most: int) -> list[int]:

@@ -30,6 +30,8 @@ KERNELS = (
     "other",  # whatever else; predicted from its bytes alone
 )
 
+_FINE = frozenset({"elementwise", "pool", "mean", "copy", "softmax", "other"})
+
 Plane = tuple[int, int, int]
 
 
@@ -50,7 +52,7 @@ class OperatorFeatures:
         inputs: how many activations it reads.
         activation: fused into it (``RELU``), or "".
         dtype: of the activations.
-        free: whether nothing runs: a change of shape alone, or fused into its producer by the runtime.
+        free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
         resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
     """
 
@@ -75,6 +77,18 @@ class OperatorFeatures:
     def key(self) -> str:
         """Which kernel model predicts it: the kernel, and the element type where that is not floating point."""
         return self.kernel if self.dtype.startswith("float") else f"{self.kernel}:{self.dtype}"
+
+    @property
+    def fine(self) -> str:
+        """Which finer model predicts it where there is one.
+
+        Kernels that map elements differ from kind to kind, and depthwise ones are written for one size of filter each.
+        """
+        if self.kernel == "depthwise":
+            return f"{self.key}/{self.filter[0] * self.filter[1]}"
+        if self.kernel not in _FINE:
+            return self.key
+        return f"{self.key}/{self.kind}" + ("+clamp" if self.activation and self.kernel == "elementwise" else "")
 
     @property
     def moved_bytes(self) -> int:
@@ -111,10 +125,27 @@ def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
                 weight_bytes=weights,
                 written_bytes=cost.written_bytes,
                 resident_bytes=min(read, resident),
+                free=described.free or _in_consumer(graph, operator),
             )
         )
         before = frozenset(operator.outputs)
     return tuple(found)
+
+
+def _in_consumer(graph: Graph, operator: Operator) -> bool:
+    """Return whether an operator is a padding that runtimes make part of the convolution behind it."""
+    if operator.kind != "PAD" or len(operator.outputs) != 1 or operator.outputs[0] in graph.outputs:
+        return False
+    shape = graph.tensors[operator.inputs[0]].shape
+    padded = graph.tensors[operator.outputs[0]].shape
+    readers = [graph.operators[c] for c in graph.consumers.get(operator.outputs[0], ())]
+    return (
+        len(readers) == 1
+        and readers[0].kind in {"CONV_2D", "DEPTHWISE_CONV_2D"}
+        and readers[0].options.get("padding") == "VALID"
+        and len(shape) == len(padded) == 4
+        and (shape[0], shape[3]) == (padded[0], padded[3])
+    )
 
 
 def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: list[Tensor]) -> OperatorFeatures:

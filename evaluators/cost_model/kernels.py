@@ -16,6 +16,7 @@ import numpy as np
 
 from evaluators.cost_model.columns import Array, Columns
 from evaluators.cost_model.correction import Correction
+from evaluators.cost_model.process import Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class KernelModel:
     sigma: float = 0.3
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     samples: int = 0
-    correction: Correction | None = None
+    correction: Correction | Process | None = None
 
     def base_s(self, rows: Columns) -> Array:
         """Return the sum of terms for each operator, in seconds, shape ``(n,)``; it grows with work and bytes."""

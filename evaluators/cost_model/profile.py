@@ -72,8 +72,10 @@ class ProcessorProfile:
         io_s_per_byte: for what a stage reads from and hands back to its caller.
         cache_bytes: last-level cache; 0 where unknown.
         capacity_bytes: weights of one stage beyond which all of it slows down (seed 000); 0 where none is known.
-        pressure_s_per_byte: what each byte beyond ``capacity_bytes`` costs in one inference.
+        pressure_per_byte: how much each byte beyond ``capacity_bytes`` slows all operators of the stage, as a share of
+            their time: convolutions are slow together with large fully connected layers, and each is fast alone.
         power_w: while it runs, above idle; None where unknown.
+        merged: kernels that the runtime makes part of the operator before them: their time is in that one's.
         errors: of the fit on what was kept out of it: ``median``, ``p90``, ``within_5``, ``within_10``, ….
     """
 
@@ -83,8 +85,9 @@ class ProcessorProfile:
     io_s_per_byte: float = 0.0
     cache_bytes: int = 0
     capacity_bytes: int = 0
-    pressure_s_per_byte: float = 0.0
+    pressure_per_byte: float = 0.0
     power_w: float | None = None
+    merged: tuple[str, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -164,7 +167,7 @@ class CostProfile:
         model = self[processor]
         rows = columns(features)
         seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
-        for key, where in _by_key(features).items():
+        for key, where in _by_key(features, model).items():
             kernel, seen = self._kernel(processor, key)
             picked = rows[where]
             kernel_s, doubt = kernel.predict(picked)
@@ -181,14 +184,15 @@ class CostProfile:
         model = self[processor]
         total = float(self.predict(features, processor, warn=False).seconds.sum())
         held = sum(f.weight_bytes for f in features)
-        pressure = max(0.0, held - model.capacity_bytes) * model.pressure_s_per_byte if model.capacity_bytes else 0.0
-        return total + model.invocation_s + io_bytes * model.io_s_per_byte + pressure
+        beyond = max(0.0, held - model.capacity_bytes) if model.capacity_bytes else 0.0
+        slowed = total * (1.0 + beyond * model.pressure_per_byte)
+        return slowed + model.invocation_s + io_bytes * model.io_s_per_byte
 
     def concerns(self, features: Sequence[OperatorFeatures], processor: str) -> tuple[Concern, ...]:
         """Return which predictions are guesses: kernels that the fit has not seen, shapes far outside its range."""
         found = []
         rows = columns(features)
-        for key, where in _by_key(features).items():
+        for key, where in _by_key(features, self[processor]).items():
             kernel, seen = self._kernel(processor, key)
             if not seen:
                 found.append(
@@ -225,9 +229,12 @@ class CostProfile:
         )
 
 
-def _by_key(features: Sequence[OperatorFeatures]) -> dict[str, np.ndarray[Any, np.dtype[np.intp]]]:
+def _by_key(
+    features: Sequence[OperatorFeatures], model: ProcessorProfile
+) -> dict[str, np.ndarray[Any, np.dtype[np.intp]]]:
     found: dict[str, list[int]] = {}
     for index, feature in enumerate(features):
-        if not feature.free:
-            found.setdefault(feature.key, []).append(index)
+        if not feature.free and feature.kernel not in model.merged:
+            key = feature.fine if feature.fine in model.kernels else feature.key
+            found.setdefault(key, []).append(index)
     return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}

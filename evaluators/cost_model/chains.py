@@ -1,0 +1,252 @@
+"""Many chain plans at once: the simulator's law for consecutive parts, vectorised over plans.
+
+A part's time is looked up in a table over lane, first operator and operator after the last; what passes between parts
+comes from sums over the rectangle (writers of the one, readers of the other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.cost_model.plans import PlanSimulator
+from search_spaces.chain import chain_plan
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+Whole = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+_CHUNK = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chains:
+    """N plans of K parts each.
+
+    Attributes:
+        cuts: the operators before which to cut, ascending, shape ``(N, K-1)``.
+        lanes: the lane of each part as its index in the platform, shape ``(N, K)``.
+    """
+
+    cuts: Whole
+    lanes: Whole
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def plan(self, index: int, graph: Graph, platform: Platform) -> Plan:
+        """Return one of them as a plan."""
+        names = [platform.processors[lane].name for lane in self.lanes[index]]
+        return chain_plan(graph, [int(c) for c in self.cuts[index]], names)
+
+
+def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[Chains]:
+    """Yield every canonical chain plan of 1, 2, … ``max_stages`` parts, one batch a number of parts.
+
+    Of lanes that are alike only those are named that come first, as in :func:`search_spaces.plan.canonical`.
+    """
+    for parts in range(1, min(max_stages, operators) + 1):
+        words = np.array(list(_words(platform, parts)), np.int64).reshape(-1, parts)
+        chosen = list(combinations(range(1, operators), parts - 1))
+        cuts = np.array(chosen, np.int64).reshape(len(chosen), parts - 1)
+        yield Chains(np.repeat(cuts, len(words), axis=0), np.tile(words, (len(cuts), 1)))
+
+
+def _words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
+    index = {p.name: i for i, p in enumerate(platform.processors)}
+    groups = [tuple(index[p.name] for p in members) for members in platform.classes().values()]
+    place = {lane: (which, rank) for which, group in enumerate(groups) for rank, lane in enumerate(group)}
+    for word in product(range(len(index)), repeat=parts):
+        used = [0] * len(groups)
+        for lane in word:
+            which, rank = place[lane]
+            if rank > used[which]:
+                break
+            used[which] = max(used[which], rank + 1)
+        else:
+            yield word
+
+
+class ChainSimulator:
+    """Latencies of chain plans in batches; equal to :class:`PlanSimulator` plan by plan.
+
+    Where two parts of a chain run at once and slow each other, the plan is simulated on its own.
+    """
+
+    def __init__(self, simulator: PlanSimulator) -> None:
+        self._one = simulator
+        graph, prices = simulator.graph, simulator.prices
+        self._count = len(graph.operators)
+        self._part_s = _part_table(simulator)
+        edges = np.zeros((self._count + 1, self._count + 1))
+        arcs = np.zeros((self._count + 1, self._count + 1))
+        self._later: list[tuple[int, tuple[int, ...], int, int]] = []
+        for tensor, writer in graph.producer.items():
+            readers, nbytes = graph.consumers.get(tensor, ()), graph.tensors[tensor].nbytes
+            if readers:
+                edges[writer + 1, readers[0] + 1] += nbytes
+            for number, reader in enumerate(readers):
+                arcs[writer + 1, reader + 1] += 1
+                if number:
+                    self._later.append((writer, readers[:number], reader, nbytes))
+        self._bytes = edges.cumsum(axis=0).cumsum(axis=1)
+        self._arcs = arcs.cumsum(axis=0).cumsum(axis=1)
+        self._latency, self._byte = prices.latency_s, prices.byte_s
+        lanes = len(simulator.platform.processors)
+        self._excluded = np.eye(lanes, dtype=bool)
+        for lane, others in enumerate(simulator.law.excluded):
+            self._excluded[lane, list(others)] = True
+        slow = (prices.slow_compute > 1.0) | (prices.slow_memory > 1.0)
+        self._crowded = slow | slow.T
+        self._slots = max(simulator.law.slots)
+
+    def latency_s(self, chains: Chains) -> Seconds:
+        """Return the latency of each plan, shape ``(N,)``; infinite where a lane does not take an operator."""
+        found = np.empty(len(chains))
+        for first in range(0, len(chains), _CHUNK):
+            rows = slice(first, first + _CHUNK)
+            found[rows] = self._chunk(chains.cuts[rows], chains.lanes[rows])
+        return found
+
+    def _chunk(self, cuts: Whole, lanes: Whole) -> Seconds:
+        plans, parts = lanes.shape
+        edge = np.zeros((plans, 1), np.int64)
+        borders = np.hstack([edge, cuts, edge + self._count])
+        if self._slots > 1:
+            return self._one_by_one(cuts, lanes, np.arange(plans), np.empty(plans))
+        extra = self._extra_bytes(cuts, lanes)
+        ends = np.zeros((parts, plans))
+        starts = np.zeros((parts, plans))
+        for k in range(parts):
+            here, a, b = lanes[:, k], borders[:, k], borders[:, k + 1]
+            work = self._part_s[here, a, b].copy()
+            start = np.zeros(plans)
+            for j in range(k):
+                there, c, d = lanes[:, j], borders[:, j], borders[:, j + 1]
+                reads = _rectangle(self._arcs, c, d, a, b) > 0
+                other = there != here
+                nbytes = _rectangle(self._bytes, c, d, a, b)
+                if extra is not None:
+                    nbytes = nbytes + extra[j][k]
+                work += np.where(other, nbytes * self._byte[there, here], 0.0)
+                turn = self._excluded[there, here]
+                late = ends[j] + np.where(reads & other, self._latency[there, here], 0.0)
+                start = np.maximum(start, np.where(reads | turn, late, 0.0))
+            starts[k], ends[k] = start, start + work
+        found: Seconds = ends.max(axis=0) - starts.min(axis=0)
+        if self._crowded.any():
+            found = self._one_by_one(cuts, lanes, self._overlapping(starts, ends, lanes), found)
+        return found
+
+    def _extra_bytes(self, cuts: Whole, lanes: Whole) -> list[list[Seconds]] | None:
+        """Return bytes of tensors with several readers that a part other than the first reader's copies."""
+        if not self._later:
+            return None
+        plans, parts = lanes.shape
+        found = [[np.zeros(plans) for _ in range(parts)] for _ in range(parts)]
+        rows = np.arange(plans)
+        stage = {
+            o: (cuts <= o).sum(axis=1) for entry in self._later for o in (entry[0], *entry[1], entry[2])
+        }  # operator → its part in each plan
+        for writer, earlier, reader, nbytes in self._later:
+            source, target = stage[writer], stage[reader]
+            lane = lanes[rows, target]
+            copies = lanes[rows, source] != lane
+            for before in earlier:
+                copies &= lanes[rows, stage[before]] != lane
+            if copies.any():
+                for j, k in combinations(range(parts), 2):
+                    found[j][k] += np.where(copies & (source == j) & (target == k), float(nbytes), 0.0)
+        return found
+
+    def _overlapping(self, starts: Seconds, ends: Seconds, lanes: Whole) -> NDArray[np.intp]:
+        """Return the plans in which two parts that slow each other run at once."""
+        both = np.zeros(lanes.shape[0], bool)
+        for j, k in combinations(range(lanes.shape[1]), 2):
+            at_once = (starts[k] < ends[j]) & (starts[j] < ends[k])
+            both |= at_once & self._crowded[lanes[:, j], lanes[:, k]]
+        return np.flatnonzero(both)
+
+    def _one_by_one(self, cuts: Whole, lanes: Whole, rows: NDArray[np.intp], found: Seconds) -> Seconds:
+        chains = Chains(cuts, lanes)
+        for row in rows:
+            plan = chains.plan(int(row), self._one.graph, self._one.platform)
+            borders = [0, *cuts[row], self._count]
+            refused = any(
+                not np.isfinite(self._part_s[lane, a, b])
+                for lane, (a, b) in zip(lanes[row], pairwise(borders), strict=True)
+            )
+            found[row] = np.inf if refused else self._one.latency_s(plan)
+        return found
+
+
+def _rectangle(sums: Seconds, c: Whole, d: Whole, a: Whole, b: Whole) -> Seconds:
+    """Return sums over writers ``c … d-1`` and readers ``a … b-1``, from a table of running sums."""
+    found: Seconds = sums[d, b] - sums[c, b] - sums[d, a] + sums[c, a]
+    return found
+
+
+def _part_table(simulator: PlanSimulator) -> Seconds:
+    """Return what operators ``first … last-1`` take as one part on a lane, ``[P, first, last]``, transfers apart."""
+    graph, p = simulator.graph, simulator.prices
+    lanes, count = p.operator_s.shape
+    inside = np.triu(np.ones((count, count), bool))
+    table = np.full((lanes, count + 1, count + 1), np.inf)
+    sums = np.cumsum(np.where(inside, p.operator_s[:, None, :], 0.0), axis=2)
+    table[:, :-1, 1:] = np.where(inside, sums, np.inf)
+    if p.capacity_bytes.any():
+        beyond = np.maximum(0.0, _weight_bytes(graph)[None] - p.capacity_bytes[:, None, None])
+        table *= 1.0 + np.where(p.capacity_bytes > 0, p.pressure_per_byte, 0.0)[:, None, None] * beyond
+    table += p.invocation_s[:, None, None]
+    if p.io_s_per_byte.any():
+        table += p.io_s_per_byte[:, None, None] * _border_bytes(graph)
+    return table
+
+
+def _border_bytes(graph: Graph) -> Seconds:
+    """Return the bytes that cross the border of operators ``first … last-1``, ``[first, last]``."""
+    count = len(graph.operators)
+    steps = np.zeros((count + 2, count + 2))
+
+    def add(rows: range, columns: range, nbytes: int) -> None:
+        if len(rows) and len(columns):
+            steps[rows.start, columns.start] += nbytes
+            steps[rows.stop, columns.start] -= nbytes
+            steps[rows.start, columns.stop] -= nbytes
+            steps[rows.stop, columns.stop] += nbytes
+
+    for tensor in graph.activation_tensors:
+        nbytes, readers = graph.tensors[tensor].nbytes, graph.consumers.get(tensor, ())
+        writer = graph.producer.get(tensor, -1)
+        # Read by a part that begins after the writer and holds a reader: the next one from its first operator on.
+        for before, reader in pairwise((writer, *readers)):
+            add(range(before + 1, reader + 1), range(reader + 1, count + 1), nbytes)
+        if writer >= 0 and (readers or tensor in graph.outputs):
+            end = count + 1 if tensor in graph.outputs else readers[-1] + 1
+            add(range(writer + 1), range(writer + 1, end), nbytes)
+    found: Seconds = steps.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
+    return found
+
+
+def _weight_bytes(graph: Graph) -> Seconds:
+    """Return the bytes of constants that operators ``first … last-1`` read, each once, ``[first, last]``."""
+    count = len(graph.operators)
+    steps = np.zeros((count + 2, count + 2))
+    readers: dict[int, list[int]] = {}
+    for index, operator in enumerate(graph.operators):
+        for tensor in {t for t in operator.inputs if t != -1 and graph.tensors[t].constant}:
+            readers.setdefault(tensor, []).append(index)
+    for tensor, at in readers.items():
+        nbytes = graph.tensors[tensor].nbytes
+        for before, reader in pairwise((-1, *at)):
+            # Parts that begin after the reader before and hold this one.
+            steps[before + 1, reader + 1] += nbytes
+            steps[reader + 1, reader + 1] -= nbytes
+    found: Seconds = steps.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
+    return found

@@ -1,0 +1,174 @@
+"""What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
+
+Where thousands of operators were timed within models, the shapes' neighbours tell more than a smooth correction: how a
+size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each other
+may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+
+from evaluators.cost_model.columns import Array, Columns
+
+_TILE_CHANNELS, _TILE_PIXELS = 16, 8
+_JITTER = 1e-6
+_MOST_TUNED = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A fitted process; used as :class:`~evaluators.cost_model.correction.Correction` is.
+
+    Attributes:
+        points: features of the measured shapes, one row each.
+        weights: what the mean gives to each of them.
+        scales: length scale of each feature.
+        spread: standard deviation of what is learnt.
+        noise: standard deviation of the mean of the measurements of each shape.
+        louder: how many times noisier they are than was said of them.
+    """
+
+    points: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    scales: tuple[float, ...]
+    spread: float
+    noise: tuple[float, ...]
+    louder: float = 1.0
+
+    def apply(self, rows: Columns) -> tuple[Array, Array]:
+        """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
+        known, factor = _factored(self)
+        # Sizes beyond those that were measured behave as the largest of them did: rates saturate.
+        within = np.clip(shape_features(rows) / np.array(self.scales), known.min(axis=0), known.max(axis=0))
+        cross = _covariance(within, known, self.spread)
+        half = solve_triangular(factor, cross.T, lower=True)
+        explained = (half**2).sum(axis=0) / self.spread**2
+        return cross @ np.array(self.weights), np.sqrt(np.clip(explained, 0.0, 1.0))
+
+
+def shape_features(rows: Columns) -> Array:
+    """Return the features of operators, shape ``(n, 11)``: logarithms to base 2, and what is left over of tiles."""
+
+    def log2(values: Array) -> Array:
+        result: Array = np.log2(np.maximum(values, 1.0))
+        return result
+
+    return np.stack(
+        [
+            log2(rows.pixels),
+            log2(rows.channels),
+            log2(rows.channels_in),
+            log2(rows.taps),
+            log2(rows.pixels_in / np.maximum(rows.pixels, 1.0)),
+            log2(rows.groups),
+            rows.inputs,
+            rows.resident / np.maximum(rows.read, 1.0),
+            np.log2((rows.read + 64.0) / (rows.written + 64.0)),
+            _left_over(rows.channels, _TILE_CHANNELS),
+            _left_over(rows.pixels, _TILE_PIXELS),
+        ],
+        axis=1,
+    )
+
+
+def _left_over(values: Array, tile: int) -> Array:
+    """Return by how much whole tiles exceed the values: the logarithm to base 2."""
+    result: Array = np.log2(np.ceil(values / tile) * tile / np.maximum(values, 1.0))
+    return result
+
+
+def fit_process(rows: Columns, residual: Array, noise: Array, like: Process | None = None) -> Process:
+    """Fit a process to the logarithms of measured over analytic times.
+
+    Args:
+        residual: shape ``(n,)``.
+        noise: standard deviation of each of them as measurements.
+        like: its scales and spread are used, instead of the likeliest ones.
+    """
+    points = np.round(shape_features(rows), 4)
+    if like is None:
+        scales, spread, louder = likeliest(points, residual, noise)
+    else:
+        scales, spread, louder = np.array(like.scales), like.spread, like.louder
+    noise = noise * louder
+    covariance = _covariance(points / scales, points / scales, spread)
+    covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
+    weights = cho_solve((cholesky(covariance, lower=True), True), residual)
+    return Process(
+        _rows(points),
+        tuple(float(f"{w:.6g}") for w in weights),
+        tuple(round(float(s), 4) for s in scales),
+        float(spread),
+        tuple(round(float(v), 5) for v in noise),
+        float(louder),
+    )
+
+
+def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, float, float]:
+    """Return length scales, spread and factor on the noise under which residuals are likeliest.
+
+    A weak prior keeps scales near 3, in octaves, and the factor near 1.
+    """
+    if len(points) > _MOST_TUNED:
+        chosen = np.random.default_rng(0).choice(len(points), _MOST_TUNED, replace=False)
+        points, residual, noise = points[chosen], residual[chosen], noise[chosen]
+    varies = points.std(axis=0) > 1e-9
+    used = points[:, varies]
+
+    def loss(theta: Array) -> float:
+        scaled = used / np.exp(theta[:-2])
+        covariance = _covariance(scaled, scaled, float(np.exp(theta[-2])))
+        covariance[np.diag_indices_from(covariance)] += (noise * np.exp(theta[-1])) ** 2 + _JITTER
+        factor = cholesky(covariance, lower=True)
+        half = solve_triangular(factor, residual, lower=True)
+        prior = 0.5 * float(((theta[:-2] - 1.0) ** 2).sum() + theta[-1] ** 2)
+        return float(0.5 * half @ half + np.log(np.diag(factor)).sum()) + prior
+
+    start = np.concatenate([np.ones(used.shape[1]), [np.log(max(0.05, float(residual.std()))), 0.0]])
+    bounds = [(-1.0, 4.0)] * used.shape[1] + [(-4.0, 1.0), (-1.0, 2.0)]
+    found = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
+    scales = np.full(points.shape[1], np.e)
+    scales[varies] = np.exp(found.x[:-2])
+    return scales, float(np.exp(found.x[-2])), float(np.exp(found.x[-1]))
+
+
+def _rows(points: Array) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(v) for v in row) for row in points)
+
+
+def _covariance(a: Array, b: Array, spread: float) -> Array:
+    squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
+    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
+    result: Array = spread**2 * (1.0 + distance) * np.exp(-distance)
+    return result
+
+
+@lru_cache(maxsize=512)
+def _factored(process: Process) -> tuple[Array, Array]:
+    """Return the scaled points and the Cholesky factor of their covariance."""
+    known = np.array(process.points) / np.array(process.scales)
+    covariance = _covariance(known, known, process.spread)
+    covariance[np.diag_indices_from(covariance)] += np.array(process.noise) ** 2 + _JITTER
+    return known, cholesky(covariance, lower=True)
+
+
+def together(keys: Sequence[object], logs: Array, noise: float) -> tuple[list[int], Array, Array]:
+    """Return one row for equal shapes: the first index of each, the mean of their logarithms, and its deviation.
+
+    Args:
+        noise: standard deviation of one measurement; half of it is common to all of one shape.
+    """
+    where: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        where.setdefault(key, []).append(index)
+    first = [rows[0] for rows in where.values()]
+    mean = np.array([float(np.mean(logs[rows])) for rows in where.values()])
+    count = np.array([len(rows) for rows in where.values()])
+    return first, mean, noise * np.sqrt(0.25 + 0.75 / count)

@@ -1,0 +1,167 @@
+"""Plans priced by a calibrated model instead of a device: the evaluator ``cost-model``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import CONTRACT_VERSION, Agreement, Batch
+from evaluators.cost_model.files import find_profile, profile_digest
+from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
+from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.timeline import Timeline
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+_LOGGER = logging.getLogger("partition_optimizer")
+_HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
+
+
+class CostModelEvaluator:
+    """See :class:`~evaluators.base.Evaluator`; predicts for the device that a profile describes.
+
+    Args:
+        profile: of the device.
+        platform: its lanes; each must be known to the profile by its name or by what it is like.
+    """
+
+    name = "cost-model"
+
+    def __init__(self, profile: CostProfile | None = None, platform: Platform | None = None) -> None:
+        self._profile = profile
+        self._platform = platform
+
+    def platform(self) -> Platform:
+        """See :class:`~evaluators.base.Evaluator`.
+
+        Raises:
+            UnavailableError: nobody has said which device.
+        """
+        if self._platform is None:
+            raise UnavailableError(
+                "the cost model predicts for a device that a profile describes, and none is given",
+                _HINT,
+            )
+        return self._platform
+
+    def described(self, source: str | Path) -> Platform | None:
+        """See :class:`~evaluators.base.Describer`."""
+        found = find_profile(source)
+        if found is None:
+            return None
+        self._profile, self._platform = found
+        return self._platform
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CostModelSession]:  # noqa: ARG002
+        """See :class:`~evaluators.base.Evaluator`; nothing is written to ``scratch``.
+
+        Raises:
+            ProfileError: the profile is for another platform.
+            UnavailableError: there is no profile.
+        """
+        if self._profile is None and (shipped := find_profile(platform.name)) is not None:
+            self._profile = shipped[0]
+        if self._profile is None:
+            raise UnavailableError(
+                f"there is no profile of platform {platform.name!r}",
+                _HINT,
+            )
+        for lane in platform.processors:
+            profile_key(self._profile, lane)
+        session = CostModelSession(self._profile, platform)
+        try:
+            yield session
+        finally:
+            session.closed = True
+
+
+class CostModelSession:
+    """See :class:`~evaluators.base.Session`; loading a plan is simulating it."""
+
+    def __init__(self, profile: CostProfile, platform: Platform) -> None:
+        self._profile = profile
+        self._platform = platform
+        self._simulators: dict[str, PlanSimulator] = {}
+        self.closed = False
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {
+            "evaluator": CostModelEvaluator.name,
+            "contract_version": CONTRACT_VERSION,
+            "profile": self._profile.name,
+            "profile_digest": profile_digest(self._profile),
+            "platform": self._platform.to_json(),
+        }
+
+    def simulator(self, graph: Graph) -> PlanSimulator:
+        """Return the simulator of a graph's plans; what the profile cannot vouch for is told once, as warnings.
+
+        Raises:
+            ProfileError: the profile has nothing that resembles some operator.
+        """
+        if graph.digest not in self._simulators:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", OutsideFitWarning)
+                table = prices(self._profile, graph, self._platform)
+            for text in dict.fromkeys(str(w.message) for w in caught if w.category is OutsideFitWarning):
+                _LOGGER.warning("%s: %s", graph.name, text)
+            self._simulators[graph.digest] = PlanSimulator(graph, self._platform, table)
+        return self._simulators[graph.digest]
+
+    def refused(self, graph: Graph, processor: str) -> list[int]:
+        """See :class:`~evaluators.base.Refuser`."""
+        lane = [p.name for p in self._platform.processors].index(processor)
+        return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[lane]))]
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:  # noqa: ARG002
+        """See :class:`~evaluators.base.Session`; a rebuilt instance is predicted the same.
+
+        Raises:
+            PlanError: the plan is not for this graph or platform.
+            ProfileError: the profile has nothing that resembles some operator.
+            UnavailableError: a lane does not take an operator of its stage, or the session is over.
+        """
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        plan.validate(graph, self._platform)
+        simulator = self.simulator(graph)
+        return Prediction(simulator.run(plan), simulator.sigma(plan))
+
+
+class Prediction:
+    """A plan with a predicted timeline; see :class:`~evaluators.base.Candidate`.
+
+    Attributes:
+        relative_sigma: standard deviation of the latency, relative, as the profile's fit knows its own errors.
+    """
+
+    def __init__(self, timeline: Timeline, relative_sigma: float) -> None:
+        self._timeline = timeline
+        self.relative_sigma = relative_sigma
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
+        makespan_s = self._timeline.makespan_s
+        runs = 1 if makespan_s > stop_above_s else n
+        by_stage = sorted(self._timeline.events, key=lambda e: e.stage)
+        stage_s = np.array([e.end_s - e.start_s for e in by_stage])
+        return Batch(np.full(runs, makespan_s), np.tile(stage_s, (runs, 1)), self._timeline, self.relative_sigma)
+
+    def verify(self) -> Agreement | None:
+        """Return None: there are no outputs."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""

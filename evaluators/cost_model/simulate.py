@@ -1,0 +1,209 @@
+"""The law by which stages run on lanes, for predictions as for the synthetic evaluator; the runner keeps to the same.
+
+A lane runs one stage at a time (``slots`` of them), in the order of the plan (``static``) or in the order in which
+stages become ready (``fifo``). A stage is ready when every stage that it reads from is done and has handed over. Lanes
+that exclude each other take turns; of a plan's stages the earlier one goes first. Lanes that run at once may slow each
+other: a stage then progresses at ``1 / (product of the factors of the lanes that are busy)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from evaluators.timeline import Event, Timeline
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Platform
+
+Dispatch = Literal["static", "fifo"]
+Span = tuple[float, float]
+"""Start and end of a task, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """Which lanes stand in each other's way, by index.
+
+    Attributes:
+        excluded: for each lane the others that cannot run while it does.
+        slots: how many tasks a lane runs at once.
+    """
+
+    excluded: tuple[tuple[int, ...], ...]
+    slots: tuple[int, ...]
+
+    @classmethod
+    def of(cls, platform: Platform) -> Law:
+        """Return the law of a platform; lanes are numbered in its order."""
+        lanes = platform.processors
+        return cls(
+            tuple(tuple(j for j, b in enumerate(lanes) if j != i and a.excludes(b)) for i, a in enumerate(lanes)),
+            tuple(lane.slots for lane in lanes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One stage of one inference.
+
+    Attributes:
+        lane: its index.
+        work_s: what it takes while nothing slows it.
+        needs: the tasks that it reads from, all earlier ones, and what each needs to hand over, in seconds.
+        slowed: for each lane the factor on the task's time while that lane is busy; empty where nothing slows it.
+        release_s: it is not ready before.
+    """
+
+    lane: int
+    work_s: float
+    needs: tuple[tuple[int, float], ...] = ()
+    slowed: tuple[float, ...] = ()
+    release_s: float = 0.0
+
+
+def run_tasks(tasks: Sequence[Task], law: Law, dispatch: Dispatch = "static") -> list[Span]:
+    """Return when each task runs.
+
+    Raises:
+        UnavailableError: a task can never start, or a time is no number.
+    """
+    for index, task in enumerate(tasks):
+        if not 0.0 <= task.work_s < math.inf:
+            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is no time")
+    if dispatch == "static" and not any(task.slowed for task in tasks):
+        return _in_order(tasks, law)
+    return _Run(tasks, law, dispatch).finish()
+
+
+def _in_order(tasks: Sequence[Task], law: Law) -> list[Span]:
+    """Run tasks that do not slow each other: one pass in their order."""
+    free: list[list[float]] = [[0.0] * slots for slots in law.slots]
+    last = [0.0] * len(law.slots)
+    spans: list[Span] = []
+    for task in tasks:
+        lane = task.lane
+        slots = free[lane]
+        start = max(slots[0], task.release_s)
+        for other in law.excluded[lane]:
+            start = max(start, last[other])
+        for before, delay_s in task.needs:
+            start = max(start, spans[before][1] + delay_s)
+        end = start + task.work_s
+        slots[0] = end
+        if len(slots) > 1:
+            slots.sort()
+        last[lane] = max(last[lane], end)
+        spans.append((start, end))
+    return spans
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tasks from event to event: something ends or becomes ready, and the rates of all that run are set anew."""
+
+    tasks: Sequence[Task]
+    law: Law
+    dispatch: Dispatch
+    now_s: float = 0.0
+    left: dict[int, float] = field(default_factory=dict)  # running task → work that is left
+    started: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+
+    def finish(self) -> list[Span]:
+        self.waiting = list(range(len(self.tasks)))
+        while self.waiting or self.left:
+            self._start()
+            rates = {index: 1.0 / self._slowed(index) for index in self.left}
+            ends = [self.left[i] / rate for i, rate in rates.items()]
+            wakes = [at - self.now_s for i in self.waiting if (at := self._ready_s(i)) is not None and at > self.now_s]
+            step_s = min(ends + wakes, default=math.inf)
+            if step_s == math.inf:
+                raise UnavailableError("stages wait for each other for ever", "this is no order that lanes can run")
+            self._advance(step_s, rates)
+        return [(self.started[i], self.ended[i]) for i in range(len(self.tasks))]
+
+    def _advance(self, step_s: float, rates: dict[int, float]) -> None:
+        self.now_s += step_s
+        for index, rate in rates.items():
+            self.left[index] -= step_s * rate
+            # What rounding leaves of a task is no work.
+            if self.left[index] <= 1e-12 * max(self.tasks[index].work_s, self.now_s):
+                del self.left[index]
+                self.ended[index] = self.now_s
+
+    def _start(self) -> None:
+        """Start what can start now; who waits for a lane keeps later ones off it, and off those it excludes."""
+        order = self.waiting
+        if self.dispatch == "fifo":
+            # Who is not ready yet does not queue.
+            queue = [(at, i) for i in self.waiting if (at := self._ready_s(i)) is not None and at <= self.now_s]
+            order = [i for _, i in sorted(queue)]
+        claimed: dict[int, int] = {}
+        busy: dict[int, int] = {}
+        for index in self.left:
+            lane = self.tasks[index].lane
+            busy[lane] = busy.get(lane, 0) + 1
+        for index in list(order):
+            lane = self.tasks[index].lane
+            free = self.law.slots[lane] - busy.get(lane, 0) - claimed.get(lane, 0)
+            blocked = any(busy.get(o) or claimed.get(o) for o in self.law.excluded[lane])
+            ready_s = self._ready_s(index)
+            if free > 0 and not blocked and ready_s is not None and ready_s <= self.now_s:
+                self.waiting.remove(index)
+                self.started[index] = self.now_s
+                self.left[index] = self.tasks[index].work_s
+                busy[lane] = busy.get(lane, 0) + 1
+            else:
+                claimed[lane] = claimed.get(lane, 0) + 1
+
+    def _ready_s(self, index: int) -> float | None:
+        task = self.tasks[index]
+        at = task.release_s
+        for before, delay_s in task.needs:
+            if before not in self.ended:
+                return None
+            at = max(at, self.ended[before] + delay_s)
+        return at
+
+    def _slowed(self, index: int) -> float:
+        task = self.tasks[index]
+        if not task.slowed:
+            return 1.0
+        lanes = {self.tasks[other].lane for other in self.left if other != index} - {task.lane}
+        return math.prod(task.slowed[lane] for lane in lanes)
+
+
+def timeline(spans: Sequence[Span], lanes: Sequence[str]) -> Timeline:
+    """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``lanes[i]``."""
+    events = [Event(i, lane, start, end) for i, ((start, end), lane) in enumerate(zip(spans, lanes, strict=True))]
+    events.sort(key=lambda e: (e.start_s, e.stage))
+    return Timeline(tuple(events))
+
+
+def stream(tasks: Sequence[Task], inferences: int) -> list[Task]:
+    """Return the tasks of several inferences, each of which may begin at once; those of inference 0 come first."""
+    found = []
+    for number in range(inferences):
+        shift = number * len(tasks)
+        found += [
+            Task(t.lane, t.work_s, tuple((b + shift, d) for b, d in t.needs), t.slowed, t.release_s) for t in tasks
+        ]
+    return found
+
+
+def period_s(tasks: Sequence[Task], law: Law, inferences: int = 0) -> float:
+    """Return the seconds from one result to the next when inferences follow each other without a pause.
+
+    Lanes take stages first come, first served, so that an inference begins while earlier ones are still under way.
+
+    Args:
+        inferences: how many to simulate, and as many again; by default enough for a steady state.
+    """
+    count = inferences or len({t.lane for t in tasks}) + 6
+    ends = [
+        max(end for _, end in run_tasks(stream(tasks, inferences), law, "fifo")) for inferences in (count, 2 * count)
+    ]
+    return (ends[1] - ends[0]) / count

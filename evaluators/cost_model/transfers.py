@@ -1,0 +1,162 @@
+"""What a graph costs on a platform, as tables: each operator on each lane, each way between two lanes.
+
+The tables are what a profile (:mod:`evaluators.cost_model.profile`) says about one graph; the simulator reads nothing
+else, so that it can also run on tables that were measured.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.cost_model.profile import CostProfile, OutsideFitWarning, ProcessorProfile
+from search_spaces.errors import ProfileError
+from search_spaces.graph import Graph
+from search_spaces.platform import Platform, Processor
+
+Table = NDArray[np.float64]
+
+_MACS_PER_BYTE = 16.0  # an operator of this intensity spends about half its time on traffic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prices:
+    """P lanes in platform order, n operators.
+
+    Attributes:
+        operator_s: shape ``(P, n)``; infinite where a lane does not take an operator.
+        sigma: relative standard deviations of these, the same shape.
+        traffic: the share of an operator's time that is memory traffic, shape ``(n,)``.
+        invocation_s: for every stage, shape ``(P,)``.
+        io_s_per_byte: for what a stage reads from and hands back to its caller, shape ``(P,)``.
+        latency_s: from the end of a stage to the start of one that reads from it, ``[from, to]``, shape ``(P, P)``.
+        byte_s: for each byte that a stage reads from another lane's stage, ``[from, to]``; part of the reader's time.
+        slow_compute, slow_memory: factors on the two parts of a time on lane ``[victim]`` while ``[other]`` is busy.
+        capacity_bytes, pressure_per_byte: weights of a stage beyond the first (0: no limit) slow all its operators by
+            the second, as a share of their time.
+        power_w: while a lane runs, shape ``(P,)``; NaN where unknown.
+    """
+
+    operator_s: Table
+    sigma: Table
+    traffic: Table
+    invocation_s: Table
+    io_s_per_byte: Table
+    latency_s: Table
+    byte_s: Table
+    slow_compute: Table
+    slow_memory: Table
+    capacity_bytes: Table
+    pressure_per_byte: Table
+    power_w: Table
+
+    def __post_init__(self) -> None:
+        lanes, count = self.operator_s.shape
+        for name, shape in (
+            ("sigma", (lanes, count)),
+            ("traffic", (count,)),
+            *((name, (lanes,)) for name in _PER_LANE),
+            *((name, (lanes, lanes)) for name in _PER_PAIR),
+        ):
+            table = getattr(self, name)
+            if table.shape != shape:
+                raise ValueError(f"{name} has the shape {table.shape}, not {shape}")
+            if name != "power_w" and (np.isnan(table).any() or (table < 0).any()):
+                raise ProfileError(f"{name} has an entry that is negative or no number")
+        if np.isnan(self.operator_s).any() or (self.operator_s < 0).any():
+            raise ProfileError("operator_s has an entry that is negative or no number")
+
+
+_PER_LANE = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
+_PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory")
+
+
+def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool = True) -> Prices:
+    """Return what a profile says about a graph on a platform's lanes.
+
+    Args:
+        warn: whether doubts become an :class:`~evaluators.cost_model.profile.OutsideFitWarning`.
+
+    Raises:
+        ProfileError: the profile has no such processor, or nothing that resembles some operator.
+    """
+    features = operator_features(graph)
+    lanes = platform.processors
+    keys = [profile_key(profile, lane) for lane in lanes]
+    known: dict[str, tuple[Table, Table]] = {}
+    for key in dict.fromkeys(keys):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always" if warn else "ignore", OutsideFitWarning)
+            predicted = profile.predict(features, key, warn=warn)
+        known[key] = predicted.seconds, predicted.relative_sigma
+    of: list[ProcessorProfile] = [profile[key] for key in keys]
+    latency_s, byte_s = _links(profile, keys)
+    compute, memory = _contention(profile, platform, keys)
+    return Prices(
+        operator_s=np.array([known[key][0] for key in keys]),
+        sigma=np.array([known[key][1] for key in keys]),
+        traffic=np.array([_traffic(f) for f in features]),
+        invocation_s=np.array([p.invocation_s for p in of]),
+        io_s_per_byte=np.array([p.io_s_per_byte for p in of]),
+        latency_s=latency_s,
+        byte_s=byte_s,
+        slow_compute=compute,
+        slow_memory=memory,
+        capacity_bytes=np.array([float(p.capacity_bytes) for p in of]),
+        pressure_per_byte=np.array([p.pressure_per_byte for p in of]),
+        power_w=np.array([np.nan if p.power_w is None else p.power_w for p in of]),
+    )
+
+
+def profile_key(profile: CostProfile, lane: Processor) -> str:
+    """Return under which name a profile knows a lane: its own, or what it is like.
+
+    Raises:
+        ProfileError: under neither.
+    """
+    for key in (lane.name, lane.like, lane.like.partition("@")[0]):
+        if key in profile.processors:
+            return key
+    known = ", ".join(profile.processors) or "none"
+    raise ProfileError(
+        f"profile {profile.name!r} knows no processor {lane.name!r} ({lane.like})",
+        f"it has: {known}; choose among them with --processors, or calibrate this one",
+    )
+
+
+def _links(profile: CostProfile, keys: list[str]) -> tuple[Table, Table]:
+    count = len(keys)
+    latency_s, byte_s = np.zeros((count, count)), np.zeros((count, count))
+    both = {(link.source, link.target) for link in profile.links}
+    for link in profile.links:
+        per_byte = link.copy_s_per_byte + link.transform_s_per_byte
+        pairs = [(link.source, link.target)]
+        if (link.target, link.source) not in both:
+            pairs.append((link.target, link.source))
+        for source, target in pairs:
+            for i, a in enumerate(keys):
+                for j, b in enumerate(keys):
+                    if i != j and (a, b) == (source, target):
+                        latency_s[i, j], byte_s[i, j] = link.latency_s, per_byte
+    return latency_s, byte_s
+
+
+def _contention(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table]:
+    count = len(keys)
+    compute, memory = np.ones((count, count)), np.ones((count, count))
+    for entry in profile.contention:
+        for i, a in enumerate(keys):
+            for j, b in enumerate(keys):
+                excluded = platform.processors[i].excludes(platform.processors[j])
+                if i != j and not excluded and (a, b) == (entry.victim, entry.other):
+                    compute[i, j], memory[i, j] = entry.compute, entry.memory
+    return compute, memory
+
+
+def _traffic(f: OperatorFeatures) -> float:
+    """Return the share of an operator's time that is taken to be memory traffic: it falls with arithmetic intensity."""
+    return 1.0 / (1.0 + f.intensity / _MACS_PER_BYTE)

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.contract import check_timeline, example_graph
+from evaluators.cost_model.chains import Chains, ChainSimulator, all_chains
+from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.simulate import Law, Task, period_s, run_tasks, stream
+from evaluators.cost_model.transfers import Prices
+from search_spaces.chain import ChainSpace, chain_plan
+from search_spaces.errors import ProfileError, UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import canonical
+from search_spaces.platform import Platform, Processor
+from tests.strategies import chain_graph, chains, graphs, one_core, placements, platforms, shared_platforms
+
+FREE = Law(((), ()), (1, 1))
+TURNS = Law(((1,), (0,)), (1, 1))
+
+
+@st.composite
+def priced(draw: st.DrawFn, graph: Graph, platform: Platform, *, contention: bool = True) -> Prices:
+    """Draw prices that are not negative; alike lanes may differ, which the simulator does not mind."""
+    lanes, count = len(platform.processors), len(graph.operators)
+
+    def table(*shape: int, low: float = 0.0, high: float = 1.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        size = math.prod(shape)
+        values = draw(st.lists(st.floats(low, high, allow_subnormal=False), min_size=size, max_size=size))
+        return np.array(values).reshape(shape)
+
+    slow = table(2, lanes, lanes, low=1.0, high=2.0) if contention else np.ones((2, lanes, lanes))
+    return Prices(
+        operator_s=table(lanes, count, low=0.01),
+        sigma=table(lanes, count),
+        traffic=table(count),
+        invocation_s=table(lanes),
+        io_s_per_byte=table(lanes, high=1e-2),
+        latency_s=table(lanes, lanes),
+        byte_s=table(lanes, lanes, high=1e-2),
+        slow_compute=slow[0],
+        slow_memory=slow[1],
+        capacity_bytes=table(lanes, high=20.0),
+        pressure_per_byte=table(lanes, high=1e-2),
+        power_w=table(lanes, low=0.5, high=5.0),
+    )
+
+
+@st.composite
+def simulated(draw: st.DrawFn, *, contention: bool = True) -> PlanSimulator:
+    graph = draw(graphs())
+    platform = draw(st.one_of(platforms(), shared_platforms()))
+    return PlanSimulator(graph, platform, draw(priced(graph, platform, contention=contention)))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_timelines_are_lawful(data: st.DataObject) -> None:
+    simulator = data.draw(simulated())
+    plan = canonical(data.draw(placements(simulator.graph, simulator.platform)), simulator.graph, simulator.platform)
+    check_timeline(simulator.run(plan), simulator.graph, plan, simulator.platform)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_one_stage_takes_what_its_operators_take(data: st.DataObject) -> None:
+    simulator = data.draw(simulated())
+    prices = replace(
+        simulator.prices,
+        io_s_per_byte=np.zeros_like(simulator.prices.io_s_per_byte),
+        capacity_bytes=np.zeros_like(simulator.prices.capacity_bytes),
+    )
+    alone = PlanSimulator(simulator.graph, simulator.platform, prices)
+    plan = chain_plan(simulator.graph, (), [simulator.platform.processors[0].name])
+    expected = float(prices.operator_s[0].sum() + prices.invocation_s[0])
+    assert alone.latency_s(plan) == pytest.approx(expected)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_it_is_monotone_in_every_price(data: st.DataObject) -> None:
+    simulator = data.draw(simulated(contention=False))
+    plan = canonical(data.draw(placements(simulator.graph, simulator.platform)), simulator.graph, simulator.platform)
+    name = data.draw(st.sampled_from(["operator_s", "invocation_s", "io_s_per_byte", "latency_s", "byte_s"]))
+    before = getattr(simulator.prices, name)
+    factor = data.draw(st.floats(1.0, 3.0))
+    dearer = PlanSimulator(simulator.graph, simulator.platform, replace(simulator.prices, **{name: before * factor}))
+    assert dearer.latency_s(plan) >= simulator.latency_s(plan) * (1 - 1e-9)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_contention_never_makes_a_plan_faster(data: st.DataObject) -> None:
+    simulator = data.draw(simulated())
+    ones = np.ones_like(simulator.prices.slow_compute)
+    quiet = PlanSimulator(
+        simulator.graph, simulator.platform, replace(simulator.prices, slow_compute=ones, slow_memory=ones)
+    )
+    plan = data.draw(chains(simulator.graph, simulator.platform))
+    if len(plan.stages) == 1:
+        assert simulator.latency_s(plan) == pytest.approx(quiet.latency_s(plan))
+    assert simulator.latency_s(plan) <= 4.0 ** len(simulator.platform.processors) * quiet.latency_s(plan) + 1e-9
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_batch_equals_its_plans_one_by_one(data: st.DataObject) -> None:
+    simulator = data.draw(simulated())
+    batch = ChainSimulator(simulator)
+    most = min(3, len(simulator.graph.operators))
+    for group in all_chains(len(simulator.graph.operators), simulator.platform, most):
+        found = batch.latency_s(group)
+        for index in range(0, len(group), max(1, len(group) // 5)):
+            plan = group.plan(index, simulator.graph, simulator.platform)
+            assert found[index] == pytest.approx(simulator.latency_s(plan), rel=1e-9)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_the_event_driven_law_is_the_plain_one_where_nothing_slows(data: st.DataObject) -> None:
+    simulator = data.draw(simulated(contention=False))
+    plan = data.draw(chains(simulator.graph, simulator.platform))
+    tasks = simulator.tasks(plan)
+    lanes = len(simulator.platform.processors)
+    slowed = [replace(task, slowed=(1.0,) * lanes) for task in tasks]
+    for plain, event in zip(run_tasks(tasks, simulator.law), run_tasks(slowed, simulator.law), strict=True):
+        assert event == pytest.approx(plain, abs=1e-9)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_stream_is_bounded_by_its_busiest_lane_and_by_one_inference(data: st.DataObject) -> None:
+    simulator = data.draw(simulated(contention=False))
+    plan = data.draw(chains(simulator.graph, simulator.platform))
+    tasks = simulator.tasks(plan)
+    busy: dict[int, float] = {}
+    for task in tasks:
+        busy[task.lane] = busy.get(task.lane, 0.0) + task.work_s
+    period = simulator.period_s(plan)
+    assert period >= max(busy.values()) * (1 - 1e-6)
+    assert period <= (simulator.latency_s(plan) + sum(d for t in tasks for _, d in t.needs)) * (1 + 1e-6)
+
+
+def test_all_chains_are_the_points_of_the_chain_space() -> None:
+    platform = Platform("p", (one_core(0), one_core(1), Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")))
+    graph = chain_graph(6)
+    space = ChainSpace(graph, platform, 3)
+    ours = {g.plan(i, graph, platform).digest for g in all_chains(6, platform, 3) for i in range(len(g))}
+    assert ours == {space.plan_at(i).digest for i in range(space.cardinality())}
+
+
+def test_lanes_that_run_at_once_slow_each_other_for_as_long_as_they_do() -> None:
+    tasks = [Task(0, 1.0, slowed=(1.0, 1.5)), Task(1, 2.0, slowed=(2.0, 1.0))]
+    first, second = run_tasks(tasks, FREE)
+    assert first == pytest.approx((0.0, 1.5))  # 1.5 times as long beside the other
+    assert second == pytest.approx((0.0, 1.5 + 1.25))  # 0.75 done by then
+
+
+def test_lanes_that_exclude_each_other_take_turns_in_the_order_of_the_plan() -> None:
+    tasks = [Task(0, 1.0), Task(1, 1.0), Task(0, 1.0)]
+    assert run_tasks(tasks, TURNS) == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
+
+
+def test_fifo_takes_what_is_ready_first() -> None:
+    tasks = [Task(1, 3.0), Task(0, 1.0, ((0, 0.0),)), Task(0, 1.0)]
+    assert run_tasks(tasks, FREE, "static")[2] == (4.0, 5.0)
+    assert run_tasks(tasks, FREE, "fifo")[2] == (0.0, 1.0)
+
+
+def test_a_lane_with_two_slots_runs_two_stages() -> None:
+    law = Law(((),), (2,))
+    tasks = [Task(0, 1.0), Task(0, 2.0), Task(0, 1.0)]
+    assert run_tasks(tasks, law) == [(0.0, 1.0), (0.0, 2.0), (1.0, 2.0)]
+    assert run_tasks(tasks, law, "fifo") == [(0.0, 1.0), (0.0, 2.0), (1.0, 2.0)]
+
+
+def test_a_pipeline_of_two_lanes_gives_a_result_per_slower_stage() -> None:
+    tasks = [Task(0, 1.0), Task(1, 2.0, ((0, 0.5),))]
+    assert period_s(tasks, FREE) == pytest.approx(2.0)
+    assert period_s(tasks, TURNS) == pytest.approx(3.0)
+    assert len(stream(tasks, 3)) == 6
+
+
+def test_a_stage_that_its_lane_refuses_is_told() -> None:
+    with pytest.raises(UnavailableError, match="stage 0 takes inf s"):
+        run_tasks([Task(0, math.inf)], FREE)
+
+
+def test_prices_that_are_no_prices_are_refused() -> None:
+    good = PlanSimulatorParts.prices()
+    with pytest.raises(ProfileError, match="operator_s has an entry"):
+        replace(good, operator_s=np.full_like(good.operator_s, np.nan))
+    with pytest.raises(ProfileError, match="latency_s has an entry"):
+        replace(good, latency_s=good.latency_s - 1.0)
+    with pytest.raises(ValueError, match="byte_s has the shape"):
+        replace(good, byte_s=np.zeros((1, 1)))
+
+
+def test_energy_and_memory_of_a_plan() -> None:
+    simulator = PlanSimulatorParts.simulator()
+    graph = simulator.graph
+    plan = chain_plan(graph, (4,), ["a", "b"])
+    # Four operators on each lane, 1 s and 2 s; 5 W and 3 W.
+    assert simulator.energy_j(plan) == pytest.approx(4 * 1.0 * 5.0 + 4 * 2.0 * 3.0)
+    one = graph.tensors[0].nbytes
+    assert simulator.peak_bytes(plan)["a"] == 3 * one  # the branch is kept, one is read and one written
+    assert simulator.peak_bytes(chain_plan(graph, (), ["a"])) == {"a": 3 * one}
+    assert 0 < simulator.sigma(plan) < 0.1
+    unknown = replace(simulator.prices, power_w=np.array([5.0, np.nan]))
+    assert PlanSimulator(graph, simulator.platform, unknown).energy_j(plan) is None
+
+
+class PlanSimulatorParts:
+    """Two lanes that do not exclude each other, ``a`` twice as fast as ``b``."""
+
+    @staticmethod
+    def prices(count: int = 8) -> Prices:
+        two, pairs = np.zeros(2), np.zeros((2, 2))
+        return Prices(
+            operator_s=np.array([[1.0] * count, [2.0] * count]),
+            sigma=np.full((2, count), 0.1),
+            traffic=np.zeros(count),
+            invocation_s=two,
+            io_s_per_byte=two,
+            latency_s=pairs,
+            byte_s=pairs,
+            slow_compute=pairs + 1,
+            slow_memory=pairs + 1,
+            capacity_bytes=two,
+            pressure_per_byte=two,
+            power_w=np.array([5.0, 3.0]),
+        )
+
+    @classmethod
+    def simulator(cls) -> PlanSimulator:
+        lanes = tuple(Processor(name, "cpu", {name: 1.0}, name) for name in "ab")
+        return PlanSimulator(example_graph(), Platform("two", lanes), cls.prices())
+
+
+def test_a_refused_chain_takes_for_ever_in_a_batch() -> None:
+    simulator = PlanSimulatorParts.simulator()
+    refused = simulator.prices.operator_s.copy()
+    refused[1, 3] = np.inf
+    batch = ChainSimulator(
+        PlanSimulator(simulator.graph, simulator.platform, replace(simulator.prices, operator_s=refused))
+    )
+    found = batch.latency_s(Chains(np.array([[4], [2]]), np.array([[0, 1], [0, 1]])))
+    assert found[0] == pytest.approx(12.0)
+    assert found[1] == np.inf
