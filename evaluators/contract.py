@@ -9,24 +9,31 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 import numpy as np
 
-from evaluators.base import Batch, Evaluator, Session
+from evaluators.base import CONTRACT_VERSION, Batch, Evaluator, Session
 from evaluators.timeline import Timeline
 from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError
+from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform
+from search_spaces.platform import Limits, Platform
+from search_spaces.plugins import contract_version
 
 _CLOCK_S = 1e-6  # events are compared with this tolerance: clocks of two processes may be read a moment apart
+_PATIENCE_S = 10.0  # within this, an evaluator that measures obeys an interrupt or a limit
+_MANY = 1_000_000
 
 
 def example_graph(operators: int = 8) -> Graph:
@@ -44,9 +51,15 @@ class EvaluatorContract:
 
     Attributes:
         measures: whether running takes the time that is reported (a prediction does not).
+        call_s: what a call of ``run`` takes at most beside the runs, as to reach a board and to load the plan there.
     """
 
     measures: bool = False
+    call_s: float = 0.01
+
+    def failing(self, graph: Graph, platform: Platform) -> Plan | None:  # noqa: ARG002
+        """Return a plan that the device fails at, where there is one to try; may be overridden."""
+        return None
 
     def evaluator(self) -> Evaluator:
         """Return a new evaluator; must be overridden."""
@@ -66,15 +79,19 @@ class EvaluatorContract:
         return list({plan.digest: plan for plan in found}.values())
 
     @contextmanager
-    def _session(self) -> Iterator[tuple[Session, Platform]]:
+    def _session(self, limits: Limits | None = None) -> Iterator[tuple[Session, Platform]]:
         evaluator = self.evaluator()
         platform = evaluator.platform()
+        if limits is not None:
+            platform = replace(platform, limits=limits)
         with TemporaryDirectory() as scratch, evaluator.prepare(platform, Path(scratch)) as session:
             yield session, platform
 
     def test_has_a_name_and_a_platform(self) -> None:
-        """The name is not empty, and the platform has processors (its own rule)."""
+        """The name is not empty, the platform has processors (its own rule), and the contract is this one."""
         evaluator = self.evaluator()
+        version = contract_version(evaluator)
+        _require(version == CONTRACT_VERSION, f"written for contract {version}; this is {CONTRACT_VERSION}")
         _require(bool(evaluator.name), "the evaluator has no name")
         _require(bool(evaluator.platform().name), "the platform has no name")
 
@@ -109,7 +126,7 @@ class EvaluatorContract:
                     latency_s = float(candidate.run(10).latency_s.sum())
                     wall_s = time.perf_counter() - start_s
                     _require(latency_s <= wall_s, f"10 runs took {wall_s} s and are reported as {latency_s} s")
-                    _require(wall_s <= 2 * latency_s + 0.01, f"10 runs: {wall_s} s, reported as {latency_s} s")
+                    _require(wall_s <= 2 * latency_s + self.call_s, f"10 runs: {wall_s} s, reported as {latency_s} s")
 
     def test_stops_after_a_slow_run(self) -> None:
         """``stop_above_s`` ends the batch with the first slower run, and never before."""
@@ -158,7 +175,7 @@ class EvaluatorContract:
                     _require(agreement is None or agreement.accepted, f"outputs differ: {agreement}")
 
     def test_refuses_what_it_cannot_run(self) -> None:
-        """A plan for another graph, or with a lane that is not there, is an error of ours, not a crash."""
+        """A plan for another graph, or with a lane that is not there, is an error of ours; the session goes on."""
         graph = self.graph()
         whole = tuple(range(len(graph.operators)))
         with self._session() as (session, platform):
@@ -169,6 +186,87 @@ class EvaluatorContract:
                 except OptimizeError:
                     continue
                 _require(False, f"loaded {plan}")
+            _check_runs(session, graph, self.plans(graph, platform)[0])
+
+    def test_a_failure_is_told_and_is_not_the_end(self) -> None:
+        """A plan that the device fails at is an UnavailableError that says why, and other plans still run."""
+        graph = self.graph()
+        with self._session() as (session, platform):
+            plan = self.failing(graph, platform)
+            if plan is None:
+                return
+            try:
+                with closing(session.load(graph, plan)) as candidate:
+                    candidate.run(1)
+            except UnavailableError as error:
+                _require(bool(error.what), "the error does not say what is wrong")
+            else:
+                _require(False, f"{plan} did not fail")
+            _check_runs(session, graph, self.plans(graph, platform)[0])
+
+    def test_sessions_come_one_after_another(self) -> None:
+        """One evaluator can be prepared again; closing twice does no harm; after its end a session loads nothing."""
+        graph, evaluator = self.graph(), self.evaluator()
+        platform = evaluator.platform()
+        plan = self.plans(graph, platform)[0]
+        for _ in range(2):
+            with evaluator.prepare(platform) as session:
+                candidate = session.load(graph, plan)
+                _check_batch(candidate.run(1), 1, plan)
+                candidate.close()
+                candidate.close()
+                left_open = session.load(graph, plan)  # noqa: F841 - the session's end must do without its being closed
+            try:
+                session.load(graph, plan)
+            except OptimizeError:
+                continue
+            _require(False, "a session that is over loaded a plan")
+
+    def test_leaves_nothing_when_the_search_fails(self) -> None:
+        """An exception within the session comes out as it is."""
+        try:
+            with self._session() as (session, platform):
+                session.load(self.graph(), self.plans(self.graph(), platform)[0])
+                raise _FailedError  # noqa: TRY301 - that it passes through is the point
+        except _FailedError:
+            return
+        _require(False, "the session swallowed an exception")
+
+    def test_an_interrupt_ends_a_run(self) -> None:
+        """Ctrl-C during a long batch comes through soon, and the session can still be left."""
+        if not self.measures or threading.current_thread() is not threading.main_thread():
+            return
+        graph = self.graph()
+        begin_s = time.monotonic()
+        with suppress(KeyboardInterrupt), self._session() as (session, platform):
+            candidate = session.load(graph, self.plans(graph, platform)[0])
+            begin_s = time.monotonic()
+            with _interrupt_after(0.3):
+                candidate.run(_MANY)
+            _require(False, "the interrupt did not come through")
+        took_s = time.monotonic() - begin_s
+        _require(took_s < _PATIENCE_S, f"an interrupt took {took_s:.1f} s")
+
+    def test_a_run_keeps_to_its_limit(self) -> None:
+        """An inference that takes longer than the platform's limit is an UnavailableError, told soon."""
+        if not self.measures:
+            return
+        graph = self.graph()
+        with self._session(Limits(run_s=1e-4)) as (session, platform):
+            plan = self.plans(graph, platform)[0]
+            begin_s = time.monotonic()
+            try:
+                with closing(session.load(graph, plan)) as candidate:
+                    begin_s = time.monotonic()
+                    _check_batch(candidate.run(1), 1, plan)  # an evaluator may also be quick enough
+            except UnavailableError:
+                pass
+            took_s = time.monotonic() - begin_s
+            _require(took_s < _PATIENCE_S, f"with a limit of 0.1 ms, a run took {took_s:.1f} s")
+
+
+class _FailedError(Exception):
+    """What a search might raise within a session."""
 
 
 def check_timeline(timeline: Timeline, graph: Graph, plan: Plan, platform: Platform) -> None:
@@ -191,6 +289,27 @@ def check_timeline(timeline: Timeline, graph: Graph, plan: Plan, platform: Platf
     for one, other in itertools.combinations(events, 2):
         exclusive = one.lane == other.lane or platform[one.lane].excludes(platform[other.lane])
         _require(not exclusive or one.end_s <= other.start_s + _CLOCK_S, f"{one} and {other} overlap")
+
+
+def _check_runs(session: Session, graph: Graph, plan: Plan) -> None:
+    with closing(session.load(graph, plan)) as candidate:
+        _check_batch(candidate.run(1), 1, plan)
+
+
+@contextmanager
+def _interrupt_after(seconds: float) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the body as Ctrl-C would; an alarm of somebody else is put back."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    left_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left_s)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _check_batch(batch: Batch, runs: int, plan: Plan) -> None:

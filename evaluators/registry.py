@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import difflib
-from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from evaluators.base import Evaluator
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.plugins import entries, find_entry, foreign, is_ours, load_entry, origin, time_limit
 
-GROUP = "partition_optimizer.evaluators"
+MAKE_S = 30.0
 
 
 def evaluator_names() -> list[str]:
     """Return the names of all installed evaluators."""
-    return sorted(entry.name for entry in entry_points(group=GROUP))
+    return sorted({entry.name for entry in entries("evaluator")})
 
 
 def make_evaluator(name: str) -> Evaluator:
-    """Return a new evaluator.
+    """Return a new evaluator; one that is not ours is guarded (:mod:`evaluators.guard`).
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: there is none of this name, or two.
         UnavailableError: it is installed but cannot be loaded; the text names the distribution and the cause.
     """
-    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    if not found:
-        names = evaluator_names()
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"installed are: {', '.join(names)}"
-        raise UsageError(f"there is no evaluator {name!r}", hint)
-    try:
-        return cast("Evaluator", found[0].load()())
-    except Exception as error:
-        raise UnavailableError(
-            f"evaluator {name!r} of {_origin(found[0])} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+    entry = find_entry("evaluator", name)
+    kind = load_entry("evaluator", entry)
+    if is_ours(entry):
+        return cast("Evaluator", kind())
+    from evaluators.guard import guarded
+
+    what = f"evaluator {name!r} of {origin(entry)}"
+    with foreign(f"{what} cannot be made"), time_limit(MAKE_S, f"{what}: making it"):
+        made = kind()
+    return guarded(made, what)
 
 
-def _origin(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+def measures_here(evaluator: Evaluator) -> bool:
+    """Tell whether an evaluator's numbers depend on what else this machine does.
+
+    Unless it says ``measures_here = False``, it is taken to measure on this machine: studies with it are not run beside
+    each other.
+    """
+    return bool(getattr(evaluator, "measures_here", True))

@@ -130,6 +130,7 @@ class SyntheticEvaluator:
     fails: Callable[[Plan], bool] | None = None
     returns_nan: Callable[[Plan], bool] | None = None
     name: str = "synthetic"
+    measures_here: bool = False
 
     def platform(self) -> Platform:
         """Return a machine of two cores: both together (``cpu``), and each as a lane of its own."""

@@ -137,6 +137,7 @@ def _optimize(arguments: list[str]) -> int:
     with _uninterrupted():
         from optimizer.config import StudyConfig, parse_config
 
+    add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
     config = parse_config({name: getattr(options, name, None) for name in StudyConfig.model_fields})
     if options.dry_run:
         return _dry_run(config, as_json=options.json)
@@ -167,14 +168,13 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     from optimizer.baselines import baselines
     from optimizer.config import most_stages
     from optimizer.devices import choose_platform
-    from search_spaces.chain import ChainSpace
     from search_spaces.models import load
 
     graph = load(config.model, config.input_shape)
     platform = choose_platform(
         make_evaluator(config.evaluator), config.processors, config.platform, allow_fallback=config.allow_fallback
     )
-    space = ChainSpace(graph, platform, most_stages(config, len(graph.operators)))
+    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     named = baselines(graph, platform, platform.processors[0].name)
     document = {
         "model": graph.name,
@@ -185,6 +185,7 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
         "baselines": [b.name for b in named],
     }
     if as_json:
+    from search_spaces.registry import make_space
         print(json.dumps(document, indent=2))
     else:
         for name, value in document.items():
@@ -290,3 +291,20 @@ COMMANDS: dict[str, tuple[str, Command]] = {
 
 if __name__ == "__main__":
     sys.exit(main())
+def _plugins(arguments: list[str]) -> int:
+    parser = _Parser(prog="optimize plugins", description="List evaluators, spaces, samplers and models by where from.")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.console import make_console
+    from optimizer.plugins import list_plugins, render, to_json
+
+    found = list_plugins()
+    if options.json:
+        print(json.dumps(to_json(found), indent=2))
+    else:
+        make_console().print(render(found))
+    return UnavailableError.exit_code if any(p.problem for p in found) else 0
+
+
+    "plugins": ("list what is installed beside the built-ins, and what is broken", _plugins),

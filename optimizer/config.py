@@ -29,7 +29,7 @@ class StudyConfig(BaseModel):
         model: name of a built-in model, or path of a ``.tflite`` file.
         budget: distinct plans to measure.
         max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it.
-        sampler, evaluator: names in their registries.
+        sampler, evaluator, space: names in their registries.
         objective: what is made small.
         seed: the same seed proposes the same plans, given the same measurements.
         precision: half width of the confidence interval that a measurement aims at, relative to the median.
@@ -48,6 +48,7 @@ class StudyConfig(BaseModel):
     max_stages: int = Field(default=4, ge=1)
     sampler: str = Field(default="tpe", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
+    space: str = Field(default="chain", min_length=1)
     objective: Literal["latency"] = "latency"
     seed: int = Field(default=0, ge=0)
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)

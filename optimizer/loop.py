@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from optimizer.storage import TrialLog
 from search_spaces.errors import PlanError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.space import SearchSpace
+from search_spaces.space import EnumerableSpace
 
 _DRAWS = 1000
 _CHOICES = 32
@@ -27,14 +26,6 @@ _HOPELESS = 1.3
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 
 Origin = tuple[str, Plan]
-
-
-class EnumerableSpace(SearchSpace, Protocol):
-    """A space whose plans have numbers."""
-
-    def plan_at(self, index: int) -> Plan:
-        """Return plan number ``index`` of 0 … ``cardinality() - 1``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

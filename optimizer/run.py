@@ -39,7 +39,8 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 LOG = "trials.jsonl"
 # Settings that decide what is proposed and what a number means; a study keeps them for its whole life.
-_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors")
+_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "space")
+_BEFORE = {"space": "chain"}  # what studies had before they could choose
 _MAX_MANIFEST_NBYTES = 16 << 20
 
 
@@ -218,7 +219,7 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
     manifest = read_manifest(path)
     if manifest is None:
         return None
-    there = {"study": manifest["study"], **manifest["fixed"]}
+    there = {"study": manifest["study"], **_BEFORE, **manifest["fixed"]}
     here = {"study": study or manifest["study"], **fixed}
     for name, value in here.items():
         if there.get(name) != value:

@@ -18,17 +18,20 @@ from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_platform
 from optimizer.exact.chain import best_chains, chain_cost
 from optimizer.history import OPTIMUM, History, Trial
-from optimizer.loop import Loop, Origin, in_space
+from optimizer.loop import Loop, Origin, in_space, measure_plan
 from optimizer.profile import Profile, profile
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import OptimizeError
+from optimizer.watch import Watchman
+from search_spaces.chain import chain_plan
+from search_spaces.errors import OptimizeError, UnstableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.registry import make_space
+from search_spaces.space import EnumerableSpace
 
 _MODEL_OPTIMA = 8
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
@@ -77,7 +80,7 @@ class _Study:
     config: StudyConfig
     graph: Graph
     platform: Platform
-    space: ChainSpace
+    space: EnumerableSpace
     watcher: Watcher
     history: History
     begin_s: float = field(default_factory=time.monotonic)
@@ -114,7 +117,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     watcher.message(f"reading {config.model}")
     graph = load(config.model, config.input_shape)
-    space = ChainSpace(graph, platform, most_stages(config, len(graph.operators)))
+    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     with RunFolder.create_or_resume(
@@ -152,7 +155,8 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     optima = best_chains(costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA)
     study.bound_s = optima[0].cost_s
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
-    queue += [(OPTIMUM, chain_plan(study.graph, o.cuts, o.processors)) for o in optima]
+    chains = [chain_plan(study.graph, o.cuts, o.processors) for o in optima]
+    queue += [(OPTIMUM, plan) for plan in chains if in_space(study.space, plan)]
     loop = Loop(
         study.graph,
         study.space,

@@ -33,3 +33,11 @@ class SearchSpace(Protocol):
     def cardinality(self) -> int:
         """Return the number of different canonical plans."""
         ...
+
+
+class EnumerableSpace(SearchSpace, Protocol):
+    """A space whose plans have numbers."""
+
+    def plan_at(self, index: int) -> Plan:
+        """Return plan number ``index`` of 0 … ``cardinality() - 1``."""
+        ...

@@ -36,6 +36,7 @@ class CostModelEvaluator:
     """
 
     name = "cost-model"
+    measures_here = False
 
     def __init__(self, profile: CostProfile | None = None, platform: Platform | None = None) -> None:
         self._profile = profile

@@ -98,6 +98,7 @@ class Lanes:
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lanes: dict[str, _Process] = {}
         self._zygotes: dict[str, _Zygote] = {}
+        self._closed = False
         try:
             for runtime in sorted({start.runtime for start in self._starts.values()}):
                 self._zygotes[runtime] = self._start(runtime)
@@ -200,6 +201,8 @@ class Lanes:
                 zygote = self._zygotes[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
             try:
+        if self._closed:  # a fork server that was started now would have nobody to end it
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
                 with theirs:
                     head = {"op": "lane", "start": self._starts[name].to_json()}
                     answer = zygote.ask(head, [theirs.fileno(), self._log])
@@ -244,4 +247,5 @@ class Lanes:
             except subprocess.TimeoutExpired:
                 zygote.process.kill()
                 zygote.process.wait()
+        self._closed = True
         os.close(self._log)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.plugins import entries, find_entry, load_entry, origin
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -86,6 +87,9 @@ def quiet_optuna() -> None:
 def _find(name: str) -> SamplerKind:
     if ":" in name:
         return _imported(name)
+    if name not in SAMPLERS and name in {entry.name for entry in entries("sampler")}:
+        entry = find_entry("sampler", name)
+        return _checked(name, load_entry("sampler", entry), origin(entry))
     if name not in SAMPLERS:
         near = difflib.get_close_matches(name, SAMPLERS, n=3, cutoff=0.4) or list(SAMPLERS)
         raise UsageError(f"unknown sampler {name!r}", f"did you mean {' or '.join(near)}? module:Class works too")
@@ -96,15 +100,20 @@ def _find(name: str) -> SamplerKind:
 
 
 def _imported(path: str) -> SamplerKind:
-    from optuna.samplers import BaseSampler
-
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the module is the user's: whatever it raises is told in one line
         raise UsageError(f"sampler {path!r} cannot be imported: {error}", "give module:Class") from error
+    return _checked(path, found, module)
+
+
+def _checked(path: str, found: object, where: str) -> SamplerKind:
+    """Return the kind that stands for a class of Optuna samplers from elsewhere."""
+    from optuna.samplers import BaseSampler
+
     if not (inspect.isclass(found) and issubclass(found, BaseSampler)) or inspect.isabstract(found):
-        raise UsageError(f"sampler {path!r} is no subclass of optuna.samplers.BaseSampler")
+        raise UsageError(f"sampler {path!r} of {where} is no subclass of optuna.samplers.BaseSampler")
     build: Callable[..., BaseSampler] = found
 
     def make(_: int, trial_seed: int) -> BaseSampler:

@@ -52,6 +52,10 @@ def _read(source: str) -> Graph:
         return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name)
     if _looks_like_path(source):
         return read_model(Path(source))
+    from search_spaces.models.plugin import built, model_names
+
+    if source in model_names():
+        return read_model(built(source), source)
     hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
     raise ModelError(f"there is no model and no file called {source!r}", hint)
 

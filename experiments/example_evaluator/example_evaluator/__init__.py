@@ -1,0 +1,88 @@
+"""A board that is reached by a shell command. Copy this package, change platform and command, and it is your board's.
+
+The command in ``EXAMPLE_BOARD`` is started for each plan as ``COMMAND FOLDER``; the folder holds ``plan.json`` and a
+``.tflite`` file per stage. For each line ``RUNS LIMIT_S`` on its standard input it runs the plan so many times, ends
+early with a run that takes longer than the limit, writes the outputs of the last run to ``FOLDER/outputs.npz``, and
+prints ``{"latency_s": [of each run], "stage_s": [[of each stage] of each run]}``. ``python -m example_evaluator.board``
+is such a command; for a board on the desk it is a script that copies the folder there and runs its program by ``ssh``.
+"""
+
+import json
+import math
+import os
+import shlex
+import sys
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import TemporaryDirectory, mkdtemp
+
+import numpy as np
+
+from evaluators.base import Batch
+from evaluators.litert.deployment import write_deployment
+from evaluators.litert.tensors import agreement
+from search_spaces.chain import chain_plan
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Platform, Processor
+
+COMMAND = os.environ.get("EXAMPLE_BOARD", f"{shlex.quote(sys.executable)} -m example_evaluator.board")
+TOLERANCE = 1e-3  # relative: unlike kernels round differently
+
+
+class BoardEvaluator:
+    name, contract_version, measures_here = "example", 1, True  # this "board" is a process here; yours is elsewhere
+
+    def platform(self):
+        kinds = {"cpu": "cpu", "dsp": "npu"}  # they share one memory; here they take turns
+        return Platform("example", tuple(Processor(p, kind, {"board": 1.0}, like=p) for p, kind in kinds.items()))
+
+    @contextmanager
+    def prepare(self, platform, scratch=None):
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            yield BoardSession(platform, Path(folder), stack)
+
+
+class BoardSession:
+    def __init__(self, platform, folder, stack):
+        self.platform, self.folder, self.stack = platform, folder, stack
+
+    def fingerprint(self):
+        return {"evaluator": "example 0.1", "command": COMMAND, "platform": self.platform.to_json()}
+
+    def load(self, graph, plan, *, fresh=False):
+        if graph.source is None or not self.folder.is_dir():
+            raise UnavailableError("the model has no file, or the session is closed")
+        folder = Path(mkdtemp(dir=self.folder))
+        write_deployment(folder, graph, plan, self.platform, graph.source.content_digest())
+        return self.stack.enter_context(closing(BoardPlan(self, graph, folder)))
+
+
+class BoardPlan:
+    def __init__(self, session, graph, folder):
+        self.session, self.graph, self.folder = session, graph, folder
+        command = [*shlex.split(COMMAND), str(folder)]
+        self.board = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True)
+
+    def run(self, n, stop_above_s=math.inf):
+        try:  # a board that does not answer in time is given up on by whoever called
+            print(n, stop_above_s, file=self.board.stdin, flush=True)
+            answer = json.loads(self.board.stdout.readline())
+        except (OSError, ValueError) as error:
+            raise UnavailableError("the board does not answer", f"see what this says: {COMMAND} FOLDER") from error
+        return Batch(np.array(answer["latency_s"]), np.array(answer["stage_s"]))
+
+    def outputs(self):
+        self.run(1)
+        with np.load(self.folder / "outputs.npz") as arrays:
+            return list(arrays.values())
+
+    def verify(self):
+        whole = self.session.load(self.graph, chain_plan(self.graph, (), [self.session.platform.processors[0].name]))
+        found = agreement(self.outputs(), whole.outputs(), TOLERANCE)
+        whole.close()
+        return found
+
+    def close(self):
+        with self.board:
+            self.board.kill()

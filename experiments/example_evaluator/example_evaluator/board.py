@@ -1,0 +1,41 @@
+"""What runs on the board: ``python -m example_evaluator.board FOLDER``; here, a process of this machine.
+
+Its ``cpu`` is one thread with XNNPACK, its ``dsp`` one with plain kernels, several times slower.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+KERNELS = {"cpu": OpResolverType.AUTO, "dsp": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES}
+
+folder = Path(sys.argv[1])
+plan = json.loads((folder / "plan.json").read_text())
+stages = []
+for file, stage in zip(plan["files"], plan["stages"], strict=True):
+    resolver = KERNELS[stage["processor"]]
+    loaded = Interpreter(str(folder / file["file"]), num_threads=1, experimental_op_resolver_type=resolver)
+    loaded.allocate_tensors()
+    reads = list(zip((d["index"] for d in loaded.get_input_details()), file["inputs"], strict=True))
+    writes = list(zip((d["index"] for d in loaded.get_output_details()), file["outputs"], strict=True))
+    stages.append((loaded, reads, writes))
+rng = np.random.default_rng(0)
+values = {i: rng.standard_normal(plan["tensors"][i]["shape"], dtype="f4") for i in plan["inputs"]}
+for line in sys.stdin:
+    runs, limit_s = int(line.split()[0]), float(line.split()[1])
+    times = []
+    while len(times) < runs and not (times and sum(times[-1]) > limit_s):
+        marks = [time.perf_counter()]
+        for loaded, reads, writes in stages:
+            for index, tensor in reads:
+                loaded.set_tensor(index, values[tensor])
+            loaded.invoke()
+            values |= {tensor: loaded.get_tensor(index) for index, tensor in writes}
+            marks.append(time.perf_counter())
+        times.append(np.diff(marks).tolist())
+    np.savez(folder / "outputs.npz", *(values[i] for i in plan["outputs"]))
+    print(json.dumps({"latency_s": [sum(stage_s) for stage_s in times], "stage_s": times}), flush=True)
