@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, shown
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -35,7 +35,13 @@ class _Warnings(logging.Handler):
     """Writes to what stderr is at that moment, so that a progress bar can step aside."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        _tell(self.format(record))
+
+
+def _tell(text: str) -> None:
+    """Print to stderr; where that is closed, nowhere: what is no data must not get among the data."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _no_command(word: str) -> UsageError:
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    known = f"a model is given as --model NAME|FILE; commands are: {', '.join(COMMANDS)}"
+    return UsageError(f"there is no command {shown(word)}", f"did you mean optimize {near[0]}?" if near else known)
+
+
 def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -89,11 +103,13 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"optimize: {' '.join(text.split())}", file=sys.stderr)
+    _tell(f"optimize: {' '.join(text.split())}")
     return code
 
 
 def _optimize(arguments: list[str]) -> int:
+    if arguments and arguments[0][:1].isalpha():
+        raise _no_command(arguments[0])
     parser = _Parser(
         prog="optimize",
         usage="optimize --model NAME|FILE [--budget N] [options]\n       optimize COMMAND …",
@@ -121,6 +137,7 @@ def _optimize(arguments: list[str]) -> int:
     )
     add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
     add("--sampler", metavar="NAME", help="who proposes plans: tpe (default), random, qmc, nsga2, …, or module:Class")
+    add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
     add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
     add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
@@ -137,7 +154,6 @@ def _optimize(arguments: list[str]) -> int:
     with _uninterrupted():
         from optimizer.config import StudyConfig, parse_config
 
-    add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
     config = parse_config({name: getattr(options, name, None) for name in StudyConfig.model_fields})
     if options.dry_run:
         return _dry_run(config, as_json=options.json)
@@ -154,7 +170,7 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
     except Interrupted as interrupted:
         if interrupted.result is not None and as_json:
             print(json.dumps(interrupted.result.to_json(), indent=2))
-        print(f"optimize: interrupted; go on with: {interrupted.resume_command}", file=sys.stderr)
+        _tell(f"optimize: interrupted; go on with: {interrupted.resume_command}")
         return EXIT_INTERRUPTED
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
@@ -169,6 +185,7 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     from optimizer.config import most_stages
     from optimizer.devices import choose_platform
     from search_spaces.models import load
+    from search_spaces.registry import make_space
 
     graph = load(config.model, config.input_shape)
     platform = choose_platform(
@@ -185,8 +202,7 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
         "baselines": [b.name for b in named],
     }
     if as_json:
-    from search_spaces.registry import make_space
-        print(json.dumps(document, indent=2))
+        print(json.dumps({"schema_version": 1, **document}, indent=2))
     else:
         for name, value in document.items():
             print(f"{name:12}{', '.join(value) if isinstance(value, list) else value}")
@@ -252,7 +268,7 @@ def _inspect(arguments: list[str]) -> int:
     found = inspect_graph(load(options.model, options.input_shape or ()))
     if options.picture is not None:
         write_picture(found, options.picture)
-        print(f"optimize: the picture is in {options.picture}", file=sys.stderr)
+        _tell(f"optimize: the picture is in {options.picture}")
     if options.json:
         print(json.dumps(to_json(found), indent=2))
     else:
@@ -261,6 +277,43 @@ def _inspect(arguments: list[str]) -> int:
 
         console = make_console()
         console.print(render_inspection(found, console.width))
+    return 0
+
+
+def _calibrate(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="optimize calibrate",
+        description="Fit a cost model of this machine's processors, or refine one with what a study measured.",
+    )
+    add = parser.add_argument
+    add("--out", metavar="FILE", type=Path, required=True, help="the profile, a .json file; its log lies beside it")
+    add("--processors", metavar="A,B", help="lanes to calibrate (default: all found)")
+    add("--minutes", metavar="M", type=float, default=10.0, help="time to spend (default 10)")
+    add("--refine", metavar="RUN", type=Path, help="correct the profile FILE with what a study measured instead")
+    add("--evaluator", metavar="NAME", default="litert", help="who times (default litert: this machine)")
+    add("--json", action="store_true", help="print one JSON document")
+    add("-q", "--quiet", action="store_true", help="no progress")
+    add("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.calibrate import calibrate
+    from optimizer.calibrate_refine import refine
+    from optimizer.calibrate_text import render_calibration
+
+    if options.refine is not None:
+        found = refine(options.out, options.refine)
+    else:
+        found = calibrate(
+            options.out,
+            options.processors.split(",") if options.processors else None,
+            options.minutes,
+            evaluator=options.evaluator,
+            command=["optimize", "calibrate", *arguments],
+            tell=(lambda _: None) if options.quiet else (lambda text: _tell(f"optimize: {text}")),
+        )
+    print(json.dumps(found.profile.errors, indent=2) if options.json else render_calibration(found))
+    if found.interrupted:
+        _tell("optimize: interrupted; the same command goes on from here")
+        return EXIT_INTERRUPTED
     return 0
 
 
@@ -279,18 +332,6 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if found.usable else UnavailableError.exit_code
 
 
-Command = Callable[[list[str]], int]
-
-COMMANDS: dict[str, tuple[str, Command]] = {
-    "compare": ("tell which of two runs' plans is faster", _compare),
-    "doctor": ("tell what this machine offers, and what to do about problems", _doctor),
-    "execute": ("run a plan from its files", _execute),
-    "inspect": ("tell what a model is made of and where it can be cut", _inspect),
-    "models": ("list the built-in models", _models),
-}
-
-if __name__ == "__main__":
-    sys.exit(main())
 def _plugins(arguments: list[str]) -> int:
     parser = _Parser(prog="optimize plugins", description="List evaluators, spaces, samplers and models by where from.")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -307,4 +348,17 @@ def _plugins(arguments: list[str]) -> int:
     return UnavailableError.exit_code if any(p.problem for p in found) else 0
 
 
+Command = Callable[[list[str]], int]
+
+COMMANDS: dict[str, tuple[str, Command]] = {
+    "calibrate": ("fit a cost model of this machine's processors", _calibrate),
+    "compare": ("tell which of two runs' plans is faster", _compare),
+    "doctor": ("tell what this machine offers, and what to do about problems", _doctor),
+    "execute": ("run a plan from its files", _execute),
+    "inspect": ("tell what a model is made of and where it can be cut", _inspect),
+    "models": ("list the built-in models", _models),
     "plugins": ("list what is installed beside the built-ins, and what is broken", _plugins),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -67,6 +67,13 @@ class StudyConfig(BaseModel):
             raise ValueError("must be a whole number")
         return value
 
+    @field_validator("out", "platform", mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        if value == "":  # which would be the folder that we are in
+            raise ValueError("must not be empty")
+        return value
+
     @field_validator("model", "out", "platform", mode="after")
     @classmethod
     def _path(cls, value: str | Path | None) -> str | Path | None:

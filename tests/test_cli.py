@@ -104,6 +104,9 @@ def one_line(run: subprocess.CompletedProcess[str], code: int) -> str:
         (["--model", "squeezenet1_1", "--processors", "cpu99"], "this machine has no core 99; this process may use: 0"),
         (["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"], "must be different names"),
         (["--model", "squeezenet1_1", "--processors", ""], "must be different names"),
+        (["--model", "squeezenet1_1", "--out", ""], "--out '': must not be empty"),
+        (["inspec"], "there is no command 'inspec'; did you mean optimize inspect?"),
+        (["vgg16"], "there is no command 'vgg16'; a model is given as --model NAME|FILE; commands are: "),
         (["execute"], "PLAN"),
         (["execute", "nothing.json"], "nothing.json: no such file"),
         (["execute", "text.tflite"], "text.tflite"),
@@ -116,7 +119,7 @@ def test_wrong_words_are_one_line(
     (tmp_path / "text.tflite").write_text("not a model\n" * 10)
     (tmp_path / "empty.tflite").touch()
     before = sorted(tmp_path.iterdir())
-    quiet = [] if not arguments or arguments[0] == "execute" else ["-q"]
+    quiet = ["-q"] if arguments and arguments[0].startswith("-") else []
     assert statement in refused(capsys, [*quiet, *arguments])
     assert sorted(tmp_path.iterdir()) == before  # not even a run folder
 
