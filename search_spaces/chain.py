@@ -53,6 +53,11 @@ class ChainSpace:
         self._classes = [tuple(p.name for p in group[:max_stages]) for group in platform.classes().values()]
         self._lanes = [p.name for p in platform.processors if any(p.name in names for names in self._classes)]
 
+    @property
+    def max_stages(self) -> int:
+        """The parts of a plan at most."""
+        return self._max_stages
+
     def distributions(self) -> dict[str, BaseDistribution]:
         """See :class:`~search_spaces.space.SearchSpace`."""
         from optuna.distributions import CategoricalDistribution, IntDistribution

@@ -1,0 +1,198 @@
+"""The sampler ``auto``: from the optimum of the model to the optimum of the device.
+
+Its first proposal is the model's optimum. What was measured corrects the model (:mod:`~optimizer.samplers.correction`);
+candidates are the optima of draws of the corrected costs, and the neighbourhood of the best plans known, which is the
+region that measurement confirms (:mod:`~optimizer.samplers.regions`). Of these, in turns,
+
+- the one with the best mean is measured, to confirm what is believed;
+- the one with the largest expected improvement on the best measured plan, over joint draws, so that what both share
+  does not count as uncertain (Jones, Schonlau and Welch 1998, eq. 14, by Monte Carlo). It reaches beyond the
+  neighbourhood wherever a draw of the costs has its optimum elsewhere.
+
+The candidates are looked for anew after every trial at first, later in blocks of a quarter of the trials so far. What
+is proposed follows from the seed and the earlier trials alone, so a study that goes on proposes what the uninterrupted
+one would have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.samples import Measurement
+from optimizer.exact.chain import ChainCosts
+from optimizer.samplers.correction import Correction
+from optimizer.samplers.pricing import Timing
+from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
+from search_spaces.chain import ChainSpace
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.space import SearchSpace
+
+DRAWS = 16
+_BLOCK_SHARE, _MOST_IN_BLOCK = 4, 16
+_WARM_RUNS = 3
+_USUAL_RUNS = 5
+_CENSORED = 4.0
+_LOST = 1.02  # a plan that lost its race is at least that much slower than the best one then
+
+
+class Proposer(Protocol):
+    """Who proposes plans, rather than parameters."""
+
+    def observe(self, plan: Plan, measurement: Measurement | None) -> None:
+        """Take note of a trial, in the order of trials; None for a plan that could not be measured."""
+        ...
+
+    def propose(self) -> Plan | None:
+        """Return a plan that was not tried, or None where none is known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is searched, and what is believed of it.
+
+    Attributes:
+        model: the costs of operators, parts and hand-overs; in seconds.
+        fits: whether a plan keeps all constraints; those that do not are never proposed.
+    """
+
+    graph: Graph
+    platform: Platform
+    space: SearchSpace
+    model: ChainCosts
+    fits: Callable[[Plan], bool] = lambda _: True
+
+
+class AutoProposer:
+    """See the module.
+
+    Args:
+        problem: see there.
+        seed: of the study.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+        self._correction = Correction(problem.model)
+        self._timing = Timing(problem.graph, problem.platform)
+        self._region = _region(problem)
+        self._trials: list[tuple[Plan, Measurement | None]] = []
+        self._measured: list[Plan] = []  # of the region, as far as learned from
+        self._tried: list[int] = []  # where these are among the plans that the region was told of
+        self._added = 0
+        self._fed = 0
+        self._best_s = math.inf
+        self._block = -1
+        self._found: Found | None = None
+        self._open: dict[bytes, int] = {}
+
+    def observe(self, plan: Plan, measurement: Measurement | None) -> None:
+        """See :class:`Proposer`."""
+        self._trials.append((plan, measurement))
+        if self._open and (name := self._region.name(plan)) is not None:
+            self._open.pop(name, None)
+
+    def propose(self) -> Plan | None:
+        """See :class:`Proposer`; never a plan that breaks a constraint."""
+        found = self._candidates()
+        while self._open:
+            columns = np.fromiter(self._open.values(), dtype=np.int64)
+            chosen = int(columns[_choice(found, columns, confirm=len(self._trials) % 2 == 1)])
+            plan = found.plan(chosen)
+            if self._problem.fits(plan):
+                return plan
+            del self._open[found.names[chosen]]
+        return None
+
+    def ranking(self) -> list[tuple[Plan, float]]:
+        """Return the measured plans of the space with what they are believed to take, in seconds, the best first.
+
+        A plan that looks fastest after few runs was in part lucky; here every measurement of its parts counts.
+        """
+        self._learn(len(self._trials))
+        if not self._measured:
+            return []
+        mean = self._correction.draw(0, np.random.default_rng(0))
+        believed = self._region.price(mean, self._tried)[0]
+        return [(self._measured[i], float(believed[i])) for i in np.argsort(believed, kind="stable")]
+
+    def _candidates(self) -> Found:
+        """Return the candidates of the block that the next trial is in."""
+        number, start = len(self._trials), max(self._block, 0)
+        while start + _block_size(start) <= number:
+            self._learn(start)  # block by block, as an uninterrupted study does
+            start += _block_size(start)
+        if self._found is None or start > self._block:
+            self._learn(start)
+            rng = np.random.default_rng([self._seed, start])
+            self._found = self._region.look(self._correction.draw(DRAWS, rng), self._tried, rng)
+            self._open = {name: column for column, name in enumerate(self._found.names)}
+            self._block = start
+            for plan, _ in self._trials[start:]:
+                name = self._region.name(plan)
+                if name is not None:
+                    self._open.pop(name, None)
+        return self._found
+
+    def _learn(self, until: int) -> None:
+        """Take the trials before number ``until`` into account."""
+        for plan, measurement in self._trials[self._fed : until]:
+            inside = self._region.name(plan) is not None
+            if measurement is not None:
+                self._correct(plan, measurement)
+                if inside:
+                    self._measured.append(plan)
+                    self._tried.append(self._added)
+            if inside:
+                self._region.add(plan)
+                self._added += 1
+        self._fed = max(self._fed, until)
+        plans = self._correction.plans
+        if plans:
+            self._correction.choose(1 << (plans.bit_length() - 1))
+
+    def _correct(self, plan: Plan, measurement: Measurement) -> None:
+        """Learn from a measurement; of a race that was lost in the first runs only that it was lost."""
+        samples, raced = measurement.latency_s, measurement.stopped == "raced"
+        stage_s, latency_s = measurement.stage_s, samples.median
+        noise = math.sqrt(_USUAL_RUNS / min(max(len(samples.values_s), 1), 2 * _USUAL_RUNS))
+        if raced and (len(samples.values_s) < _WARM_RUNS or min(stage_s) <= 0.0):
+            mean = self._correction.draw(0, np.random.default_rng(0))
+            believed = [float(s[0]) for s in self._timing.stage_s(plan.stages, mean)]
+            believed_s = float(self._timing.latency_s(plan.stages, mean)[0])
+            short = _LOST * self._best_s / believed_s
+            if not short > 1.0 or math.isinf(short):
+                return
+            stage_s, latency_s, noise = tuple(s * short for s in believed), believed_s * short, _CENSORED
+        elif not raced:
+            self._best_s = min(self._best_s, latency_s)
+        waits, gap_s = self._timing.waits(plan.stages, stage_s, latency_s, self._problem.model.hand_over_s)
+        self._correction.observe(plan.stages, stage_s, waits, gap_s, noise)
+
+
+def _choice(found: Found, columns: NDArray[np.int64], *, confirm: bool) -> int:
+    """Return which of the columns to try next: the best mean, or the largest expected improvement."""
+    latency_s = found.latency_s[:, columns]
+    if not confirm and found.best_s is not None:
+        improvement = np.maximum(found.best_s[1:, None] - latency_s[1:], 0.0).mean(axis=0)
+        if improvement.max() > 0.0:
+            return int(improvement.argmax())
+    return int(latency_s[0].argmin())
+
+
+def _block_size(start: int) -> int:
+    return min(max(start // _BLOCK_SHARE, 1), _MOST_IN_BLOCK)
+
+
+def _region(problem: Problem) -> Region:
+    if isinstance(problem.space, ChainSpace):
+        return ChainRegion(problem.graph, problem.platform, problem.space.max_stages)
+    return PlanRegion(problem.graph, problem.platform, problem.space)

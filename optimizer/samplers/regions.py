@@ -1,0 +1,236 @@
+"""Where to look next: plans that draws of the costs find best, and what lies around the best ones known.
+
+A region holds the measured plans; ``look`` returns plans that were not measured, with what they take under each draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
+from optimizer.samplers.draws import Draws, cheapest_chains
+from optimizer.samplers.moves import neighbour
+from optimizer.samplers.pricing import Timing
+from search_spaces.errors import PlanError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan, Stage, canonical
+from search_spaces.platform import Platform
+from search_spaces.space import SearchSpace
+
+_Seconds = NDArray[np.float64]
+
+TOPS, WIDTH, PLACES, POOL = 4, 8, 6, 256
+GENERATIONS, DRAWS_FOLLOWED = 6, 2
+STARTS_AT_FIRST, STARTS = 4096, 512
+MOVES = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Plans that were not measured, and what they take.
+
+    Attributes:
+        latency_s: shape ``(S, C)``, under each draw.
+        best_s: shape ``(S,)``: of the measured plan with the best mean; None where nothing was measured.
+        plan: returns plan ``c``, canonical.
+        names: of the plans, as :meth:`Region.name` gives them.
+    """
+
+    latency_s: _Seconds
+    best_s: _Seconds | None
+    plan: Callable[[int], Plan]
+    names: list[bytes]
+
+
+class Region(Protocol):
+    """What is known of a space, as far as looking around in it needs."""
+
+    def name(self, plan: Plan) -> bytes | None:
+        """Return what tells a plan from others, or None for one that the region does not hold."""
+        ...
+
+    def add(self, plan: Plan) -> None:
+        """Take note of a plan of the region that was tried."""
+        ...
+
+    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator) -> Found:
+        """Return plans that were not tried; ``measured`` are the plans (by order of ``add``) with a measurement."""
+        ...
+
+    def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
+        """Return what plans that were added take under each draw, shape ``(S, len(which))``."""
+        ...
+
+
+class ChainRegion:
+    """Chains of parts, many at a time.
+
+    Where parts can only run one after another, dynamic programming gives the best plan under each draw. Where parts may
+    overlap, that is a start; others are chains cut at random where branches begin and end, and a beam search goes on
+    from the best of them.
+    """
+
+    def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
+        self._graph, self._platform, self._most = graph, platform, max_stages
+        self._count, self._lanes = len(graph.operators), len(platform.processors)
+        self._pricing = ChainPricing(graph, platform)
+        self._places = np.array(
+            [o for o in range(1, self._count) if graph.predecessors(o) != {o - 1} or _forks(graph, o - 1)],
+            dtype=np.int64,
+        )
+        self._added: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._names: set[bytes] = set()
+
+    def name(self, plan: Plan) -> bytes | None:
+        """See :class:`Region`."""
+        borders = [0]
+        for stage in plan.stages:
+            if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
+                return None
+            borders.append(borders[-1] + len(stage.operators))
+        if len(plan.stages) > self._most:
+            return None
+        return self._chains([from_plan(plan, self._platform)]).names()[0]
+
+    def add(self, plan: Plan) -> None:
+        """See :class:`Region`."""
+        self._added.append(from_plan(plan, self._platform))
+        self._names.update(self._chains(self._added[-1:]).names())
+
+    def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
+        """See :class:`Region`."""
+        return self._pricing.latency_s(self._chains([self._added[i] for i in which]), draws)
+
+    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator) -> Found:
+        """See :class:`Region`."""
+        mean, best_s = draws.only(0, 1), None
+        optima = self._chains(cheapest_chains(draws, self._most))
+        starts = optima
+        if measured:
+            order = np.argsort(self.price(mean, measured)[0], kind="stable")
+            tops = [measured[i] for i in order[:TOPS]]
+            starts = starts + self._chains([self._added[i] for i in tops])
+            best_s = self.price(draws, tops[:1])[:, 0]
+        if self._pricing.in_turn:
+            found = starts + self._climb(starts, mean, 1, rng)
+        else:
+            starts = starts + self._cut_at_branches(STARTS if measured else STARTS_AT_FIRST, rng)
+            hopeful = np.argsort(self._pricing.latency_s(starts, draws).min(axis=0), kind="stable")[: 4 * WIDTH]
+            found = optima + starts[hopeful] + self._climb(starts, mean, GENERATIONS, rng)
+            for draw in range(1, min(1 + DRAWS_FOLLOWED, len(draws))):
+                one = draws.only(draw, draw + 1)
+                found = found + self._best(self._climb(starts, one, GENERATIONS, rng), one, WIDTH)
+        found = distinct(found, self._platform)
+        found = found[np.array([i for i, n in enumerate(found.names()) if n not in self._names], dtype=np.int64)]
+        if len(found) > POOL:
+            latency_s = self._pricing.latency_s(found, draws)
+            order = [np.argsort(s, kind="stable")[:POOL] for s in (latency_s[0], latency_s.min(axis=0))]
+            found = found[np.unique(np.concatenate(order))]
+        latency_s = self._pricing.latency_s(found, draws) if len(found) else np.empty((len(draws), 0))
+        return Found(latency_s, best_s, lambda c: self._plan(found, c), found.names())
+
+    def _chains(self, chains: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Chains:
+        return Chains.of(chains, self._count, self._most)
+
+    def _plan(self, chains: Chains, row: int) -> Plan:
+        return Plan(self._graph.digest, chains.stages(row, self._platform))
+
+    def _best(self, chains: Chains, draws: Draws, count: int) -> Chains:
+        return chains[np.argsort(self._pricing.latency_s(chains, draws)[0], kind="stable")[:count]]
+
+    def _climb(self, starts: Chains, draw: Draws, generations: int, rng: np.random.Generator) -> Chains:
+        """Return what a beam search meets under one draw."""
+        last = starts
+        met = []
+        for _ in range(generations):
+            top = self._best(last, draw, WIDTH)
+            last = distinct(top + neighbours(top, self._lanes, PLACES, rng), self._platform)
+            met.append(last)
+        return Chains(np.concatenate([m.borders for m in met]), np.concatenate([m.lanes for m in met]))
+
+    def _cut_at_branches(self, count: int, rng: np.random.Generator) -> Chains:
+        """Return random chains whose cuts lie where branches begin or end."""
+        parts = rng.integers(1, self._most + 1, count)
+        cuts = np.sort(rng.choice(self._places, (count, self._most - 1)), axis=1)
+        keep = np.arange(self._most - 1) < parts[:, None] - 1
+        keep[:, 1:] &= cuts[:, 1:] > cuts[:, :-1]
+        cuts = np.sort(np.where(keep, cuts, self._count), axis=1)
+        ends = np.full((count, 1), self._count)
+        borders = np.concatenate((np.zeros((count, 1), dtype=np.int64), cuts, ends), axis=1)
+        return distinct(Chains(borders, rng.integers(0, self._lanes, (count, self._most))), self._platform)
+
+
+class PlanRegion:
+    """Plans of any parts: neighbours of the best ones, some moves away.
+
+    Args:
+        space: says which plans it holds.
+    """
+
+    def __init__(self, graph: Graph, platform: Platform, space: SearchSpace) -> None:
+        self._graph, self._platform, self._space = graph, platform, space
+        self._timing = Timing(graph, platform)
+        self._added: list[Plan] = []
+        self._names: set[bytes] = set()
+
+    def name(self, plan: Plan) -> bytes | None:
+        """See :class:`Region`."""
+        try:
+            self._space.encode(plan)
+        except PlanError:
+            return None
+        return bytes.fromhex(plan.digest)
+
+    def add(self, plan: Plan) -> None:
+        """See :class:`Region`."""
+        self._added.append(plan)
+        self._names.add(bytes.fromhex(plan.digest))
+
+    def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
+        """See :class:`Region`."""
+        return np.array([self._timing.latency_s(self._added[i].stages, draws) for i in which]).T
+
+    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator) -> Found:
+        """See :class:`Region`."""
+        best_s, beam = None, self._wholes()
+        if measured:
+            price = self.price(draws, measured)
+            order = np.argsort(price[0], kind="stable")
+            best_s = price[:, order[0]]
+            beam = [self._added[measured[i]] for i in order[:TOPS]]
+        met: dict[str, tuple[Plan, _Seconds]] = {}
+        for _ in range(GENERATIONS):
+            for _ in range(MOVES // GENERATIONS):
+                plan = self._moved(beam[int(rng.integers(len(beam)))], rng)
+                if plan is not None and plan.digest not in met:
+                    met[plan.digest] = plan, self._timing.latency_s(plan.stages, draws)
+            ranked = sorted(met.values(), key=lambda entry: float(entry[1][0]))
+            beam = [*beam[:TOPS], *(plan for plan, _ in ranked[:TOPS])]
+        new = [entry for entry in met.values() if bytes.fromhex(entry[0].digest) not in self._names]
+        latency_s = np.array([price for _, price in new]).T if new else np.empty((len(draws), 0))
+        return Found(latency_s, best_s, lambda c: new[c][0], [bytes.fromhex(plan.digest) for plan, _ in new])
+
+    def _wholes(self) -> list[Plan]:
+        operators = tuple(range(len(self._graph.operators)))
+        return [Plan(self._graph.digest, (Stage(operators, p.name),)) for p in self._platform.processors]
+
+    def _moved(self, plan: Plan, rng: np.random.Generator) -> Plan | None:
+        names = [p.name for p in self._platform.processors]
+        stages: Sequence[Stage] = plan.stages
+        for _ in range(int(rng.geometric(0.6))):
+            stages = neighbour(self._graph, names, stages, rng) or stages
+        try:
+            found = canonical(Plan(self._graph.digest, tuple(stages)), self._graph, self._platform)
+            self._space.encode(found)
+        except PlanError:
+            return None
+        return found
+
+
+def _forks(graph: Graph, operator: int) -> bool:
+    return sum(len(graph.consumers.get(t, ())) for t in graph.operators[operator].outputs) > 1

@@ -1,0 +1,290 @@
+"""``auto``: it begins at the model's optimum, learns from parts, never repeats itself, and goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution
+
+from evaluators.samples import Measurement, Samples
+from evaluators.testing import example_graph
+from optimizer.exact.chain import ChainCosts, best_chains, chain_cost
+from optimizer.samplers.auto import AutoProposer, Problem
+from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
+from optimizer.samplers.correction import Correction
+from optimizer.samplers.draws import Draws, cheapest_chains
+from optimizer.samplers.moves import neighbour
+from optimizer.samplers.pricing import Timing
+from search_spaces.chain import ChainSpace, chain_plan
+from search_spaces.errors import PlanError
+from search_spaces.plan import Plan, Stage, canonical
+from tests.benchmarks.instances import COUNT, Instance, instance
+
+CHAIN, BRANCHING = instance(0), instance(2)
+FOUR_LANES = instance(24)
+
+
+class AnyPlan:
+    """The space of all plans of a graph; its plans are no chains."""
+
+    def __init__(self, like: Instance) -> None:
+        self._graph, self._platform = like.graph, like.model.platform
+
+    def distributions(self) -> Mapping[str, BaseDistribution]:
+        raise NotImplementedError
+
+    def decode(self, params: Mapping[str, Any]) -> Plan:
+        raise NotImplementedError
+
+    def encode(self, plan: Plan) -> dict[str, Any]:
+        plan.validate(self._graph, self._platform)
+        if len(plan.stages) > 6:
+            raise PlanError("too many stages")
+        return {}
+
+    def cardinality(self) -> int:
+        return 10**9
+
+
+def problem(of: Instance, **changes: Any) -> Problem:
+    return replace(Problem(of.graph, of.model.platform, of.space, of.model), **changes)
+
+
+def measured(latency_s: float, stage_s: tuple[float, ...], runs: int = 5, *, raced: bool = False) -> Measurement:
+    return Measurement(Samples((latency_s,) * runs), stage_s, (), "raced" if raced else "limit")
+
+
+def study(proposer: AutoProposer, of: Instance, trials: int, begin: int = 0) -> list[Plan]:
+    """Run trials ``begin … trials - 1``; what each measures depends on its number alone."""
+    plans = []
+    for number in range(begin, trials):
+        plan = proposer.propose()
+        assert plan is not None
+        proposer.observe(plan, outcome(of, plan, number))
+        plans.append(plan)
+    return plans
+
+
+def outcome(of: Instance, plan: Plan, number: int) -> Measurement | None:
+    latency_s, stage_s = of.measure(plan, np.random.default_rng([of.number, number]))
+    if number % 11 == 10:
+        return None
+    if number % 5 == 4:
+        return measured(latency_s, (*stage_s[:-1], 0.0), 1, raced=True)  # broken off in the last part
+    return measured(latency_s, stage_s)
+
+
+def test_the_instances_are_what_they_say() -> None:
+    for number in (0, 1, 2, 3, 5, 24):
+        one, same = instance(number), instance(number)
+        plan = one.space.plan_at(one.space.cardinality() // 2)
+        assert one.true_s(plan) == same.true_s(plan)
+        assert 20 <= len(one.graph.operators) <= 210
+        assert 2 <= len(one.model.platform.processors) <= 4
+        assert one.optimum_s <= min(one.true_s(one.space.plan_at(i)) for i in range(50)) + 1e-12
+    assert COUNT == 60
+
+
+@pytest.mark.parametrize("of", [CHAIN, BRANCHING], ids=["chain", "branches"])
+def test_the_known_optimum_is_the_best_of_all_plans(of: Instance) -> None:
+    small = replace(of, max_stages=3, space=ChainSpace(of.graph, of.model.platform, 3))
+    best = min(small.true_s(small.space.plan_at(i)) for i in range(small.space.cardinality()))
+    assert best == pytest.approx(small.optimum_s)
+
+
+@pytest.mark.parametrize("of", [CHAIN, FOUR_LANES], ids=["two lanes", "four lanes"])
+def test_the_first_proposal_is_the_optimum_of_the_model(of: Instance) -> None:
+    first = AutoProposer(problem(of), 0).propose()
+    assert first is not None
+    assert chain_cost(of.model, first) == pytest.approx(best_chains(of.model, of.max_stages)[0].cost_s)
+
+
+@pytest.mark.parametrize("of", [CHAIN, BRANCHING, FOUR_LANES], ids=["chain", "branches", "four lanes"])
+def test_proposals_are_different_plans_of_the_space(of: Instance) -> None:
+    plans = study(AutoProposer(problem(of), 3), of, 40)
+    assert len({p.digest for p in plans}) == 40
+    for plan in plans:
+        assert of.space.decode(of.space.encode(plan)) == plan
+
+
+@pytest.mark.parametrize("of", [CHAIN, BRANCHING], ids=["chain", "branches"])
+def test_a_study_that_goes_on_proposes_what_the_uninterrupted_one_did(of: Instance) -> None:
+    whole = study(AutoProposer(problem(of), 5), of, 37)
+    for interrupted in (1, 6, 17, 30, 36):
+        again = AutoProposer(problem(of), 5)
+        for number, plan in enumerate(whole[:interrupted]):
+            again.observe(plan, outcome(of, plan, number))
+        assert study(again, of, 37, interrupted) == whole[interrupted:]
+
+
+def test_plans_that_break_a_constraint_are_not_proposed() -> None:
+    def fits(plan: Plan) -> bool:
+        return len(plan.stages) != 3
+
+    plans = study(AutoProposer(problem(CHAIN, fits=fits), 0), CHAIN, 30)
+    assert all(fits(plan) for plan in plans)
+
+
+def test_operators_that_a_processor_refuses_stay_off_it() -> None:
+    operator_s = CHAIN.model.operator_s.copy()
+    operator_s[0, 5:9] = np.inf
+    refusing = replace(CHAIN.model, operator_s=operator_s)
+    name = CHAIN.model.platform.processors[0].name
+    for plan in study(AutoProposer(problem(CHAIN, model=refusing), 0), CHAIN, 20):
+        assert not any(s.processor == name and set(s.operators) & {5, 6, 7, 8} for s in plan.stages)
+
+
+def test_a_space_that_is_used_up_ends_in_none() -> None:
+    graph, platform = example_graph(4), CHAIN.model.platform
+    space = ChainSpace(graph, platform, 2)
+    lanes = len(platform.processors)
+    model = ChainCosts(platform, np.ones((lanes, 4)), np.zeros(lanes), np.zeros((4, lanes, lanes)))
+    proposer = AutoProposer(Problem(graph, platform, space, model), 0)
+    seen = set()
+    while (plan := proposer.propose()) is not None:
+        seen.add(plan.digest)
+        proposer.observe(plan, measured(1.0, tuple(1.0 / len(plan.stages) for _ in plan.stages)))
+    assert 1 <= len(seen) <= space.cardinality()
+
+
+def test_it_learns_where_the_model_is_wrong() -> None:
+    """The mean regret after 25 trials, of a few instances; the campaign has all of them."""
+    regrets = []
+    for number in (0, 8, 30, 51):
+        of = instance(number)
+        proposer = AutoProposer(problem(of), 0)
+        for trial in range(25):
+            plan = proposer.propose()
+            assert plan is not None
+            proposer.observe(plan, measured(*of.measure(plan, np.random.default_rng([number, trial]))))
+        first, second = proposer.ranking()[:2]
+        assert first[1] <= second[1]
+        regrets.append(of.true_s(first[0]) / of.optimum_s - 1)
+    assert np.mean(regrets) <= 0.01, regrets
+
+
+def test_on_the_model_itself_it_has_found_the_optimum_at_once() -> None:
+    of = instance(30)
+    proposer = AutoProposer(problem(of), 0)
+    best = np.inf
+    for _ in range(20):
+        plan = proposer.propose()
+        assert plan is not None
+        took = chain_cost(of.model, plan)
+        best = min(best, took)
+        proposer.observe(plan, measured(took, tuple(took / len(plan.stages) for _ in plan.stages)))
+    assert best == pytest.approx(best_chains(of.model, of.max_stages)[0].cost_s)
+
+
+def test_plans_of_any_parts_are_searched_by_moves() -> None:
+    of = BRANCHING
+    proposer = AutoProposer(problem(of, space=AnyPlan(of)), 1)
+    plans = study(proposer, of, 25)
+    assert len({p.digest for p in plans}) == 25
+    for plan in plans:
+        plan.validate(of.graph, of.model.platform)
+    assert min(of.true_s(p) for p in plans[5:]) < of.true_s(plans[0])
+
+
+def draws(of: Instance, count: int = 3) -> Draws:
+    return Correction(of.model).draw(count, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("of", [CHAIN, BRANCHING, FOUR_LANES], ids=["chain", "branches", "four lanes"])
+def test_many_chains_are_priced_as_one_plan_is(of: Instance) -> None:
+    rng = np.random.default_rng(0)
+    plans = [of.space.plan_at(int(rng.random() * of.space.cardinality())) for _ in range(40)]
+    platform = of.model.platform
+    chains = Chains.of([from_plan(p, platform) for p in plans], len(of.graph.operators), of.max_stages)
+    together = ChainPricing(of.graph, platform).latency_s(chains, draws(of))
+    one_by_one = np.array([Timing(of.graph, platform).latency_s(p.stages, draws(of)) for p in plans]).T
+    np.testing.assert_allclose(together, one_by_one)
+
+
+def test_the_cheapest_chains_are_those_of_the_exact_solver() -> None:
+    of = FOUR_LANES
+    mean = Correction(of.model).draw(0, np.random.default_rng(0))
+    (found,) = cheapest_chains(mean, of.max_stages)
+    exact = best_chains(of.model, of.max_stages)[0]
+    names = [p.name for p in of.model.platform.processors]
+    plan = chain_plan(of.graph, found[0], [names[lane] for lane in found[1]])
+    assert chain_cost(of.model, plan) == pytest.approx(exact.cost_s, rel=1e-3)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([CHAIN, FOUR_LANES]))
+@settings(max_examples=30)
+def test_neighbours_are_chains_of_the_space(seed: int, of: Instance) -> None:
+    rng = np.random.default_rng(seed)
+    platform, count = of.model.platform, len(of.graph.operators)
+    plans = [of.space.plan_at(int(rng.random() * of.space.cardinality())) for _ in range(3)]
+    start = Chains.of([from_plan(p, platform) for p in plans], count, of.max_stages)
+    found = distinct(neighbours(start, len(platform.processors), 3, rng), platform)
+    assert len(set(found.names())) == len(found) > 10
+    for row in range(0, len(found), 7):
+        plan = Plan(of.graph.digest, found.stages(row, platform))
+        assert of.space.decode(of.space.encode(plan)) == plan == canonical(plan, of.graph, platform)
+
+
+def test_moves_keep_every_operator_once_and_reach_parts_that_are_no_runs() -> None:
+    found = [moved(seed) for seed in range(60)]
+    runs = [s.operators[-1] - s.operators[0] + 1 == len(s.operators) for stages in found for s in stages]
+    assert not all(runs)
+
+
+def moved(seed: int) -> tuple[Stage, ...]:
+    rng = np.random.default_rng(seed)
+    names = [p.name for p in BRANCHING.model.platform.processors]
+    stages: tuple[Stage, ...] = BRANCHING.space.plan_at(int(rng.random() * BRANCHING.space.cardinality())).stages
+    for _ in range(8):
+        stages = neighbour(BRANCHING.graph, names, stages, rng) or stages
+    operators = sorted(o for s in stages for o in s.operators)
+    assert operators == list(range(len(BRANCHING.graph.operators)))
+    assert all(s.operators and s.processor in names for s in stages)
+    assert all(a < b for s in stages for a, b in pairwise(s.operators))
+    return stages
+
+
+def test_what_was_measured_draws_the_posterior_to_it() -> None:
+    of = CHAIN
+    correction, platform = Correction(of.model), of.model.platform
+    timing = Timing(of.graph, platform)
+    plan = of.space.plan_at(of.space.cardinality() // 3)
+    believed = timing.stage_s(plan.stages, correction.draw(0, np.random.default_rng(0)))
+    took = [float(s[0]) * 1.3 for s in believed]
+    before = correction.draw(200, np.random.default_rng(1))
+    for _ in range(3):
+        correction.observe(plan.stages, took)
+    after = correction.draw(200, np.random.default_rng(1))
+    for then, now, seconds in zip(
+        timing.stage_s(plan.stages, before), timing.stage_s(plan.stages, after), took, strict=True
+    ):
+        assert now[0] == pytest.approx(seconds, rel=0.05)
+        assert np.std(now) < np.std(then) / 3
+
+
+def test_a_lost_race_teaches_only_that_it_was_lost() -> None:
+    def believed(*outcomes: Callable[[Plan], Measurement]) -> float:
+        """Return what the second of two plans is believed to take."""
+        proposer = AutoProposer(problem(CHAIN), 0)
+        best, worse = CHAIN.space.plan_at(0), CHAIN.space.plan_at(1)
+        for plan, out in zip((best, worse), outcomes, strict=True):
+            proposer.observe(plan, out(plan))
+        return {p.digest: s for p, s in proposer.ranking()}[worse.digest]
+
+    def usual(plan: Plan) -> Measurement:
+        return measured(2.0, tuple(2.0 / len(plan.stages) for _ in plan.stages))
+
+    def nothing(plan: Plan) -> Measurement:
+        return measured(1.0, tuple(1.0 / len(plan.stages) for _ in plan.stages))
+
+    def broken_off(plan: Plan) -> Measurement:
+        return measured(1e-3, tuple(1e-3 if i == 0 else 0.0 for i in range(len(plan.stages))), 1, raced=True)
+
+    assert believed(usual, broken_off) > 1.1 * believed(usual, nothing)
