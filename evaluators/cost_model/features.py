@@ -154,10 +154,10 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
     filters, groups = (1, 1), 1
     weights = _weights(operator, graph)
     if operator.kind in _FILTERED and weights is not None and len(weights.shape) == 4:
-        filters = (weights.shape[1], weights.shape[2])
+        filters = (max(1, weights.shape[1]), max(1, weights.shape[2]))
         groups = max(1, source[2] // max(1, weights.shape[3])) if operator.kind == "CONV_2D" else 1
     elif "filter_height" in options:
-        filters = (int(options["filter_height"]), int(options["filter_width"]))
+        filters = (max(1, int(options["filter_height"])), max(1, int(options["filter_width"])))
     stride = (max(1, int(options.get("stride_h", 1))), max(1, int(options.get("stride_w", 1))))
     activation = str(options.get("fused_activation", ""))
     return OperatorFeatures(

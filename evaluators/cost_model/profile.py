@@ -23,7 +23,7 @@ STANDS_IN: Mapping[str, tuple[str, ...]] = {
     "pointwise": ("conv", "winograd"),
     "conv": ("winograd", "pointwise", "grouped"),
     "grouped": ("conv", "winograd"),
-    "depthwise": ("grouped",),
+    "depthwise": ("grouped", "conv"),
     "fully_connected": ("pointwise", "matmul"),
     "matmul": ("fully_connected", "pointwise"),
     "transpose_conv": ("conv", "winograd"),

@@ -182,7 +182,7 @@ def platform_text(platform: Platform, source: str, command: str = COMMAND) -> st
     lines += ["links:"] if platform.links else []
     for link in platform.links:
         lines.append(f"  - between: [{', '.join(link.between)}]")
-        lines.append(f"    bandwidth_bytes_per_s: {link.bandwidth_bytes_per_s:.4g}".replace("e+", ".0e+"))
+        lines.append(f"    bandwidth_bytes_per_s: {link.bandwidth_bytes_per_s:.3e}")
         lines.append(f"    latency_s: {link.latency_s:.4g}")
     return "\n".join(lines) + "\n"
 
