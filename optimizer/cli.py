@@ -332,6 +332,21 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if found.usable else UnavailableError.exit_code
 
 
+def _report(arguments: list[str]) -> int:
+    parser = _Parser(prog="optimize report", description="Write what a study or a campaign found, for a browser.")
+    parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: that folder itself)")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.report.write import report
+
+    written = report(options.run, options.out)
+    if written.without_png:
+        _tell(f"optimize: {written.without_png}")
+    print(written.page)
+    return 0
+
+
 def _plugins(arguments: list[str]) -> int:
     parser = _Parser(prog="optimize plugins", description="List evaluators, spaces, samplers and models by where from.")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -357,6 +372,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "execute": ("run a plan from its files", _execute),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),
+    "report": ("write what a study or a campaign found, for a browser", _report),
     "plugins": ("list what is installed beside the built-ins, and what is broken", _plugins),
 }
 

@@ -1,0 +1,1 @@
+"""Reports of studies and campaigns: numbers first (``data``), pictures second (``plots``), pages last."""

@@ -1,0 +1,315 @@
+"""The numbers of a study's report, read from its run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
+from evaluators.samples import Samples
+from evaluators.timeline import Timeline
+from optimizer.decide import Verdict
+from optimizer.exact.chain import ChainCosts
+from optimizer.files import disk_errors
+from optimizer.history import OPTIMUM, Trial
+from optimizer.profile import Profile
+from optimizer.run import LOG, read_manifest
+from optimizer.storage import read_log
+from search_spaces.errors import OptimizeError, RunFolderError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+
+SCHEMA_VERSION = 1
+_MAX_RESULT_NBYTES = 256 << 20
+
+Family = Literal["baseline", "model", "search"]
+"""Who proposed a plan: a person's usual choice, the model of single operators, or the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan that was measured.
+
+    Attributes:
+        number: how many different plans had been tried, itself included.
+        latency_s: the median.
+        best_s: the least median up to here.
+        predicted_s: what the model of single operators gives it; None where it gives nothing.
+        raced: whether it was stopped early, so that its latency is a rough one.
+    """
+
+    number: int
+    family: Family
+    origin: str
+    stages: int
+    latency_s: float
+    best_s: float
+    predicted_s: float | None
+    raced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A timeline to draw.
+
+    Attributes:
+        name: whose it is.
+        source: ``measured`` or ``predicted``.
+    """
+
+    name: str
+    source: Literal["measured", "predicted"]
+    plan: Plan
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The samples of a plan that has a name."""
+
+    name: str
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Study:
+    """A finished study, as its run folder tells it.
+
+    Attributes:
+        result: the document of ``--json``.
+        trials: those that tried a plan for the first time, in order; baselines outside the space come first.
+        graph: the model, or None where it cannot be read any more.
+        missing: why not, or "".
+    """
+
+    path: Path
+    manifest: Mapping[str, Any]
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+    verdict: Verdict | None
+    profile: Profile | None
+    platform: Platform
+    graph: Graph | None
+    missing: str
+
+    @cached_property
+    def costs(self) -> ChainCosts | None:
+        """The model of single operators."""
+        return self.profile.costs(self.platform) if self.profile is not None else None
+
+    @cached_property
+    def plans(self) -> dict[str, Plan]:
+        """Name → plan of the baselines, in the order of the table."""
+        return {name: Plan.from_json(entry["plan"]) for name, entry in self.result["baselines"].items()}
+
+    @cached_property
+    def best(self) -> Plan:
+        """The plan to use."""
+        return Plan.from_json(self.result["best"]["plan"])
+
+    @property
+    def baseline(self) -> str:
+        """Name of the baseline that the best plan was compared with."""
+        return self.verdict.baseline[0] if self.verdict else next(iter(self.plans), "")
+
+    def trial(self, plan: Plan) -> Trial | None:
+        """Return the trial that measured a plan."""
+        return next((t for t in self.trials if t.plan.digest == plan.digest and t.measurement), None)
+
+    def predict(self, plan: Plan) -> Timeline | None:
+        """Return the plan's timeline by the model of single operators; None where that cannot tell."""
+        costs = self.costs
+        if costs is None or self.graph is None:
+            return None
+        lanes = {p.name: i for i, p in enumerate(self.platform.processors)}
+        place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
+        tasks = []
+        for index, stage in enumerate(plan.stages):
+            lane = lanes[stage.processor]
+            work_s = float(costs.operator_s[lane, list(stage.operators)].sum() + costs.overhead_s[lane])
+            if not work_s < float("inf"):
+                return None
+            before = {place[b] for o in stage.operators for b in self.graph.predecessors(o)} - {index}
+            first = stage.operators[0]
+            needs = tuple(
+                (b, float(costs.hand_over_s[first, lanes[plan.stages[b].processor], lane])) for b in sorted(before)
+            )
+            tasks.append(Task(lane, work_s, needs))
+        spans = run_tasks(tasks, Law.of(self.platform))
+        return timeline(spans, [stage.processor for stage in plan.stages])
+
+
+def read_study(path: Path) -> Study:
+    """Read a finished study.
+
+    Raises:
+        RunFolderError: it is no run folder, not finished, damaged, or written by a newer version.
+    """
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise RunFolderError(f"{path}: is no run folder: it has no manifest.json", "give the folder of a study")
+    result = _result(path)
+    records = read_log(path / LOG).records
+    trials: list[Trial] = []
+    for record in records:
+        if record.kind in {"trial", "baseline"}:
+            trials.append(Trial.from_json(record.data))
+        elif record.kind == "repeat":
+            better = Trial.from_json(record.data)
+            trials = [better if t.number == better.number else t for t in trials]
+    verdicts = [r for r in records if r.kind == "verdict"]
+    profiles = [r for r in records if r.kind == "profile"]
+    config = _config(path)
+    graph, missing = _graph(config, str(manifest["fixed"].get("model_digest")))
+    try:
+        verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
+        platform = _platform(result["platform"])
+    except (KeyError, TypeError) as error:
+        raise RunFolderError(f"{path}: damaged: {error!r} is missing", "make the report of another run") from error
+    return Study(
+        path=path,
+        manifest=manifest,
+        config=config,
+        result=result,
+        trials=tuple(t for t in trials if t.repeat_of is None),
+        verdict=verdict,
+        profile=Profile.from_json(profiles[-1].data) if profiles else None,
+        platform=platform,
+        graph=graph,
+        missing=missing,
+    )
+
+
+def points(study: Study) -> tuple[Point, ...]:
+    """Return every plan that was measured, in the order in which it was tried."""
+    names = {plan.digest for plan in study.plans.values()}
+    found: list[Point] = []
+    best_s = float("inf")
+    for number, trial in enumerate(study.trials, 1):
+        if trial.measurement is None:
+            continue
+        predicted = study.predict(trial.plan)
+        if not trial.raced:
+            best_s = min(best_s, trial.median_s)
+        found.append(
+            Point(
+                number=number,
+                family="baseline" if trial.plan.digest in names else "model" if trial.origin == OPTIMUM else "search",
+                origin=trial.origin,
+                stages=len(trial.plan.stages),
+                latency_s=trial.median_s,
+                best_s=min(best_s, trial.median_s),
+                predicted_s=predicted.makespan_s if predicted else None,
+                raced=trial.raced,
+            )
+        )
+    return tuple(found)
+
+
+def best_by_stages(found: tuple[Point, ...]) -> dict[int, float]:
+    """Return the least median latency for each number of stages, ascending."""
+    best: dict[int, float] = {}
+    for point in found:
+        best[point.stages] = min(best.get(point.stages, float("inf")), point.latency_s)
+    return dict(sorted(best.items()))
+
+
+def spreads(study: Study) -> tuple[Spread, ...]:
+    """Return the samples of the baselines, of the best plan, and of the plan that came nearest where it is another."""
+    found = []
+    for name, entry in study.result["baselines"].items():
+        if entry["latency_ms"] is not None:
+            found.append(Spread(name, _samples(entry["latency_ms"])))
+    verdict = study.verdict
+    if verdict is not None and verdict.challenger is not None and verdict.comparison is not None:
+        name = "best plan" if verdict.best == verdict.challenger else "fastest other plan"
+        found.append(Spread(name, verdict.comparison.candidate))
+    return tuple(found)
+
+
+def bars(study: Study) -> tuple[Bar, ...]:
+    """Return the timelines to lay side by side: best plan and baseline, measured and predicted."""
+    named = {study.baseline: study.plans.get(study.baseline)}
+    verdict = study.verdict
+    if verdict is not None and verdict.challenger is not None:
+        name = "best plan" if verdict.best == verdict.challenger else "fastest other plan"
+        named = {name: verdict.challenger, **named}
+    return tuple(bar for name, plan in named.items() if plan is not None for bar in _both(study, name, plan))
+
+
+def _both(study: Study, name: str, plan: Plan) -> Iterator[Bar]:
+    trial = study.trial(plan)
+    if trial is not None and trial.measurement is not None and trial.measurement.timeline is not None:
+        yield Bar(name, "measured", plan, trial.measurement.timeline)
+    predicted = study.predict(plan)
+    if predicted is not None:
+        yield Bar(name, "predicted", plan, predicted)
+
+
+def _samples(entry: Mapping[str, Any]) -> Samples:
+    return Samples(tuple(v / 1e3 for v in entry["values"]))
+
+
+def _result(path: Path) -> dict[str, Any]:
+    file = path / "result.json"
+    with disk_errors(file):
+        if not file.is_file():
+            raise RunFolderError(
+                f"{path}: the study is not finished: it has no result.json", "go on with it: give its --study again"
+            )
+        if file.stat().st_size > _MAX_RESULT_NBYTES:
+            raise RunFolderError(f"{file}: not a result of this program")
+        content = file.read_bytes()
+    try:
+        result = json.loads(content)
+        version = result["schema_version"]
+        newer = version > SCHEMA_VERSION
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{file}: damaged: {error}", "give its --study again to have it written anew") from error
+    if newer:
+        raise RunFolderError(
+            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
+        )
+    if result.get("best") is None:
+        raise RunFolderError(f"{path}: no plan has been measured yet", "go on with it: give its --study again")
+    return dict(result)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    file = path / "config.yaml"
+    with disk_errors(file):
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _graph(config: Mapping[str, Any], digest: str) -> tuple[Graph | None, str]:
+    """Return the model where it is still what it was, else why there is none."""
+    from search_spaces.models import load
+
+    try:
+        graph = load(str(config.get("model")), tuple(config.get("input_shape") or ()))
+    except OptimizeError as error:
+        return None, str(error)
+    return (graph, "") if graph.digest == digest else (None, f"{config.get('model')} is another model now")
+
+
+def _platform(data: Mapping[str, Any]) -> Platform:
+    return Platform(
+        str(data["name"]),
+        tuple(
+            Processor(str(p["name"]), p["kind"], dict(p["resources"]), str(p["like"]), dict(p["options"]), p["slots"])
+            for p in data["processors"]
+        ),
+    )

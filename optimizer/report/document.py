@@ -1,0 +1,108 @@
+"""What a report says, before it is a page or Markdown: sections of paragraphs, tables, figures and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Cell = str | int | float | None
+"""A text, or a number that is shown with its column's format; None is shown as a dash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph; ``strong`` ones are the answer itself, ``note`` ones are small print."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines to be typed or copied."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: its heading, with the unit.
+        form: how numbers are written, as in ``format()``; "" for text, which is aligned left.
+    """
+
+    name: str
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under columns; ``caption`` is read out and not shown."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture with the numbers that it shows.
+
+    Attributes:
+        name: of its files, without ending.
+        svg: an ``<svg>`` element whose colours are those of the page (``var(--…)``).
+        caption: what is to be seen.
+        table: the same as numbers, for those who cannot see it and for those who want to compute.
+        wide: whether it keeps its own size and scrolls.
+    """
+
+    name: str
+    svg: str
+    caption: str
+    table: Table | None = None
+    wide: bool = False
+
+
+Block = Text | Code | Table | Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report with a heading."""
+
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report.
+
+    Attributes:
+        title: of the page.
+        subtitle: what it is about, in a line.
+        sections: the answer first.
+        files: relative path → content of what is written beside it, as JSON text.
+    """
+
+    title: str
+    subtitle: str
+    sections: tuple[Section, ...]
+    files: Mapping[str, str]
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures, in order."""
+        return tuple(b for s in self.sections for b in s.blocks if isinstance(b, Figure))
+
+
+def shown(cell: Cell, form: str) -> str:
+    """Return a cell as a person reads it."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, str):
+        return cell
+    return format(cell, form) if form else str(cell)

@@ -1,0 +1,175 @@
+"""The pictures of a study's report; each takes numbers of :mod:`optimizer.report.data` and returns an ``<svg>``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from optimizer.report.data import Bar, Point, Spread
+from optimizer.report.svg import Plot, Scale, around, part_colour, text_width
+
+WIDTH = 920.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0
+_LANE, _GAP = 24.0, 6.0
+_FAMILIES = (("baseline", "known cuts"), ("model", "best of the model"), ("search", "search"))
+_ABOVE = ("above", "above the scale")
+_FAR = 1.5  # times the least latency; what takes longer is no candidate, and would flatten all others
+
+
+def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
+    """Return lanes over time, one block for each timeline, all on one scale.
+
+    Args:
+        kinds: of each operator, for the tips; empty where the model cannot be read.
+    """
+    rows = sum(len(_lanes(bar)) for bar in bars)
+    height = rows * (_LANE + _GAP) + len(bars) * 30 + _BOTTOM + 10
+    names = [lane for bar in bars for lane in _lanes(bar)]
+    left = max(_LEFT, 16 + max(map(text_width, names), default=0))
+    description = "; ".join(f"{b.name}, {b.source}: {b.timeline.makespan_s * 1e3:.4g} ms" for b in bars)
+    plot = Plot("timeline", "Which stage runs when on which lane", description, WIDTH, height)
+    longest = max((bar.timeline.makespan_s for bar in bars), default=1.0) * 1e3
+    scale = around([longest], left, WIDTH - _RIGHT, zero=True)
+    plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the inference")
+    y = 10.0
+    for bar in bars:
+        plot.text(8, y + 14, f"{bar.name}, {bar.source}: {bar.timeline.makespan_s * 1e3:.4g} ms", style="s")
+        y += 24
+        start_s = min(e.start_s for e in bar.timeline.events)
+        for lane in _lanes(bar):
+            plot.text(left - 8, y + 16, lane, anchor="end")
+            for event in bar.timeline.events:
+                if event.lane != lane:
+                    continue
+                first, last = (event.start_s - start_s) * 1e3, (event.end_s - start_s) * 1e3
+                tip = f"stage {event.stage} on {lane}: {first:.3f} to {last:.3f} ms ({last - first:.3f} ms)"
+                operators = bar.plan.stages[event.stage].operators
+                tip += f"\noperators {operators[0]} to {operators[-1]}"
+                if kinds:
+                    tip += f": {kinds[operators[0]]} … {kinds[operators[-1]]}"
+                plot.rect(scale(first), y, scale(last) - scale(first), _LANE, part_colour(event.stage), tip)
+                label = str(event.stage)
+                if scale(last) - scale(first) > text_width(label) + 4:
+                    plot.text((scale(first) + scale(last)) / 2, y + 16, label, anchor="middle")
+            y += _LANE + _GAP
+        y += 6
+    return plot.svg()
+
+
+def _lanes(bar: Bar) -> list[str]:
+    return list(dict.fromkeys(stage.processor for stage in bar.plan.stages))
+
+
+def optimisation(points: Sequence[Point], bound_s: float | None) -> str:
+    """Return latency against the number of plans tried, with the best so far and the bound."""
+    height = 340.0
+    last = points[-1].number if points else 1
+    best_ms = points[-1].best_s * 1e3 if points else 0.0
+    plot = Plot("history", "Latency of the plans in the order in which they were tried",
+                f"{len(points)} plans; the best of them takes {best_ms:.4g} ms", WIDTH, height)  # fmt: skip
+    x = around([1, last], _LEFT, WIDTH - _RIGHT, margin=0.02)
+    y = _near(points, height - _BOTTOM, _TOP, bound_s)
+    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "ms")
+    plot.axis_x(x, height - _BOTTOM, _TOP, "different plans tried")
+    if bound_s:
+        plot.line([(x.start, y(bound_s * 1e3)), (x.end, y(bound_s * 1e3))], "bound", f"bound {bound_s * 1e3:.4g} ms")
+        plot.line([(WIDTH - 300, 14), (WIDTH - 276, 14)], "bound")
+        plot.text(WIDTH - 270, 18, "optimum of the model", style="m")
+    steps: list[tuple[float, float]] = []
+    for point in points:
+        if steps:
+            steps.append((x(point.number), steps[-1][1]))
+        steps.append((x(point.number), y(point.best_s * 1e3)))
+    for point in points:
+        _mark(plot, x(point.number), y, point)
+    if steps:
+        plot.line(steps, "best", "best so far")
+    plot.legend(_LEFT, 18, (*_FAMILIES, _ABOVE))
+    plot.line([(WIDTH - 130, 14), (WIDTH - 106, 14)], "best")
+    plot.text(WIDTH - 100, 18, "best so far", style="m")
+    return plot.svg()
+
+
+def by_stages(points: Sequence[Point], best: Mapping[int, float]) -> str:
+    """Return latency against the number of stages; the best of each is joined by a line."""
+    height = 320.0
+    description = "; ".join(f"K={k}: best {s * 1e3:.4g} ms" for k, s in best.items())
+    plot = Plot("stages", "Latency by number of stages", description, WIDTH, height)
+    y = _near(points, height - _BOTTOM, _TOP)
+    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "ms")
+    width = (WIDTH - _RIGHT - _LEFT) / max(len(best), 1)
+    middle = {k: _LEFT + width * (i + 0.5) for i, k in enumerate(best)}
+    for k, x in middle.items():
+        plot.text(x, height - _BOTTOM + 16, str(k), anchor="middle", style="m")
+    plot.text((_LEFT + WIDTH - _RIGHT) / 2, height - 10, "K, stages of the plan", anchor="middle", style="m")
+    for i, point in enumerate(points):  # golden-ratio steps spread neighbours apart, the same way each time
+        x = middle[point.stages] + width * 0.6 * ((i * 0.618034) % 1.0 - 0.5)
+        _mark(plot, x, y, point)
+    line = [(middle[k], max(y(s * 1e3), y.end)) for k, s in best.items()]
+    plot.line(line, "best", "best for each K")
+    plot.legend(_LEFT, 18, (*_FAMILIES, _ABOVE))
+    return plot.svg()
+
+
+def predicted(points: Sequence[Point]) -> str:
+    """Return measured against predicted latency; where the model is right, plans lie on the diagonal."""
+    known = [p for p in points if p.predicted_s is not None]
+    side = 420.0
+    plot = Plot("predicted", "Predicted against measured latency", f"{len(known)} plans", WIDTH, side)
+    both = [v * 1e3 for p in known for v in (p.latency_s, p.predicted_s or 0.0)]
+    x = around(both, _LEFT, WIDTH - _RIGHT)
+    y = around(both, side - _BOTTOM, _TOP)
+    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "measured, ms")
+    plot.axis_x(x, side - _BOTTOM, _TOP, "predicted by the model of single operators, ms")
+    plot.line([(x(x.low), y(x.low)), (x(x.high), y(x.high))], "equal", "predicted = measured")
+    for point in known:
+        plot.mark(x((point.predicted_s or 0.0) * 1e3), y(point.latency_s * 1e3), point.family, _tip(point))
+    plot.legend(_LEFT + 120, 18, _FAMILIES)
+    return plot.svg()
+
+
+def distributions(spreads: Sequence[Spread]) -> str:
+    """Return every sample of the named plans, with median and 95 % interval."""
+    row = 30.0
+    height = len(spreads) * row + _BOTTOM + 16
+    left = 16 + max((text_width(s.name) for s in spreads), default=0)
+    description = "; ".join(f"{s.name}: median {s.samples.median * 1e3:.4g} ms" for s in spreads)
+    plot = Plot("samples", "Samples of the plans that have a name", description, WIDTH, height)
+    far_ms = _FAR * min((s.samples.median for s in spreads), default=0.0) * 1e3
+    values = [v * 1e3 for s in spreads for v in (*s.samples.values_s, *s.samples.ci95) if v * 1e3 <= far_ms]
+    x = around(values, left, WIDTH - _RIGHT)
+    plot.axis_x(x, height - _BOTTOM, 6.0, "ms")
+    for i, spread in enumerate(spreads):
+        y = 8 + row * (i + 0.5)
+        plot.text(left - 10, y + 4, spread.name, anchor="end")
+        if spread.samples.median * 1e3 > x.high:
+            plot.text(x.end, y + 4, f"{spread.samples.median * 1e3:.4g} ms →", anchor="end", style="m")
+            continue
+        for j, value in enumerate(spread.samples.values_s):
+            if value * 1e3 <= x.high:
+                plot.mark(x(value * 1e3), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value * 1e3:.4f} ms", 2.5)
+        low, high = spread.samples.ci95
+        high = min(high, x.high / 1e3)
+        middle = spread.samples.median
+        tip = f"{spread.name}: {middle * 1e3:.4g} ms [{low * 1e3:.4g}, {spread.samples.ci95[1] * 1e3:.4g}]"
+        plot.line([(x(low * 1e3), y), (x(high * 1e3), y)], "ci", tip)
+        plot.line([(x(middle * 1e3), y - 9), (x(middle * 1e3), y + 9)], "ci", tip)
+    return plot.svg()
+
+
+def _near(points: Sequence[Point], start: float, end: float, bound_s: float | None = None) -> Scale:
+    """Return a vertical scale for the plans that come near the best one."""
+    least_s = min((p.best_s for p in points), default=0.0)
+    shown = [p.latency_s * 1e3 for p in points if p.latency_s <= _FAR * least_s]
+    return around([*shown, bound_s * 1e3] if bound_s else shown, start, end)
+
+
+def _mark(plot: Plot, x: float, y: Scale, point: Point) -> None:
+    above = point.latency_s * 1e3 > y.high
+    plot.mark(x, y.end if above else y(point.latency_s * 1e3), "above" if above else point.family, _tip(point))
+
+
+def _tip(point: Point) -> str:
+    text = f"plan {point.number}, {point.origin}: {point.latency_s * 1e3:.4g} ms, K={point.stages}"
+    if point.predicted_s is not None:
+        text += f", predicted {point.predicted_s * 1e3:.4g} ms"
+    return text + (", stopped early" if point.raced else "")

@@ -1,0 +1,268 @@
+"""What the report of a study says: the answer first, the evidence after it, then how to have it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from optimizer.console import describe_operators, human_bytes
+from optimizer.graph_picture import render_svg
+from optimizer.inspect import inspect_graph
+from optimizer.report import plots
+from optimizer.report.data import Bar, Point, Study, bars, best_by_stages, points, spreads
+from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text
+from optimizer.report.explorer import node_data
+from optimizer.report.svg import part_colour
+from optimizer.report.trace import trace
+from search_spaces.errors import shown
+from search_spaces.plan import Plan
+
+_MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
+_LATENCY = (Column("median, ms", ".4g"), Column("95 % from", ".4g"), Column("to", ".4g"), Column("samples", ",d"))
+
+
+def study_document(study: Study) -> Document:
+    """Return the report of a study."""
+    found = points(study)
+    drawn = bars(study)
+    model = study.result["model"]
+    lanes = ", ".join(p.name for p in study.platform.processors)
+    files = {"best/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
+    if study.graph is not None:
+        files["best/partition.json"] = json.dumps(node_data(study.graph, study.best), indent=1)
+    sections = [
+        Section("answer", "Answer", tuple(_answer(study))),
+        Section("baselines", "Known plans", tuple(_baselines(study))),
+        Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
+        Section("stages", "Latency by number of stages", tuple(_stages(found))),
+        Section("history", "The search", tuple(_history(study, found))),
+        Section("model", "Predicted and measured", tuple(_predicted(found))),
+        Section("graph", "Graph", tuple(_graph(study))),
+        Section("environment", "Environment", tuple(_environment(study))),
+        Section("again", "How to have it again", tuple(_again(study))),
+    ]
+    return Document(
+        title=f"{_printable(model['name'])} on {lanes}",
+        subtitle=f"{model['operators']} operators, {study.result['unique_plans']:,} of "
+        f"{study.result['space']['plans']:,} plans tried, evaluator {study.result['evaluator']}, "
+        f"study {study.manifest['study']}, {study.manifest.get('created_utc', '')}",
+        sections=tuple(s for s in sections if s.blocks),
+        files=files,
+    )
+
+
+def verdict_text(result: dict[str, Any]) -> str:
+    """Return the answer in a sentence, from the document of ``--json``."""
+    speedup, best = result["speedup"], result["best"]["latency_ms"]
+    took = f"{best['median']:.4g} ms [{best['ci95'][0]:.4g}, {best['ci95'][1]:.4g}]" if best else "not measured"
+    if speedup is None:
+        return f"The fastest plan takes {took}; it is a known one."
+    low, high = speedup["ci95"]
+    ratio = f"{speedup['ratio']:.4f} times [{low:.4f}, {high:.4f}] as fast"
+    if speedup["significant"] and speedup["ratio"] > 1.0:
+        return f"The best plan takes {took}: {ratio} as the best known one, “{speedup['baseline']}”."
+    why = "significantly slower" if speedup["significant"] else "not significant"
+    return f"No plan beats “{speedup['baseline']}”, {took}: the best other one is {ratio}, {why}."
+
+
+def _answer(study: Study) -> Iterator[Block]:
+    result = dict(study.result)
+    yield Text(verdict_text(result), "answer")
+    if not result["complete"]:
+        yield Text("The study was interrupted before its final comparison: this is what was known then.")
+    if result["speedup"] and result["speedup"]["unstable"]:
+        yield Text("The machine's speed changed during the final comparison; repeat it when the machine is quiet.")
+    bound, gap = result["model_bound_ms"], result["gap"]
+    if bound is not None and gap is not None:
+        text = f"The optimum of the model of single operators, within this space, is {bound:.4g} ms; gap {gap:+.1%}."
+        yield Text(text + (" A plan below it shows that the model is wrong by that much." if gap < 0 else ""))
+    yield _plan_table(study, study.best)
+
+
+def _plan_table(study: Study, plan: Plan) -> Table:
+    entry = study.result["best"]
+    times = entry.get("stage_ms") or [None] * len(plan.stages)
+    rows = []
+    for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
+        handed = None
+        if study.graph is not None:
+            outputs = study.graph.boundary(stage.operators).outputs
+            handed = human_bytes(sum(study.graph.tensors[t].nbytes for t in outputs))
+        where = f"{stage.operators[0]} to {stage.operators[-1]}"
+        what = describe_operators(study.graph, stage.operators) if study.graph is not None else where
+        rows.append((index, what, stage.processor, took_ms, handed))
+    columns = (
+        Column("stage", "d"),
+        Column("operators"),
+        Column("processor"),
+        Column("ms", ".4g"),
+        Column("hands over"),
+    )
+    return Table("The best plan, stage by stage", columns, tuple(rows))
+
+
+def _baselines(study: Study) -> Iterator[Block]:
+    rows = []
+    for name, entry in study.result["baselines"].items():
+        latency = entry["latency_ms"]
+        numbers = (latency["median"], *latency["ci95"], latency["samples"]) if latency else (None,) * 4
+        rows.append((name, *numbers, len(entry["plan"]["stages"]), entry["failure"] or ""))
+    table = Table("Known plans", (Column("plan"), *_LATENCY, Column("stages", "d"), Column("remark")), tuple(rows))
+    named = spreads(study)
+    if not named:
+        yield table
+        return
+    yield Figure(
+        "samples",
+        plots.distributions(named),
+        "Every sample as a dot, the median as a stroke, its 95 % interval as a line. Plans with few samples were "
+        "measured only well enough to see that they are no candidates.",
+        table,
+    )
+
+
+def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
+    if not drawn:
+        return
+    kinds = [_printable(o.kind) for o in study.graph.operators] if study.graph is not None else []
+    rows = [
+        (bar.name, bar.source, e.stage, e.lane, e.start_s * 1e3, e.end_s * 1e3)
+        for bar in drawn
+        for e in bar.timeline.events
+    ]
+    columns = (Column("plan"), Column("source"), Column("stage", "d"), Column("lane"), Column("start, ms", ".4f"),
+               Column("end, ms", ".4f"))  # fmt: skip
+    yield Figure(
+        "timeline",
+        plots.timelines(drawn, kinds),
+        "Lanes over time, measured and as the model of single operators predicts them, on one scale. "
+        "best/trace.json holds the same for ui.perfetto.dev.",
+        Table("Timelines", columns, tuple(rows)),
+    )
+
+
+def _stages(found: tuple[Point, ...]) -> Iterator[Block]:
+    best = best_by_stages(found)
+    if len(best) < 2:
+        return
+    counts = {k: sum(1 for p in found if p.stages == k) for k in best}
+    rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
+    columns = (Column("K", "d"), Column("plans", ",d"), Column("best median, ms", ".4g"))
+    yield Figure(
+        "stages",
+        plots.by_stages(found, best),
+        "Each plan by its number of stages; the line joins the best of each. These are the medians of the search, "
+        "in which the fastest are in part lucky; the answer comes from the final comparison.",
+        Table("Latency by number of stages", columns, rows),
+    )
+
+
+def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
+    if not found:
+        return
+    bound = study.result["model_bound_ms"]
+    columns = (Column("plan", "d"), Column("proposed by"), Column("K", "d"), Column("median, ms", ".4g"),
+               Column("best so far, ms", ".4g"), Column("predicted, ms", ".4g"))  # fmt: skip
+    rows = tuple(
+        (
+            p.number,
+            p.origin,
+            p.stages,
+            p.latency_s * 1e3,
+            p.best_s * 1e3,
+            p.predicted_s * 1e3 if p.predicted_s else None,
+        )
+        for p in found
+    )
+    yield Figure(
+        "history",
+        plots.optimisation(found, bound / 1e3 if bound else None),
+        "Plans in the order in which they were tried. The dashed line is the optimum of the model of single operators.",
+        Table("The search", columns, rows),
+    )
+    failures = [t for t in study.trials if t.failure]
+    if failures:
+        yield Text(f"{len(failures)} plans could not be measured; the first: {failures[0].failure}")
+
+
+def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
+    errors = sorted(abs(p.predicted_s / p.latency_s - 1.0) for p in found if p.predicted_s and not p.raced)
+    if not errors:
+        return
+    within = sum(e <= 0.1 for e in errors) / len(errors)
+    yield Text(
+        f"Of {len(errors)} plans that were measured in full, the model of single operators predicts {within:.0%} "
+        f"within 10%; the median error is {errors[len(errors) // 2]:.1%}."
+    )
+    yield Figure(
+        "predicted",
+        plots.predicted(found),
+        "Plans on the dotted line are predicted right. Those stopped early are shown by their few first runs. "
+        "The numbers are in the table of the search.",
+    )
+
+
+def _graph(study: Study) -> Iterator[Block]:
+    graph = study.graph
+    if graph is None:
+        yield Text(f"The graph is not drawn: {study.missing}", "note")
+        return
+    if len(graph.operators) > _MOST_OPERATORS:
+        yield Text(f"The graph is not drawn: it has {len(graph.operators):,} operators.", "note")
+        return
+    rules = "".join(
+        f"{','.join(f'#op-{o} rect.f' for o in stage.operators)}{{fill:{part_colour(index)}}}"
+        for index, stage in enumerate(study.best.stages)
+    )
+    svg = render_svg(inspect_graph(graph)).replace("</style>", f"{rules}</style>", 1)
+    legend = "; ".join(f"stage {i} on {s.processor}" for i, s in enumerate(study.best.stages[:12]))
+    more = ", …" if len(study.best.stages) > 12 else ""
+    yield Figure(
+        "graph",
+        svg,
+        f"The model, coloured by stage of the best plan ({legend}{more}). The bars on the left are bytes that cross "
+        "a cut. best/partition.json colours it in Model Explorer.",
+        _plan_table(study, study.best),
+        wide=True,
+    )
+
+
+def _environment(study: Study) -> Iterator[Block]:
+    manifest = study.manifest
+    rows: list[tuple[str, str]] = [("time", str(manifest.get("created_utc", "")))]
+    rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("machine", {})).items()]
+    rows.append(("Python", str(manifest.get("python", ""))))
+    product = dict(manifest.get("product", {}))
+    rows.append((str(product.get("name", "product")), str(product.get("version", ""))))
+    rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("packages", {})).items()]
+    rows += [(f"lane {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
+    rows.append(("model digest", str(study.result["model"]["digest"])))
+    yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
+
+
+def _again(study: Study) -> Iterator[Block]:
+    command = [str(word) for word in study.manifest.get("command", [])]
+    yield Text("The study, from the beginning, with a new --out:")
+    yield Code(shlex.join(command))
+    lines = [f"optimize report {shlex.quote(str(study.path))}"]
+    if (study.path / "best" / "stage_0.tflite").exists():
+        lines.insert(0, f"optimize execute {shlex.quote(str(study.path))}")
+    yield Text("The best plan from its files, and this report:")
+    yield Code("\n".join(lines))
+    settings = {k: v for k, v in study.config.items() if v not in (None, "", [], ()) and k != "schema_version"}
+    yield Table("Settings", (Column("setting"), Column("value")), tuple((k, _plain(v)) for k, v in settings.items()))
+    yield Text(
+        "trials.jsonl in the run folder holds every sample; the same seed proposes the same plans, given the same "
+        "measurements.",
+        "note",
+    )
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else shown(text)

@@ -1,0 +1,74 @@
+"""Reports on disk: one HTML file, the same as Markdown, each plot as SVG and PNG, and files for other viewers.
+
+::
+
+    RUN/
+    ├── report.html     everything, for a browser, without a network
+    ├── report.md       the same, for a repository
+    ├── report/         the plots: *.svg, and *.png where the extra "report" is installed
+    └── best/           trace.json for ui.perfetto.dev, partition.json for Model Explorer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.files import write_atomic
+from optimizer.report import markdown, page
+from optimizer.report.data import read_study
+from optimizer.report.document import Document
+from optimizer.report.study import study_document
+from optimizer.report.svg import standalone
+
+PLOTS = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        page: the HTML file.
+        files: all files, the page first.
+        without_png: why there are no PNG files, or "".
+    """
+
+    page: Path
+    files: tuple[Path, ...]
+    without_png: str
+
+
+def report(run: Path, out: Path | None = None) -> Written:
+    """Write the report of a study into its folder, or into another one.
+
+    Raises:
+        RunFolderError: it is no run folder, not finished, damaged, written by a newer version, or cannot be written.
+    """
+    return write_report(study_document(read_study(run)), out or run)
+
+
+def write_report(document: Document, folder: Path) -> Written:
+    """Write a report into a folder, file by file, each whole or not at all.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    contents = {
+        "report.html": page.render(document).encode(),
+        "report.md": markdown.render(document, PLOTS).encode(),
+        **{name: text.encode() for name, text in document.files.items()},
+    }
+    without_png = ""
+    try:
+        import resvg_py
+    except ImportError:
+        without_png = 'PNG files need the extra "report": pip install "partition-optimizer[report]"'
+    for figure in document.figures:
+        svg = standalone(figure.svg)
+        contents[f"{PLOTS}/{figure.name}.svg"] = svg.encode()
+        if not without_png and not figure.wide:
+            contents[f"{PLOTS}/{figure.name}.png"] = bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2))
+    for name, content in contents.items():
+        write_atomic(folder / name, content)
+    return Written(folder / "report.html", tuple(folder / name for name in contents), without_png)

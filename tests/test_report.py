@@ -1,0 +1,247 @@
+"""Reports: the numbers are those of the run folder, and the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.cli import main
+from optimizer.report.data import Study, bars, best_by_stages, points, read_study, spreads
+from optimizer.report.document import Column, Document, Section, Table, Text
+from optimizer.report.markdown import render as render_markdown
+from optimizer.report.page import render as render_page
+from optimizer.report.study import study_document
+from optimizer.report.svg import Scale, standalone
+from search_spaces.graph import Graph
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, squeezenet: Graph) -> Path:
+    """The run folder of a study with a synthetic evaluator."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    arguments = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "40", "--sampler", "random"]
+    assert main([*arguments, "--max-stages", "3", "--out", str(folder), "-q", "--json"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(run: Path) -> Study:
+    return read_study(run)
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> str:
+    assert main(["report", str(run)]) == 0
+    return (run / "report.html").read_text()
+
+
+def test_points_are_the_plans_that_were_measured(study: Study) -> None:
+    found = points(study)
+    assert len(found) == len({t.plan.digest for t in study.trials}) == len(study.trials)
+    assert [p.number for p in found] == sorted(p.number for p in found)
+    assert {p.family for p in found} == {"baseline", "model", "search"}
+    assert sum(p.family == "baseline" for p in found) == len(study.plans)
+    for before, after in pairwise(found):
+        assert after.best_s <= before.best_s
+    assert min(p.latency_s for p in found if not p.raced) == found[-1].best_s
+    assert best_by_stages(found) == {
+        k: min(p.latency_s for p in found if p.stages == k) for k in sorted({p.stages for p in found})
+    }
+
+
+def test_the_law_predicts_itself(study: Study) -> None:
+    known = [p for p in points(study) if p.predicted_s and not p.raced]
+    assert len(known) > 10
+    errors = sorted(abs((p.predicted_s or 0.0) / p.latency_s - 1.0) for p in known)
+    assert errors[len(errors) // 2] < 0.05
+
+
+def test_timelines_lie_side_by_side(study: Study) -> None:
+    found = bars(study)
+    assert [b.source for b in found[:2]] == ["measured", "predicted"]
+    assert found[0].plan == found[1].plan
+    assert {b.name for b in found} >= {study.baseline}
+    for bar in found:
+        assert {e.stage for e in bar.timeline.events} == set(range(len(bar.plan.stages)))
+
+
+def test_spreads_are_the_samples_of_the_result(study: Study) -> None:
+    found = {s.name: s.samples for s in spreads(study)}
+    for name, entry in study.result["baselines"].items():
+        assert found[name].median * 1e3 == pytest.approx(entry["latency_ms"]["median"])
+
+
+class Outline(HTMLParser):
+    """Checks that elements are closed in order, and gathers what assistive software goes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.refers: list[str] = []
+        self.headings: list[str] = []
+        self.remote: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        for name in ("aria-labelledby", "aria-describedby"):
+            self.refers += str(given.get(name) or "").split()
+        href = str(given.get("href") or given.get("src") or "")
+        if href.startswith("#"):
+            self.refers.append(href[1:])
+        elif href and not href.startswith("data:"):
+            self.remote.append(href)
+        if tag in {"h1", "h2", "h3"}:
+            self.headings.append(tag)
+        if tag == "svg":
+            assert given.get("role") == "img"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_can_be_read_by_all(page: str) -> None:
+    outline = Outline()
+    outline.feed(page)
+    assert outline.open == []
+    assert outline.remote == []
+    assert "url(" not in page
+    assert "<script" not in page
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.refers) <= set(outline.ids)
+    assert outline.headings[0] == "h1"
+    assert outline.headings.count("h1") == 1
+    assert "prefers-color-scheme:dark" in page
+    assert len(page.encode()) < 5_000_000
+
+
+def test_the_answer_comes_first(page: str, study: Study, run: Path) -> None:
+    markdown = (run / "report.md").read_text()
+    best = study.result["best"]["latency_ms"]["median"]
+    for text in (page, markdown):
+        assert f"{best:.4g} ms" in text
+        assert text.index("Answer") < text.index("Known plans") < text.index("Timeline") < text.index("Environment")
+    named = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown)
+    assert len(named) >= 6
+    assert all((run / name).is_file() for name in named)
+
+
+def test_plots_are_files_of_their_own(page: str, run: Path) -> None:
+    plots = sorted((run / "report").glob("*.svg"))
+    assert {p.stem for p in plots} == {"graph", "history", "predicted", "samples", "stages", "timeline"}
+    for plot in plots:
+        text = plot.read_text()
+        ET.fromstring(text)
+        if plot.stem != "graph":
+            assert "var(" not in text
+    pytest.importorskip("resvg_py", reason="PNG files need the extra 'report'")
+    assert (run / "report" / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_traces_open_in_perfetto(page: str, run: Path, study: Study) -> None:
+    events = json.loads((run / "best" / "trace.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == sum(len(b.timeline.events) for b in bars(study))
+    for event in spans:
+        assert event["ts"] >= 0
+        assert event["dur"] > 0
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in spans} <= named
+
+
+def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Graph) -> None:
+    data = json.loads((run / "best" / "partition.json").read_text())
+    assert len(data["results"]) == len(squeezenet.operators)
+    assert all(re.fullmatch(r".+ · stage \d+", v["value"]) for v in data["results"].values())
+
+
+def test_names_from_files_cannot_become_markup() -> None:
+    evil = '<img src=x onerror="alert(1)"> | `x` [a](b)'
+    table = Table(evil, (Column(evil), Column("n", ".1f")), ((evil, 1.0), (evil, None)))
+    document = Document(evil, evil, (Section("a", evil, (Text(evil), table)),), {})
+    assert "<img" not in render_page(document)
+    text = render_markdown(document, "plots")
+    assert "<img src" not in text.replace("\\<", "")
+    assert "[a](b)" not in text
+
+
+def test_a_model_that_is_gone_leaves_the_rest(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    text = (other / "config.yaml").read_text().replace("squeezenet1_1", "gone.tflite")
+    (other / "config.yaml").write_text(text)
+    document = study_document(read_study(other))
+    assert "gone.tflite" in render_page(document)
+    assert {"answer", "baselines", "history"} <= {s.name for s in document.sections}
+
+
+@pytest.mark.parametrize(
+    ("damage", "statement"),
+    [
+        (lambda p: (p / "manifest.json").unlink(), "is no run folder"),
+        (lambda p: (p / "result.json").unlink(), "the study is not finished"),
+        (lambda p: (p / "result.json").write_text("{"), "result.json: damaged"),
+        (lambda p: (p / "result.json").write_text('{"schema_version": 99}'), "schema_version is 99"),
+        (lambda p: (p / "result.json").write_text('{"schema_version": 1}'), "no plan has been measured"),
+        (lambda p: (p / "manifest.json").write_text('{"schema_version": 99}'), "schema_version is 99"),
+        (lambda p: (p / "manifest.json").write_text("["), "manifest.json: damaged"),
+        (shutil.rmtree, "is no run folder"),
+    ],
+)
+def test_what_is_no_finished_run_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object, statement: str
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    assert callable(damage)
+    damage(other)
+    assert main(["report", str(other)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert statement in err
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_lie_within_the_scale(low: float, span: float) -> None:
+    scale = Scale(low, low + span, 0.0, 100.0)
+    ticks = scale.ticks()
+    assert ticks == sorted(ticks)
+    assert len(ticks) <= 8
+    assert all(-1e-3 <= scale(t) <= 100.001 for t in ticks) or span < 1e-6 * abs(low)
+
+
+def test_standalone_pictures_keep_their_text() -> None:
+    assert standalone("<svg><title>a</title><desc>b</desc><text>c</text></svg>").count("<text>c</text>") == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the page is not looked at in a browser")
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (400, False), (400, True)])
+def test_a_browser_shows_it_without_a_complaint(page: str, run: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    picture = tmp_path / "page.png"
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+               "--disable-background-networking", "--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path / 'user'}",
+               f"--screenshot={picture}", f"--window-size={width},2400"]  # fmt: skip
+    command += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    done = subprocess.run(
+        [*command, (run / "report.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "CONSOLE" not in done.stderr
+    assert picture.stat().st_size > 20_000
