@@ -8,7 +8,7 @@ running the candidate gives a :class:`Batch`. What is done with batches (warm-up
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +118,23 @@ class Deployer(Protocol):
             UnavailableError: the files do not run.
         """
         ...
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """A session that can tell under what conditions it measures."""
+
+    def conditions(self) -> dict[str, Any]:
+        """Return what may have changed the last measurements (governor, load, versions, …), as plain values.
+
+        Asked after every measurement, so it should take well below a millisecond.
+        """
+        ...
+
+
+def conditions_of(session: Session) -> Callable[[], Mapping[str, Any]]:
+    """Return what tells the conditions of a session: nothing where it cannot."""
+    return session.conditions if isinstance(session, Witness) else dict
 
 
 @runtime_checkable

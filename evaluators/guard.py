@@ -15,7 +15,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch, Candidate, Deployer, Describer, Evaluator, Namer, Refuser, Session
+from evaluators.base import (
+    Agreement,
+    Batch,
+    Candidate,
+    Deployer,
+    Describer,
+    Evaluator,
+    Namer,
+    Refuser,
+    Session,
+    Witness,
+)
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -77,7 +88,7 @@ class _Evaluator:
                 context = self._inner.prepare(platform, scratch)
                 inner = context.__enter__()
             stack.push(lambda *error: self._leave(context, *error))
-            kind = _with_abilities(_Session, {Refuser: _Refusing, Deployer: _Deploying}, inner)
+            kind = _with_abilities(_Session, {Refuser: _Refusing, Deployer: _Deploying, Witness: _Witnessing}, inner)
             yield kind(inner, self._what, platform.limits)
 
     def _leave(self, context: Any, *error: Any) -> bool:
@@ -117,6 +128,12 @@ class _Refusing:
     def refused(self: Any, graph: Graph, processor: str) -> Sequence[int]:
         with _call(f"{self._what}: refused()", self._limits.load_s):
             return cast("Sequence[int]", self._inner.refused(graph, processor))
+
+
+class _Witnessing:
+    def conditions(self: Any) -> dict[str, Any]:
+        with _call(f"{self._what}: conditions()", self._limits.run_s):
+            return dict(self._inner.conditions())
 
 
 class _Deploying:

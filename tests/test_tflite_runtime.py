@@ -109,7 +109,7 @@ def test_both_runtimes_share_a_plan(squeezenet: Graph, cache_folder: Path) -> No
     platform = Platform("both", (evaluator.processor(FIRST), evaluator.processor(f"{LAST}:tflite-runtime")))
     plan = chain_plan(squeezenet, [10, 20], [FIRST, f"{LAST}:tflite-runtime", FIRST])
     with evaluator.prepare(platform) as session:
-        assert session.fingerprint()["tflite-runtime"] == importlib.metadata.version("tflite-runtime")
+        assert session.fingerprint()["versions"]["tflite-runtime"] == importlib.metadata.version("tflite-runtime")
         with closing(session.load(squeezenet, plan)) as candidate:
             candidate.run(2)
             agreement = candidate.verify()

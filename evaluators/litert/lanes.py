@@ -71,14 +71,18 @@ class LaneError(UnavailableError):
         reason: what it did, as a verb and its object.
         fatal: whether the lanes are gone.
         silent: the lanes that had not answered; who waits for whom tells which of them failed.
+        stopped: those of them that the system had stopped, as by a signal; they are to blame whatever they had done.
     """
 
-    def __init__(self, lane: str, reason: str, *, fatal: bool, silent: Sequence[str] = ()) -> None:
+    def __init__(
+        self, lane: str, reason: str, *, fatal: bool, silent: Sequence[str] = (), stopped: Sequence[str] = ()
+    ) -> None:
         super().__init__(f"lane {lane!r} {reason}" if fatal else f"{lane}: {reason}")
         self.lane = lane
         self.reason = reason
         self.fatal = fatal
         self.silent = tuple(silent) or (lane,)
+        self.stopped = tuple(stopped)
 
 
 class Lanes:
@@ -94,11 +98,11 @@ class Lanes:
 
     def __init__(self, platform: Platform, log: Path | None = None) -> None:
         self.generation = 0
+        self._closed = False
         self._starts = lane_starts(platform)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lanes: dict[str, _Process] = {}
         self._zygotes: dict[str, _Zygote] = {}
-        self._closed = False
         try:
             for runtime in sorted({start.runtime for start in self._starts.values()}):
                 self._zygotes[runtime] = self._start(runtime)
@@ -192,7 +196,13 @@ class Lanes:
                     raise LaneError(name, str(answers[name]["error"]), fatal=False)
         return answers
 
+    def processes(self) -> list[int]:
+        """Return the numbers of the processes of the lanes that are running."""
+        return [process.pid for process in self._lanes.values()]
+
     def _lane(self, name: str) -> _Process:
+        if self._closed:  # a fork server that was started now would have nobody to end it
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         if name not in self._lanes:
             runtime = self._starts[name].runtime
             zygote = self._zygotes[runtime]
@@ -201,8 +211,6 @@ class Lanes:
                 zygote = self._zygotes[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
             try:
-        if self._closed:  # a fork server that was started now would have nobody to end it
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
                 with theirs:
                     head = {"op": "lane", "start": self._starts[name].to_json()}
                     answer = zygote.ask(head, [theirs.fileno(), self._log])
@@ -216,6 +224,7 @@ class Lanes:
 
     def _failed(self, name: str, reason: str, silent: Sequence[str] = ()) -> LaneError:
         process = self._lanes[name]
+        stopped = [lane for lane in silent if _is_stopped(self._lanes[lane].pid)]
         if reason == "died":
             with contextlib.suppress(EOFError, OSError):
                 os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
@@ -224,7 +233,7 @@ class Lanes:
             process.channel.close()
             del self._lanes[name]
         self._kill()
-        return LaneError(name, reason, fatal=True, silent=silent)
+        return LaneError(name, reason, fatal=True, silent=silent, stopped=stopped)
 
     def _kill(self) -> None:
         for process in self._lanes.values():
@@ -238,6 +247,7 @@ class Lanes:
 
     def close(self) -> None:
         """End all lanes and the fork servers."""
+        self._closed = True
         self._kill()
         for zygote in self._zygotes.values():
             zygote.control.close()
@@ -247,5 +257,12 @@ class Lanes:
             except subprocess.TimeoutExpired:
                 zygote.process.kill()
                 zygote.process.wait()
-        self._closed = True
         os.close(self._log)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in {"T", "t"}

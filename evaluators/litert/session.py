@@ -15,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement
-from evaluators.litert import arena, tensors
+from evaluators.litert import arena, tensors, tflite
 from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import packed_weights
 from evaluators.litert.processors import local_platform, make_processor, with_reference
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.settings import packs_weights, tolerance
+from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
 from evaluators.litert.stages import Entry, StageCache, compiled_together
+from evaluators.machine import Conditions
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import packing_model
@@ -71,6 +72,12 @@ class _Model:
     reference: list[NDArray[np.generic]] = field(default_factory=list)
 
 
+def _versions(platform: Platform) -> dict[str, str]:
+    """Return the versions of the runtimes in use."""
+    other = {tflite.RUNTIME: tflite.version()} if any(map(tflite.runs, platform.processors)) else {}
+    return {"ai-edge-litert": importlib.metadata.version("ai-edge-litert"), **other}
+
+
 class LitertSession:
     """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans.
 
@@ -79,18 +86,27 @@ class LitertSession:
 
     def __init__(self, platform: Platform, lanes: Lanes, memory_limit_nbytes: int | None = None) -> None:
         self._platform = platform
-        self._reference_lane = next(p for p in platform.processors if packs_weights(p))
+        fitting = [p for p in platform.processors if computes_with_xnnpack(p)]
+        self._reference_lane = next(filter(packs_weights, fitting), fitting[0])
         self._lanes = lanes
         self._stages = StageCache(lanes, platform, memory_limit_nbytes)
-        self._models: dict[str, _Model] = {}
+        self._models: dict[tuple[str, str], _Model] = {}
         self._numbers = 0
+        self._closed = False
         self._generation = lanes.generation
+        used = {core for p in platform.processors for core in p.options["cores"]}
+        self._conditions = Conditions(used, lanes.processes, {"versions": _versions(platform)})
+
+    def conditions(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Witness`."""
+        return self._conditions.now()
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
         return {
             "evaluator": LitertEvaluator.name,
             "runtime": importlib.metadata.version("ai-edge-litert"),
+            "versions": _versions(self._platform),
             "machine": host.machine(),
             "kernel": host.release(),
             "platform": self._platform.to_json(),
@@ -98,6 +114,8 @@ class LitertSession:
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> LitertCandidate:
         """See :class:`~evaluators.base.Session`."""
+        if self._closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
         model = self._model(graph)
         candidate = self._candidate(model, plan, fresh=fresh, check=True)
@@ -132,16 +150,19 @@ class LitertSession:
 
     def _model(self, graph: Graph) -> _Model:
         self._forget_dead_lanes()
-        if graph.digest not in self._models:
-            if graph.source is None:
-                raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+        if graph.source is None:
+            raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+        # Models of one structure may have other weights, and be open at the same time.
+        digest = graph.source.content_digest()
+        key = (graph.digest, digest)
+        if key not in self._models:
             inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
-            digest = graph.source.content_digest()
-            packed = packed_weights(digest, lambda path: self._pack(graph, path))
+            packs = packs_weights(self._reference_lane)
+            packed = packed_weights(digest, lambda path: self._pack(graph, path)) if packs else None
             self._forget_dead_lanes()  # packing ends its lane where the disk is full
             memory = Arena(self._number(), arena.largest(graph))
-            self._models[graph.digest] = _Model(graph, digest, packed, memory, inputs)
-        return self._models[graph.digest]
+            self._models[key] = _Model(graph, digest, packed, memory, inputs)
+        return self._models[key]
 
     def _pack(self, graph: Graph, path: Path) -> None:
         """Have the runtime write its packed weights of the whole model to ``path``."""
@@ -166,7 +187,7 @@ class LitertSession:
             ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
             for lane, indices in compiled_together(plan, self._platform):
                 group = tuple(plan.stages[i].operators for i in indices)
-                entry = self._stages.take(graph, lane, group, model.packed, fresh=fresh)
+                entry = self._stages.take(graph, model.content_digest, lane, group, model.packed, fresh=fresh)
                 held.append(entry)
                 for signature, (index, stage) in enumerate(zip(indices, entry.models, strict=True)):
                     compiled[index] = (entry.number, signature)
@@ -210,6 +231,7 @@ class LitertSession:
 
     def close(self) -> None:
         """Give shared memory back; the lanes are their owner's."""
+        self._closed = True
         for model in self._models.values():
             os.close(model.arena.fd)
         self._models.clear()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from evaluators.litert import tflite
 from evaluators.litert.compiling import compile_stages
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.memory import available_nbytes
@@ -25,8 +26,12 @@ _RELEASE_LIMIT_S = 60.0
 _SHARE_OF_MEMORY = 8
 _LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
 
+_MOST_CUT = 512
+
 Group = tuple[tuple[int, ...], ...]
 """The stages of a plan that run on one lane, as their operators; they are compiled together."""
+
+_Key = tuple[str, str, str, Group]
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class Entry:
     number: int
     models: tuple[StageModel, ...]
     nbytes: int
-    key: tuple[str, str, Group] | None
+    key: _Key | None
     users: int = field(default=1)
 
 
@@ -62,14 +67,19 @@ class StageCache:
         self._platform = platform
         self._limit = limit_nbytes if limit_nbytes is not None else _default_limit()
         self._generation = lanes.generation
-        self._entries: OrderedDict[tuple[str, str, Group], Entry] = OrderedDict()
-        self._cut: dict[tuple[str, tuple[int, ...]], StageModel] = {}
+        self._entries: OrderedDict[_Key, Entry] = OrderedDict()
+        self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
         self._numbers = count(1)
         self._refusals = Refusals(lanes, self._numbers)
         self._told: set[tuple[str, str]] = set()
 
-    def take(self, graph: Graph, lane: str, group: Group, packed: Path | None, *, fresh: bool) -> Entry:
+    def take(
+        self, graph: Graph, content_digest: str, lane: str, group: Group, packed: Path | None, *, fresh: bool
+    ) -> Entry:
         """Return the stages of a plan on one lane, compiled; with ``fresh`` newly, and for nobody else.
+
+        Args:
+            content_digest: of the model's file; models of one structure may have other weights.
 
         Raises:
             UnavailableError: the runtime refuses a stage.
@@ -77,13 +87,13 @@ class StageCache:
         if self._generation != self._lanes.generation:
             self._generation = self._lanes.generation
             self._entries.clear()
-        key = (graph.digest, lane, group)
+        key = (graph.digest, content_digest, lane, group)
         if not fresh and key in self._entries:
             entry = self._entries[key]
             self._entries.move_to_end(key)
             entry.users += 1
             return entry
-        models = tuple(self._stage(graph, operators) for operators in group)
+        models = tuple(self._stage(graph, content_digest, operators) for operators in group)
         number = next(self._numbers)
         self._compile(graph, self._platform[lane], number, group, models, packed)
         nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
@@ -150,10 +160,14 @@ class StageCache:
         compile_stages(self._lanes, self._platform[lane], number, joined, packed)
         self._lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
-    def _stage(self, graph: Graph, operators: tuple[int, ...]) -> StageModel:
-        key = (graph.digest, operators)
-        if key not in self._cut:
+    def _stage(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
+        key = (graph.digest, content_digest, operators)
+        if key in self._cut:
+            self._cut.move_to_end(key)
+        else:
             self._cut[key] = cut_stage(graph, operators)
+            if len(self._cut) > _MOST_CUT:
+                self._cut.popitem(last=False)
         return self._cut[key]
 
     def _shrink(self) -> None:
@@ -174,11 +188,12 @@ def compiled_together(plan: Plan, platform: Platform) -> list[tuple[str, list[in
     """Return lanes and the stages that are compiled together there.
 
     On a CPU all stages of a lane share their workspace and threads. An accelerator has neither, and takes seconds to
-    compile: there each stage stands alone, so that other plans with the same stage find it compiled.
+    compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of
+    tflite-runtime, which reads a stage as a file of its own.
     """
     found: list[tuple[str, list[int]]] = []
     for lane, indices in plan.by_processor().items():
-        if platform[lane].kind == "cpu":
+        if platform[lane].kind == "cpu" and not tflite.runs(platform[lane]):
             found.append((lane, indices))
         else:
             found += [(lane, [index]) for index in indices]
