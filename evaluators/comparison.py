@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Candidate
+from evaluators.base import Batch, Candidate
 from evaluators.racing import slower
 from evaluators.samples import Samples
 from search_spaces.errors import RunFolderError, UnavailableError, UsageError
@@ -82,7 +82,11 @@ class Comparison:
         baseline, candidate: all measured runs, in the order of the rounds.
         drift: relative change of both latencies from the first half of the rounds to the second (throttling).
         unstable: whether the latencies or their ratio changed by more than :data:`UNSTABLE_ABOVE` and more than by
-            chance; the ratio is then not to be relied upon, and the comparison should be repeated after a pause.
+            chance; the comparison should be repeated after a pause.
+        shift: relative change of the ratio from the first half of the rounds to the second.
+        undecided: whether it is the ratio that changed; it is then not to be relied upon. A machine that slows down
+            both alike leaves it as it is.
+        stage_s: median seconds of each stage of the baseline, and of the candidate; empty in what was kept before.
     """
 
     speedup: float
@@ -92,6 +96,9 @@ class Comparison:
     candidate: Samples
     drift: float
     unstable: bool
+    shift: float = 0.0
+    undecided: bool = False
+    stage_s: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
     @property
     def significant(self) -> bool:
@@ -115,6 +122,9 @@ class Comparison:
             "candidate": self.candidate.to_json(),
             "drift": self.drift,
             "unstable": self.unstable,
+            "shift": self.shift,
+            "undecided": self.undecided,
+            "stage_s": [list(stages) for stages in self.stage_s],
         }
 
     @classmethod
@@ -127,6 +137,7 @@ class Comparison:
         try:
             content: Any = data
             low, high = content["ci95"]
+            first, second = content.get("stage_s", ((), ()))
             return cls(
                 speedup=float(content["speedup"]),
                 ci95=(float(low), float(high)),
@@ -135,17 +146,24 @@ class Comparison:
                 candidate=Samples.from_json(content["candidate"]),
                 drift=float(content["drift"]),
                 unstable=bool(content["unstable"]),
+                shift=float(content.get("shift", 0.0)),
+                undecided=bool(content.get("undecided", False)),
+                stage_s=(tuple(float(s) for s in first), tuple(float(s) for s in second)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"comparison is damaged: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Latencies of the pairs of a round, shape ``(pairs, 2)``: baseline, candidate; and all its runs' seconds."""
+    """Latencies of the pairs of a round, shape ``(pairs, 2)``: baseline, candidate; and all its runs' seconds.
+
+    ``stages_s`` are the stages' seconds of these runs, shape ``(pairs, stages)`` each.
+    """
 
     pairs_s: NDArray[np.float64]
     spent_s: float
+    stages_s: tuple[NDArray[np.float64], NDArray[np.float64]]
 
     @property
     def log_ratio(self) -> float:
@@ -161,7 +179,7 @@ def compare(
     load_candidate: Load,
     policy: ComparisonPolicy,
     rng: np.random.Generator,
-    conditions: Mapping[str, Any] | None = None,
+    conditions: Callable[[], Mapping[str, Any]] = dict,
 ) -> Comparison:
     """Measure two candidates interleaved, over rebuilt instances, until their ratio is known well enough.
 
@@ -173,7 +191,7 @@ def compare(
         load_candidate: the same for the other one.
         policy: see there.
         rng: decides the order of each pair.
-        conditions: what the samples are taken under, kept with them.
+        conditions: tells at the end what the samples were taken under, to be kept with them.
 
     Raises:
         UnavailableError: a candidate cannot be built or failed.
@@ -185,16 +203,20 @@ def compare(
     ratios = np.array([r.log_ratio for r in rounds])
     middle, half = _interval(ratios)
     drift, drifts = _change(np.array([r.log_level for r in rounds]))
-    _, shifts = _change(ratios)
+    shift, shifts = _change(ratios)
     pairs_s = np.concatenate([r.pairs_s for r in rounds])
+    under = dict(conditions())
     return Comparison(
         speedup=math.exp(middle),
         ci95=(math.exp(middle - half), math.exp(middle + half)),
         round_speedups=tuple(float(r) for r in np.exp(ratios)),
-        baseline=Samples(tuple(float(v) for v in pairs_s[:, 0]), dict(conditions or {})),
-        candidate=Samples(tuple(float(v) for v in pairs_s[:, 1]), dict(conditions or {})),
+        baseline=Samples(tuple(float(v) for v in pairs_s[:, 0]), under),
+        candidate=Samples(tuple(float(v) for v in pairs_s[:, 1]), under),
         drift=drift,
         unstable=drifts or shifts,
+        shift=shift,
+        undecided=shifts,
+        stage_s=(_medians([r.stages_s[0] for r in rounds]), _medians([r.stages_s[1] for r in rounds])),
     )
 
 
@@ -202,7 +224,7 @@ def finals(
     loads: Sequence[Load],
     policy: ComparisonPolicy,
     rng: np.random.Generator,
-    conditions: Mapping[str, Any] | None = None,
+    conditions: Callable[[], Mapping[str, Any]] = dict,
 ) -> tuple[Samples, ...]:
     """Measure a few candidates round-robin, to choose the one that is worth a comparison with the baseline.
 
@@ -236,7 +258,8 @@ def finals(
             best = min(racing, key=lambda i: statistics.median(medians_s[i]))
             leader = Samples(tuple(medians_s[best]))
             racing -= {i for i in racing if i != best and slower(medians_s[i], leader, margin=0.0)}
-    return tuple(Samples(tuple(v), dict(conditions or {})) for v in values_s)
+    under = dict(conditions())
+    return tuple(Samples(tuple(v), under) for v in values_s)
 
 
 def _round(
@@ -255,19 +278,32 @@ def _round(
         count = min(policy.max_pairs, max(policy.min_pairs, int(_ROUND_S / sum(first_s))))
         spent_s = sum(first_s)
         pairs_s = np.empty((count, 2))
+        stages_s: tuple[list[NDArray[np.float64]], ...] = ([], [])
         for pair in pairs_s:
             for which in map(int, rng.permutation(2)):
                 if first_s[which] < SETTLE_BELOW_S:
                     spent_s += _run(built[which])
-                pair[which] = _run(built[which])
-        return _Round(pairs_s, spent_s + float(pairs_s.sum()))
+                batch = _batch(built[which])
+                pair[which] = batch.latency_s[0]
+                stages_s[which].append(batch.stage_s[0])
+        return _Round(pairs_s, spent_s + float(pairs_s.sum()), (np.array(stages_s[0]), np.array(stages_s[1])))
 
 
 def _run(candidate: Candidate) -> float:
-    latency_s = candidate.run(1).latency_s
-    if len(latency_s) != 1:
-        raise UnavailableError(f"evaluator returned {len(latency_s)} latencies for 1 run")
-    return Samples((float(latency_s[0]),)).median
+    return float(_batch(candidate).latency_s[0])
+
+
+def _batch(candidate: Candidate) -> Batch:
+    """Run once, and check that the one latency is one."""
+    batch = candidate.run(1)
+    if len(batch.latency_s) != 1:
+        raise UnavailableError(f"evaluator returned {len(batch.latency_s)} latencies for 1 run")
+    Samples((float(batch.latency_s[0]),))
+    return batch
+
+
+def _medians(stages_s: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:
+    return tuple(float(s) for s in np.median(np.concatenate(stages_s), axis=0))
 
 
 def _enough(rounds: Sequence[_Round], policy: ComparisonPolicy) -> bool:

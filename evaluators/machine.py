@@ -19,6 +19,9 @@ _HWMON = Path("/sys/class/hwmon")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RARELY = 500.0
+BUSY, STOLEN, HOT_C = 0.05, 0.01, 85.0
+"""Above these shares of the cores' time, and from this temperature on, measurements suffer."""
+
 EVERY_S = 1.0
 """Conditions are looked at no more often; the kernel counts time in hundredths of a second."""
 
@@ -123,6 +126,25 @@ class Conditions:
             "load": None if load is None else round(load, 3),
             "steal": None if steal is None else round(steal, 4),
         }
+
+
+def problems(conditions: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the conditions of a measurement, each as ``while …`` goes on."""
+    found = []
+    governor = conditions.get("governor")
+    if isinstance(governor, str) and governor != "performance":
+        found.append(f"the clock followed the load (governor {governor})")
+    for name, limit, text in (
+        ("load", BUSY, "others used {:.0%} of the cores"),
+        ("steal", STOLEN, "the host took {:.0%} of the cores' time"),
+    ):
+        share = conditions.get(name)
+        if isinstance(share, int | float) and share > limit:
+            found.append(text.format(share))
+    celsius = conditions.get("temperature_c")
+    if isinstance(celsius, int | float) and celsius >= HOT_C:
+        found.append(f"it was {celsius:.0f} °C hot")
+    return found
 
 
 def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:

@@ -6,7 +6,7 @@ Decisions follow from the measured latencies alone, never from a clock, so repla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,7 @@ def measure(
     candidate: Candidate,
     policy: SamplingPolicy,
     incumbent: Samples | None = None,
-    conditions: Mapping[str, Any] | None = None,
+    conditions: Callable[[], Mapping[str, Any]] = dict,
     cold: float = math.inf,
     *,
     hopeless: bool = False,
@@ -81,7 +81,7 @@ def measure(
         candidate: a loaded plan.
         policy: see there.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
-        conditions: what the samples are taken under, kept with them.
+        conditions: tells at the end what the samples were taken under, to be kept with them.
         cold, hopeless: see :func:`~evaluators.racing.gross_limit_s`.
 
     Raises:
@@ -97,7 +97,7 @@ def measure(
         stopped = _verdict(record, policy, incumbent)
         if stopped is None:
             record.run(_next_runs(record, policy))
-    samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions or {}))
+    samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions()))
     stages = np.median(np.concatenate(record.stage_s)[record.warm :], axis=0)
     return Measurement(
         latency_s=samples,

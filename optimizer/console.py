@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
@@ -11,6 +12,8 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from evaluators.machine import problems
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_STAGES_SHOWN = 12
 _NOISE = 0.01  # a difference that the machine makes by itself
+_CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
 
 
@@ -141,7 +145,7 @@ def _baselines(result: Result) -> Table:
 
 
 def _stages(result: Result, plan: Plan) -> Table:
-    samples, measured = result.samples(plan), result.measurement(plan)
+    samples, stage_s = result.samples(plan), result.stage_s(plan)
     title = f"best plan: {interval_ms(samples)}" if samples else "best plan"
     table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
     columns = (
@@ -160,7 +164,7 @@ def _stages(result: Result, plan: Plan) -> Table:
         border = result.graph.boundary(stage.operators)
         later = [t for t in border.outputs if t not in result.graph.outputs or result.graph.consumers.get(t)]
         handed = sum(result.graph.tensors[t].nbytes for t in later)
-        stage_ms = f"{measured.stage_s[index] * 1e3:.2f}" if measured else ""
+        stage_ms = f"{stage_s[index] * 1e3:.2f}" if stage_s else ""
         table.add_row(
             str(index),
             Text(describe_operators(result.graph, stage.operators)),
@@ -188,6 +192,7 @@ def _conclusions(result: Result) -> list[Text]:
             lines.append(Text(f"no plan beats “{name}”: the best other one is {ratio} as fast, {why}", style="bold"))
         if compared.unstable:
             lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))
+    lines += [Text(text) for text in _disturbances(result)]
     if result.model_bound_s is not None and result.gap is not None:
         text = f"optimum of the model of single operators {result.model_bound_s * 1e3:.2f} ms, gap {result.gap:+.1%}"
         if result.gap < -_NOISE:
@@ -197,6 +202,22 @@ def _conclusions(result: Result) -> list[Text]:
         same = "bit for bit as" if result.deployed.identical else f"within {result.deployed.max_rel_error:.1e} of"
         lines.append(Text(f"the written stage files compute {same} the whole model"))
     return lines
+
+
+def _disturbances(result: Result) -> list[str]:
+    """Return what the machine did that a reader of the numbers should know."""
+    found = []
+    factor = result.slower_at_the_end
+    if factor is not None and abs(math.log(factor)) > math.log1p(_CHANGE):
+        found.append(
+            f"things took {factor:.2f} times as long in the final comparison as when the other plans of the table were "
+            "measured: compare those by order only"
+        )
+    samples = result.samples(result.best) if result.best is not None else None
+    bad = problems(samples.conditions) if samples is not None else []
+    if bad:
+        found.append(f"measured while {', '.join(bad)}: optimize doctor tells what to do about it")
+    return found
 
 
 def _next(result: Result) -> list[Text]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import Candidate, Session
+from evaluators.base import Candidate, Session, conditions_of
 from evaluators.comparison import Comparison, ComparisonPolicy, finals
 from evaluators.comparison import compare as compare_pair
 from evaluators.samples import Samples
 from optimizer.history import History, Trial
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import UnavailableError, UnstableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 
 _PLANS = 2
+_PAUSES_S = (2.0, 5.0)
 _FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
 
 
@@ -66,6 +68,7 @@ def decide(
     policy: ComparisonPolicy,
     seed: int,
     progress: Callable[[str], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Verdict:
     """Measure the fastest plans and baselines again, interleaved, and compare the best of each.
 
@@ -73,9 +76,11 @@ def decide(
 
     Args:
         baselines: name → plan; those that were not measured are left out.
+        sleep: waits some seconds, for the machine to calm down.
 
     Raises:
         UnavailableError: no baseline could be measured, or the device failed.
+        UnstableError: the ratio of the two best changed while it was measured, each time.
     """
     rng = np.random.default_rng([seed, 1])
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
@@ -88,10 +93,11 @@ def decide(
     def load(trial: Trial) -> Callable[[], Candidate]:
         return lambda: session.load(graph, trial.plan, fresh=True)
 
+    conditions = conditions_of(session)
     finalists = [*plans, *firsts]
     if len(plans) > 1 or len(firsts) > 1:
         progress(f"measuring the {len(finalists)} fastest again, in turns")
-        samples = finals([load(t) for t in finalists], _FINALS, rng)
+        samples = finals([load(t) for t in finalists], _FINALS, rng, conditions)
     else:
         samples = tuple(t.measurement.latency_s for t in finalists if t.measurement)
     baseline = _simplest(list(zip(samples[len(plans) :], firsts, strict=True)))
@@ -100,9 +106,35 @@ def decide(
         return Verdict(baseline.plan, named, None, None)
     challenger = min(zip(samples[: len(plans)], plans, strict=True), key=lambda pair: pair[0].median)[1]
     progress("comparing the best plan with the best baseline")
-    comparison = compare_pair(load(baseline), load(challenger), policy, rng)
+    comparison = _settled(
+        lambda: compare_pair(load(baseline), load(challenger), policy, rng, conditions), named[0], progress, sleep
+    )
     wins = comparison.significant and comparison.speedup > 1.0
     return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)
+
+
+def _settled(
+    compare: Callable[[], Comparison], name: str, progress: Callable[[str], None], sleep: Callable[[float], None]
+) -> Comparison:
+    """Compare, and again after a pause where something changed meanwhile.
+
+    A machine that changes its speed slows both alike, so that is looked at once more and then accepted; a ratio that
+    changes is not.
+    """
+    found = compare()
+    for number, pause_s in enumerate(_PAUSES_S):
+        if not (found.undecided or (found.unstable and number == 0)):
+            return found
+        progress(f"the machine was not steady; comparing again after {pause_s:.0f} s")
+        sleep(pause_s)
+        found = compare()
+    if found.undecided:
+        first, *_, last = found.round_speedups
+        raise UnstableError(
+            f"measurements are too unstable to decide: the ratio of the best plan to “{name}” went from {first:.3f} to "
+            f"{last:.3f} during the final comparison, and those before it were no steadier"
+        )
+    return found
 
 
 def _strongest(ranking: list[Trial]) -> list[Trial]:

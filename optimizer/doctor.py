@@ -17,7 +17,7 @@ from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vul
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.processors import local_platform, make_processor, npu_folder, usable_cores
 from evaluators.litert.session import LitertEvaluator
-from evaluators.machine import MachineState, machine_state
+from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
@@ -25,8 +25,6 @@ from search_spaces.models.cache import cache_dir
 from search_spaces.platform import Platform, tell_apart
 
 SCHEMA_VERSION = 1
-_BUSY, _STEAL = 0.05, 0.01
-_HOT_C = 85.0
 _LEAST_MEMORY, _LEAST_DISK = 2 << 30, 4 << 30
 _MOST_OPERATORS = 12
 _START_LIMIT_S = 30.0
@@ -200,21 +198,21 @@ def _state(state: MachineState) -> Iterator[Finding]:
     clocks = [hz / 1e9 for hz in state.clocks_hz]
     highest = f", at most {state.highest_hz / 1e9:.2f}" if state.highest_hz else ""
     yield Finding("clocks", f"{min(clocks):.2f} to {max(clocks):.2f} GHz{highest}" if clocks else "not told")
-    hot = state.temperature_c is not None and state.temperature_c >= _HOT_C
+    hot = state.temperature_c is not None and state.temperature_c >= HOT_C
     yield Finding(
         "temperature",
         "no sensor" if state.temperature_c is None else f"{state.temperature_c:.0f} °C",
         "the machine may slow down to cool" if hot else "",
         "let it cool for five minutes, or cool it better" if hot else "",
     )
-    loaded = state.busy is not None and state.busy > _BUSY
+    loaded = state.busy is not None and state.busy > BUSY
     yield Finding(
         "other load",
         "not told" if state.busy is None else f"{state.busy:.1%} of these cores",
         "others compute on the cores that are measured" if loaded else "",
         "end what runs (top shows it), or leave it a core of its own: --processors cpu0" if loaded else "",
     )
-    stolen = state.steal is not None and state.steal > _STEAL
+    stolen = state.steal is not None and state.steal > STOLEN
     yield Finding(
         "steal",
         "not told" if state.steal is None else f"{state.steal:.1%}",

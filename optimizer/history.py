@@ -37,6 +37,7 @@ class Trial:
         failure: why it could not be measured, or "".
         repeat_of: number of the trial that measured the same plan before, or None.
         attributes: what the sampler noted about the trial, plain values.
+        speed: how many times as long as at the start of the study things took then (1.2: 20 % slower).
     """
 
     number: int
@@ -47,11 +48,12 @@ class Trial:
     failure: str = ""
     repeat_of: int | None = None
     attributes: Mapping[str, Any] | None = None
+    speed: float = 1.0
 
     @property
     def median_s(self) -> float:
-        """The median latency in seconds; infinite where there is none."""
-        return self.measurement.latency_s.median if self.measurement else float("inf")
+        """The median latency in seconds, as at the machine's first speed; infinite where there is none."""
+        return self.measurement.latency_s.median / self.speed if self.measurement else float("inf")
 
     @property
     def raced(self) -> bool:
@@ -70,6 +72,7 @@ class Trial:
             "failure": self.failure,
             "repeat_of": self.repeat_of,
             "attributes": dict(self.attributes or {}),
+            "speed": self.speed,
         }
 
     @classmethod
@@ -91,6 +94,7 @@ class Trial:
                 str(data["failure"]),
                 int(repeat) if repeat is not None else None,
                 dict(data["attributes"]),
+                float(data.get("speed", 1.0)),
             )
         except (KeyError, TypeError, ValueError, PlanError) as error:
             raise RunFolderError(f"a trial in the log cannot be read: {error!r}") from error
@@ -102,6 +106,7 @@ class History:
     Attributes:
         patience: after so many repeats in a row an unseen plan is drawn. It halves each time that was necessary, since
             a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
+        speed: how many times as long as at the start things take now; see :mod:`evaluators.drift`.
     """
 
     def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
@@ -118,6 +123,7 @@ class History:
         self.repeats_in_a_row = 0
         self.patience = MOST_REPEATS
         self.next_number = 0
+        self.speed = 1.0
 
     def restore(self, records: tuple[Record, ...]) -> None:
         """Take up the trials of a log."""
@@ -126,6 +132,8 @@ class History:
         for record in records:
             if record.kind == "baseline":
                 self.add_outside(Trial.from_json(record.data))
+            if record.kind == "repeat":
+                self.correct(Trial.from_json(record.data))
             if record.kind != "trial":
                 continue
             trial = Trial.from_json(record.data)
@@ -145,7 +153,7 @@ class History:
         """Return the seconds to tell Optuna of a trial, a repeat included; None for a failure."""
         # A repeat whose first trial was lost with a damaged part of the log teaches nothing.
         source = trial if trial.repeat_of is None else self.known.get(trial.plan.digest, trial)
-        return source.measurement.latency_s.median if source.measurement else None
+        return source.median_s if source.measurement else None
 
     def add(self, trial: Trial) -> None:
         """Take up a trial of the space."""
@@ -162,6 +170,11 @@ class History:
     def add_outside(self, trial: Trial) -> None:
         """Take up a baseline that the space does not hold."""
         self.outside.append(trial)
+        self._know(trial)
+
+    def correct(self, trial: Trial) -> None:
+        """Take up a better measurement of a plan that was tried before."""
+        self.trials = [trial if t.number == trial.number else t for t in self.trials]
         self._know(trial)
 
     def _know(self, trial: Trial) -> None:
@@ -191,7 +204,16 @@ class History:
 
     @property
     def incumbent(self) -> Samples | None:
-        """The samples of the fastest plan so far; one that was run a few times only was perhaps just lucky."""
-        done = [t.measurement.latency_s for t in self.known.values() if t.measurement and not t.raced]
-        sure = [samples for samples in done if len(samples.values_s) >= _SURE_RUNS]
-        return min(sure or done, key=lambda samples: samples.median, default=None)
+        """The samples of the fastest plan so far, as they would be at the speed that the machine has now.
+
+        A plan that was run a few times only was perhaps just lucky.
+        """
+        done = [t for t in self.known.values() if t.measurement and not t.raced]
+        sure = [t for t in done if t.measurement and len(t.measurement.latency_s.values_s) >= _SURE_RUNS]
+        best = min(sure or done, key=lambda trial: trial.median_s, default=None)
+        if best is None or best.measurement is None:
+            return None
+        samples = best.measurement.latency_s
+        if best.speed == self.speed:
+            return samples
+        return Samples(tuple(value * self.speed / best.speed for value in samples.values_s), samples.conditions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluators.base import Session
+from evaluators.base import Session, conditions_of
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
@@ -143,7 +143,8 @@ class Loop:
         Plans that stand in a table by name are measured in full, the others race against the incumbent.
         """
         try:
-            return replace(trial, measurement=measure_plan(self, trial.plan, race=race))
+            found = measure_plan(self, trial.plan, race=race)
+            return replace(trial, measurement=found, speed=self.history.speed)
         except UnavailableError as error:
             return replace(trial, failure=str(error))
 
@@ -172,13 +173,14 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
     """
     candidate = loop.session.load(loop.graph, plan)
+    conditions = conditions_of(loop.session)
     try:
         if race:
             incumbent = loop.history.incumbent
             hopeless = incumbent is not None and loop.predict(plan) > _HOPELESS * incumbent.median
-            found = measure(candidate, loop.policy, incumbent, cold=loop.history.cold, hopeless=hopeless)
+            found = measure(candidate, loop.policy, incumbent, conditions, loop.history.cold, hopeless=hopeless)
         else:
-            found = measure(candidate, loop.named)
+            found = measure(candidate, loop.named, conditions=conditions)
         # A plan that lost its race may have been broken off, and is not reported anywhere as a choice.
         agreement = candidate.verify() if found.stopped != "raced" else None
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,27 @@ class Result:
         measured = self.measurement(plan)
         return measured.latency_s if measured else None
 
+    def stage_s(self, plan: Plan) -> tuple[float, ...]:
+        """Return the seconds of a plan's stages, taken with what :meth:`samples` returns; empty where it has none."""
+        compared = self.verdict.comparison if self.verdict else None
+        if self.verdict is not None and compared is not None:
+            if plan == self.verdict.challenger:
+                return compared.stage_s[1]
+            if plan == self.verdict.baseline[1]:
+                return compared.stage_s[0]
+        measured = self.measurement(plan)
+        return measured.stage_s if measured else ()
+
+    @property
+    def slower_at_the_end(self) -> float | None:
+        """How many times as long things took in the final comparison as during the search; None without one."""
+        compared = self.verdict.comparison if self.verdict else None
+        if self.verdict is None or compared is None or self.verdict.challenger is None:
+            return None
+        pairs = ((self.verdict.baseline[1], compared.baseline), (self.verdict.challenger, compared.candidate))
+        ratios = [s.median / m.latency_s.median for p, s in pairs if (m := self.measurement(p)) is not None]
+        return math.sqrt(min(ratios) * max(ratios)) if ratios else None
+
     def measurement(self, plan: Plan) -> Measurement | None:
         """Return what a plan was measured at during the search."""
         trial = self.history.known.get(plan.digest)
@@ -98,6 +120,7 @@ class Result:
             }
             if verdict and comparison
             else None,
+            "slower_at_the_end": self.slower_at_the_end,
             "model_bound_ms": self.model_bound_s * 1e3 if self.model_bound_s is not None else None,
             "gap": self.gap,
             "trials": len(self.history.trials),
@@ -118,10 +141,11 @@ class Result:
                 "ci95": [x * 1e3 for x in samples.ci95],
                 "samples": len(samples.values_s),
                 "values": [x * 1e3 for x in samples.values_s],
+                "conditions": dict(samples.conditions),
             }
             if samples
             else None,
-            "stage_ms": [s * 1e3 for s in measured.stage_s] if measured else None,
+            "stage_ms": [s * 1e3 for s in stage_s] if (stage_s := self.stage_s(plan)) else None,
             "identical": measured.agreement.identical if measured and measured.agreement else None,
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,

@@ -87,6 +87,14 @@ class _Study:
     baselines: dict[str, Plan] = field(default_factory=dict)
     bound_s: float | None = None
     exhausted: bool = False
+    restored: int = 0  # plans that the log knew
+
+    def kept_verdict(self, run: RunFolder) -> Verdict | None:
+        """Return the verdict that the log holds, unless plans were measured since."""
+        last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
+        if last is None or last.kind != "verdict" or len(self.history.known) != self.restored:
+            return None
+        return Verdict.from_json(last.data)
 
     def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         return Result(
@@ -127,23 +135,33 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         command=command,
         lanes=[f"{p.name} ({p.like})" for p in platform.processors],
     ) as run:
-        for damage in run.contents.damage:
-            watcher.warn(f"trial log: {damage}")
-        if run.contents.original is not None:
-            watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
-        for change in run.changes:
-            watcher.warn(f"this machine differs from where the study began: {change}")
-        study.history.restore(run.contents.records)
-        watcher.opened(run, study.history, space.cardinality())
         try:
+            for damage in run.contents.damage:
+                watcher.warn(f"trial log: {damage}")
+            if run.contents.original is not None:
+                watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
+            for change in run.changes:
+                watcher.warn(change)
+            study.history.restore(run.contents.records)
+            study.restored = len(study.history.known)
+            watcher.opened(run, study.history, space.cardinality())
             with evaluator.prepare(platform, run.path) as session:
                 return _search(study, run, session)
+        except UnstableError as error:
+            write_json(run.path / "result.json", study.result(run, None, None).to_json())
+            hint = f"what was measured is saved; when the machine is quiet, go on with: {run.resume_command}"
+            raise UnstableError(error.what, hint) from None
         except KeyboardInterrupt:
-            result = study.result(run, None, None) if study.history.known else None
-            if result is not None:
-                with suppress(OptimizeError):
-                    write_json(run.path / "result.json", result.to_json())
-            raise Interrupted(result, run.resume_command) from None
+            raise _interrupted(study, run) from None
+
+
+def _interrupted(study: _Study, run: RunFolder) -> Interrupted:
+    """Write down what is known so far; a study that was finished before keeps its result."""
+    result = study.result(run, None, None) if study.history.known else None
+    with suppress(OptimizeError):
+        if result is not None and study.kept_verdict(run) is None:
+            write_json(run.path / "result.json", result.to_json())
+    return Interrupted(result, run.resume_command)
 
 
 def _search(study: _Study, run: RunFolder, session: Session) -> Result:
@@ -154,6 +172,11 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     study.baselines = {b.name: b.plan for b in named}
     optima = best_chains(costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA)
     study.bound_s = optima[0].cost_s
+
+    def notify(trial: Trial) -> None:
+        study.watcher.trial(trial)
+        watchman.after(trial)
+
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
     chains = [chain_plan(study.graph, o.cuts, o.processors) for o in optima]
     queue += [(OPTIMUM, plan) for plan in chains if in_space(study.space, plan)]
@@ -169,15 +192,21 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         config.budget,
         queue,
         lambda plan: chain_cost(costs, plan),
-        study.watcher.trial,
+        notify,
     )
-    before = len(history.known)
+    watchman = Watchman(
+        session,
+        study.graph,
+        history,
+        run.log,
+        lambda plan: measure_plan(loop, plan, race=False),
+        study.watcher.warn,
+    )
+    watchman.restore(run.contents.records)
     loop.run_outside(b for b in named if not in_space(study.space, b.plan))
     study.exhausted = loop.run()
-    last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
-    if last is not None and last.kind == "verdict" and len(history.known) == before:
-        verdict = Verdict.from_json(last.data)  # a finished study that is asked again has nothing new to measure
-    else:
+    verdict = study.kept_verdict(run)  # a finished study that is asked again has nothing new to measure
+    if verdict is None:
         policy = ComparisonPolicy(precision=min(config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
         verdict = decide(study.graph, session, history, study.baselines, policy, config.seed, study.watcher.message)
         run.log.append("verdict", verdict.to_json())

@@ -204,7 +204,7 @@ def test_finals_spend_their_runs_on_the_best() -> None:
 
 def test_finals_of_one_and_of_none() -> None:
     rng = np.random.default_rng(5)
-    (only,) = finals([loader(0.02, QUIET, rng)], POLICY, rng, {"governor": "performance"})
+    (only,) = finals([loader(0.02, QUIET, rng)], POLICY, rng, lambda: {"governor": "performance"})
     assert len(only.values_s) == 9
     assert only.conditions == {"governor": "performance"}
     with pytest.raises(UsageError):

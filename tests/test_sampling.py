@@ -57,7 +57,7 @@ def shared_machine(rng: np.random.Generator, latency_s: float, runs: int = 130) 
 def test_laws_of_a_measurement(values_s: list[float], incumbent_s: list[float] | None) -> None:
     incumbent = None if incumbent_s is None else Samples(tuple(incumbent_s))
     candidate = Scripted(values_s)
-    found = measure(candidate, POLICY, incumbent, {"load": 0.5})
+    found = measure(candidate, POLICY, incumbent, lambda: {"load": 0.5})
     all_s = (*found.warmup_s, *found.latency_s.values_s)
     assert len(all_s) == candidate.done, "no run is lost"
     assert found.latency_s.conditions == {"load": 0.5}
