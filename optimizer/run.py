@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from optimizer.files import disk_errors, is_temporary, write_atomic, write_json
 from optimizer.provenance import provenance
 from optimizer.records import LogContents, header
+from optimizer.run_repair import difference, put_aside, remade_manifest, show
 from optimizer.storage import TrialLog
 from search_spaces.errors import RunFolderError
 from search_spaces.models.zoo.names import is_name
@@ -53,7 +54,7 @@ class RunFolder:
         config: the settings, with the name of the study filled in.
         log: open for new records.
         contents: what the log held: nothing for a new study.
-        changes: what was different about machine or software when the study began, one line each.
+        changes: what was different about machine or software when the study began, or was damaged; one line each.
     """
 
     path: Path
@@ -97,6 +98,10 @@ class RunFolder:
                 session = {"command": list(command), "budget": config.budget, **provenance()}
                 session["fingerprint"] = json.loads(json.dumps(fingerprint, default=str))
                 changes = _changes(manifest["fingerprint"], session["fingerprint"]) if manifest else ()
+                if manifest and manifest.pop("remade", False):
+                    aside = put_aside(path / MANIFEST)
+                    manifest["fingerprint"] = session["fingerprint"]
+                    changes = (f"{MANIFEST} was damaged; it is kept as {aside} and made anew",)
                 _write(path, config, fixed, session, manifest)
             except BaseException:
                 log.close()
@@ -133,6 +138,10 @@ class RunFolder:
         self.close()
 
 
+class DamagedManifestError(RunFolderError):
+    """A manifest cannot be read; what it said may be found elsewhere."""
+
+
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of the run folder ``path``, or None where there is none.
 
@@ -149,7 +158,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{file}: damaged: {error}", "give another --study; nothing here was changed") from error
+        raise DamagedManifestError(
+            f"{file}: damaged: {_reason(error)}", "give another --study; nothing here was changed"
+        ) from error
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunFolderError(
@@ -158,8 +169,12 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         )
     parts = {"study": str, "fixed": dict, "fingerprint": dict, "resumed": list}
     if not isinstance(version, int) or any(not isinstance(manifest.get(name), kind) for name, kind in parts.items()):
-        raise RunFolderError(f"{file}: not a manifest of this program", "give another --study or --out")
+        raise DamagedManifestError(f"{file}: not a manifest of this program", "give another --study or --out")
     return dict(manifest)
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _place(config: StudyConfig) -> tuple[Path, str]:
@@ -215,8 +230,16 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest if there is one; raise where its study is another."""
-    manifest = read_manifest(path)
+    """Return the manifest if there is one; raise where its study is another.
+
+    One that is damaged is made anew as far as the settings and the log allow it, since the log is the truth.
+    """
+    try:
+        manifest = read_manifest(path)
+    except DamagedManifestError:
+        manifest = remade_manifest(path, CONFIG, LOG, fixed, SCHEMA_VERSION)
+        if manifest is None:
+            raise
     if manifest is None:
         return None
     there = {"study": manifest["study"], **_BEFORE, **manifest["fixed"]}
@@ -224,7 +247,7 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
     for name, value in here.items():
         if there.get(name) != value:
             raise RunFolderError(
-                f"{path} holds another study: its {name} is {_show(there.get(name))}, not {_show(value)}",
+                f"{path} holds another study: {difference(name, there.get(name), value)}",
                 "give another --study or --out",
             )
     return manifest
@@ -259,12 +282,7 @@ def _write(
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
-        f"{name} was {_show(before.get(name))}, is {_show(now.get(name))}"
+        f"since the study began, {name} was {show(before.get(name))} and is {show(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     )
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -125,6 +125,9 @@ def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platfo
 
 
 def _processor(entry: _Value, find: Callable[[str], Processor] | None) -> Processor:
+    if entry.node.id == "scalar" and entry.node.value:
+        name = entry.text("a processor")
+        raise entry.error("a processor must be a mapping of keys to values", f"write {{name: {name}}} for {name}")
     fields = entry.fields("a processor", ("name", "lane", "kind", "like", "resources", "options"))
     if "name" not in fields:
         raise entry.error("a processor must have a name")

@@ -75,7 +75,7 @@ def one_line(run: subprocess.CompletedProcess[str], code: int) -> str:
         ([], "--model is missing"),
         (["--model"], "expected one argument"),
         (["--modle", "vgg16"], "unrecognized arguments: --modle"),
-        (["squeezenet1_1"], "unrecognized arguments"),
+        (["squeezenet1_1"], "there is no command 'squeezenet1_1'; a model is given as --model"),
         (["--model", "vgg17"], "did you mean vgg"),
         (["--model", "MobileNet_v1.tflit"], "did you mean mobilenet_v1"),
         (["--model", "zzz"], "'zzz'; give a .tflite file, or one of: "),
@@ -182,11 +182,11 @@ def a_broken_manifest(folder: Path) -> Path:
     ("make", "statement"),
     [
         (foreign, "not a run folder"),
-        (another_study, "its seed is 5, not 0"),
+        (another_study, "it was begun with --seed 5, not 0"),
         (a_file, "not a folder"),
         (below_a_file, "not a folder"),
         (no_folder_can_be_made, "/proc/run: "),
-        (a_broken_manifest, "manifest.json: damaged"),
+        (a_broken_manifest, "it was begun with --seed 5, not 0"),
     ],
 )
 def test_folders_that_cannot_be_used_are_left_alone(

@@ -68,7 +68,7 @@ def test_it_goes_on_where_it_was() -> None:
     with opened(changed(budget=300, precision=0.02), runtime="2.3.1") as again:
         assert again.resumed
         assert [r.data for r in again.contents.records] == [{"latency_s": 0.1}]
-        assert again.changes == ('runtime was "2.3.0", is "2.3.1"',)
+        assert again.changes == ('since the study began, runtime was "2.3.0" and is "2.3.1"',)
         assert again.log.append("trial", {}).n == 2
         assert again.resume_command == "optimize --model vgg16 --budget 300 --precision 0.02 --study first"
     manifest = read_manifest(run.path)
@@ -81,11 +81,11 @@ def test_it_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
-        ("seed", 7, "its seed is 0, not 7"),
-        ("sampler", "random", 'its sampler is "tpe", not "random"'),
-        ("max_stages", 3, "its max_stages is 4, not 3"),
-        ("evaluator", "synthetic", 'its evaluator is "litert", not "synthetic"'),
-        ("processors", ("cpu0",), 'its processors is null, not ["cpu0"]'),
+        ("seed", 7, "it was begun with --seed 0, not 7"),
+        ("sampler", "random", "it was begun with --sampler tpe, not random"),
+        ("max_stages", 3, "it was begun with --max-stages 4, not 3"),
+        ("evaluator", "synthetic", "it was begun with --evaluator litert, not synthetic"),
+        ("processors", ("cpu0", "cpu1"), "it was begun with --processors left out, not cpu0,cpu1"),
     ],
 )
 def test_another_study_is_refused_with_both_values(name: str, value: object, line: str) -> None:
@@ -100,9 +100,9 @@ def test_another_study_is_refused_with_both_values(name: str, value: object, lin
 
 def test_another_model_or_name_is_refused() -> None:
     opened().close()
-    with pytest.raises(RunFolderError, match=f'its model_digest is "{DIGEST}", not "cd'):
+    with pytest.raises(RunFolderError, match="it is of another model"):
         opened(digest="cd" * 32)
-    with pytest.raises(RunFolderError, match='its study is "first", not "second"'):
+    with pytest.raises(RunFolderError, match='it is called "first", not "second"'):
         opened(changed(study="second", out=Path("runs/first")))
 
 
@@ -213,6 +213,49 @@ def test_a_damaged_manifest_is_one_line() -> None:
         with pytest.raises(RunFolderError, match=r"manifest\.json: (damaged|not a manifest)") as caught:
             opened()
         assert "\n" not in str(caught.value)
+
+
+def test_another_model_or_other_processors_are_told_in_words() -> None:
+    first = ["cpu (cores:1)", "cpu0 (core:1)"]
+    RunFolder.create_or_resume(
+        CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], lanes=first
+    ).close()
+    for digest, lanes, words in (
+        ("cd" * 32, first, "it is of another model"),
+        (DIGEST, ["cpu0 (core:1)"], "it was measured on cpu, cpu0, not on cpu0"),
+        (
+            DIGEST,
+            ["cpu (cores:2)", "cpu0 (core:1)"],
+            "its processors cpu, cpu0 are others than",
+        ),
+    ):
+        with pytest.raises(RunFolderError, match=f"holds another study: {words}"):
+            RunFolder.create_or_resume(
+                CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], lanes=lanes
+            )
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[" * 100_000, b'{"schema_version": 1}'])
+def test_a_damaged_manifest_does_not_cost_a_whole_log(content: bytes) -> None:
+    with opened() as run:
+        run.log.append("trial", {"plan": {"graph_digest": DIGEST}})
+    manifest = Path("runs/first/manifest.json")
+    manifest.write_bytes(content)
+    before = {p: p.read_bytes() for p in Path("runs/first").iterdir()}
+    with pytest.raises(RunFolderError, match="another study: it is of another model"):
+        opened(digest="cd" * 32)
+    with pytest.raises(RunFolderError, match="begun with --seed 0, not 7"):
+        opened(changed(seed=7))
+    assert {p: p.read_bytes() for p in Path("runs/first").iterdir()} == before
+    with opened() as again:
+        assert len(again.contents.records) == 1
+        assert again.study == "first"
+        assert again.changes == (
+            "manifest.json was damaged; it is kept as runs/first/manifest.json.damaged-1 and made anew",
+        )
+    assert Path("runs/first/manifest.json.damaged-1").read_bytes() == content
+    with opened() as third:
+        assert not third.changes
 
 
 def test_a_damaged_log_is_mended_and_told() -> None:
