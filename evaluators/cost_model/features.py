@@ -82,10 +82,13 @@ class OperatorFeatures:
     def fine(self) -> str:
         """Which finer model predicts it where there is one.
 
-        Kernels that map elements differ from kind to kind, and depthwise ones are written for one size of filter each.
+        Kernels that map elements differ from kind to kind, depthwise ones are written for one size of filter each, and
+        a product with one vector waits for its weights.
         """
         if self.kernel == "depthwise":
             return f"{self.key}/{self.filter[0] * self.filter[1]}"
+        if self.kernel == "fully_connected" and self.output[0] * self.output[1] == 1:
+            return f"{self.key}/vector"
         if self.kernel not in _FINE:
             return self.key
         return f"{self.key}/{self.kind}" + ("+clamp" if self.activation and self.kernel == "elementwise" else "")

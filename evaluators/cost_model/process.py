@@ -17,9 +17,11 @@ from scipy.optimize import minimize
 
 from evaluators.cost_model.columns import Array, Columns
 
-_TILE_CHANNELS, _TILE_PIXELS = 16, 8
+_TILES_CHANNELS, _TILE_PIXELS = (16, 64), 8
 _JITTER = 1e-6
-_MOST_TUNED = 300
+_DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
+_MOST_TUNED = 200
+_USUAL_SCALE = np.e  # octaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +56,25 @@ class Process:
 
 
 def shape_features(rows: Columns) -> Array:
-    """Return the features of operators, shape ``(n, 11)``: logarithms to base 2, and what is left over of tiles."""
+    """Return the features of operators, shape ``(n, 12)``: logarithms to base 2, and what is left over of tiles."""
 
     def log2(values: Array) -> Array:
         result: Array = np.log2(np.maximum(values, 1.0))
         return result
 
+    depth = rows.macs / np.maximum(rows.pixels * rows.channels, 1.0)  # products that make one element
     return np.stack(
         [
             log2(rows.pixels),
             log2(rows.channels),
-            log2(rows.channels_in),
+            log2(np.where(rows.macs > 0, depth, rows.channels_in)),
             log2(rows.taps),
             log2(rows.pixels_in / np.maximum(rows.pixels, 1.0)),
             log2(rows.groups),
             rows.inputs,
             rows.resident / np.maximum(rows.read, 1.0),
             np.log2((rows.read + 64.0) / (rows.written + 64.0)),
-            _left_over(rows.channels, _TILE_CHANNELS),
+            *(_left_over(rows.channels, tile) for tile in _TILES_CHANNELS),
             _left_over(rows.pixels, _TILE_PIXELS),
         ],
         axis=1,
@@ -84,21 +87,27 @@ def _left_over(values: Array, tile: int) -> Array:
     return result
 
 
-def fit_process(rows: Columns, residual: Array, noise: Array, like: Process | None = None) -> Process:
+def fit_process(
+    rows: Columns, residual: Array, noise: Array, like: Process | None = None, *, tune: bool = True
+) -> Process:
     """Fit a process to the logarithms of measured over analytic times.
 
     Args:
         residual: shape ``(n,)``.
         noise: standard deviation of each of them as measurements.
         like: its scales and spread are used, instead of the likeliest ones.
+        tune: whether to look for the likeliest ones, which takes a while.
     """
     points = np.round(shape_features(rows), 4)
-    if like is None:
+    if like is None and tune:
         scales, spread, louder = likeliest(points, residual, noise)
+    elif like is None:
+        scales, spread, louder = np.full(points.shape[1], _USUAL_SCALE), max(0.05, float(residual.std())), 1.0
     else:
         scales, spread, louder = np.array(like.scales), like.spread, like.louder
     noise = noise * louder
     covariance = _covariance(points / scales, points / scales, spread)
+    noise = _doubted(covariance, residual, noise)
     covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
     weights = cho_solve((cholesky(covariance, lower=True), True), residual)
     return Process(
@@ -109,6 +118,21 @@ def fit_process(rows: Columns, residual: Array, noise: Array, like: Process | No
         tuple(round(float(v), 5) for v in noise),
         float(louder),
     )
+
+
+def _doubted(covariance: Array, residual: Array, noise: Array) -> Array:
+    """Return the noise, larger for measurements that the others contradict: something disturbed them.
+
+    What a point's own measurement lies off the prediction from all others follows from the inverse covariance
+    (Rasmussen and Williams 2006, equation 5.12). Disturbed runs are slow, so slow ones are doubted sooner.
+    """
+    noise = noise.copy()
+    for _ in range(_DOUBTS):
+        whole = covariance + np.diag(noise**2 + _JITTER)
+        inverse = cho_solve((cholesky(whole, lower=True), True), np.eye(len(noise)))
+        off = (inverse @ residual) / np.sqrt(np.diag(inverse))
+        noise[(off > _SLOW) | (off < _FAST)] *= _LOUDER
+    return noise
 
 
 def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, float, float]:
@@ -133,8 +157,8 @@ def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, floa
 
     start = np.concatenate([np.ones(used.shape[1]), [np.log(max(0.05, float(residual.std()))), 0.0]])
     bounds = [(-1.0, 4.0)] * used.shape[1] + [(-4.0, 1.0), (-1.0, 2.0)]
-    found = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
-    scales = np.full(points.shape[1], np.e)
+    found = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20})
+    scales = np.full(points.shape[1], _USUAL_SCALE)
     scales[varies] = np.exp(found.x[:-2])
     return scales, float(np.exp(found.x[-2])), float(np.exp(found.x[-1]))
 

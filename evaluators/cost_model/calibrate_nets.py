@@ -1,0 +1,265 @@
+"""Small models whose operators are to be timed: random walks through the shapes that networks are made of.
+
+An operator's time depends on what runs before it, since that fills the caches; so operators are timed as parts of
+small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of drawn kinds
+and widths while they stay affordable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from search_spaces.models.zoo.builder import Activation, Builder, Draft, Value
+
+MOST_MACS = 400_000_000
+MOST_WEIGHTS = 6_000_000
+MOST_ELEMENTS = 3_300_000  # of an activation: 13 MB, as in the first layers of VGG
+_WIDEST = 2048
+
+Rng = np.random.Generator
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A network under construction.
+
+    Attributes:
+        x: where it stands.
+        seen: earlier values by shape, for sums and concatenations.
+    """
+
+    net: Builder
+    rng: Rng
+    x: Value
+    seen: dict[tuple[int, ...], list[Value]] = field(default_factory=dict)
+    count: int = 0
+
+    def name(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}{self.count}"
+
+    def activation(self) -> Activation:
+        return ("NONE", "RELU", "RELU6")[int(self.rng.integers(3))]
+
+    def channels(self, most: float) -> int:
+        """Draw a number of channels, log-uniform from 4 on; three of four times a multiple of 8."""
+        drawn = int(np.exp(self.rng.uniform(math.log(4.0), math.log(max(5.0, min(most, _WIDEST))))))
+        return max(8, drawn // 8 * 8) if self.rng.random() < 0.75 else max(1, drawn)
+
+    def step(self, value: Value) -> None:
+        self.x = value
+        self.seen.setdefault(value.shape, []).append(value)
+
+
+def random_network(name: str, rng: Rng, operators: int = 24) -> Draft:
+    """Return a network of about ``operators`` operators; the same seed draws the same one."""
+    net = Builder(name)
+    image = rng.random() < 0.35
+    size = int(np.exp(rng.uniform(math.log(96.0 if image else 4.0), math.log(300.0 if image else 150.0))))
+    x = net.input((1, size, size, 3 if image else 1))
+    walk = _Walk(net, rng, x)
+    if not image:
+        most = MOST_ELEMENTS / size**2
+        widened = walk.channels(most)
+        walk.x = net.input((1, size, size, widened), "map")
+        walk.step(net.binary("MUL", walk.x, x, "gate"))
+    while walk.count < operators:
+        before = walk.count
+        kinds = [k for k in _STEPS if not (walk.x.shape[3] == 3 and k != "conv")]
+        weights = np.array([_SHARES.get(k, 1.0) for k in kinds])
+        _STEPS[kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]](walk)
+        if walk.count == before:  # it did not fit: narrow the network, which always fits
+            _pointwise(walk, most=64)
+    _head(walk)
+    return net.finish(walk.x)
+
+
+def random_dense(name: str, rng: Rng) -> Draft:
+    """Return fully connected layers, matrix products and normalisations, as transformers and classifiers have them."""
+    net = Builder(name)
+    if rng.random() < 0.4:
+        return _classifier(net, rng)
+    tokens, width = int(np.exp(rng.uniform(1.5, 5.6))), 8 * int(np.exp(rng.uniform(1.5, 4.8)))
+    x = net.input((1, tokens, width))
+    for layer in range(4):
+        inner = 8 * int(np.exp(rng.uniform(1.5, 5.2)))
+        y = net.fully_connected(x, inner, f"up{layer}", keep=True, activation="RELU" if layer % 2 else "NONE")
+        if rng.random() < 0.5:
+            y = net.unary("GELU", y, f"gelu{layer}")
+        y = net.fully_connected(y, width, f"down{layer}", keep=True)
+        x = net.add(x, y, f"sum{layer}")
+        if rng.random() < 0.5:
+            x = net.affine(x, f"norm{layer}")
+        if rng.random() < 0.5:
+            x = net.softmax(x, f"softmax{layer}")
+    return net.finish(x)
+
+
+def _classifier(net: Builder, rng: Rng) -> Draft:
+    x = net.input((1, 4 * int(np.exp(rng.uniform(2.0, 7.2)))))
+    for layer in range(5):
+        most = min(4096.0, 26_000_000 / x.shape[1])
+        x = net.fully_connected(
+            x, max(4, int(np.exp(rng.uniform(2.5, math.log(most))))), f"fc{layer}", activation="RELU"
+        )
+    return net.finish(net.softmax(x))
+
+
+def _affordable(pixels: int, filters: int, depth: int) -> bool:
+    weights = filters * depth
+    return pixels * weights <= MOST_MACS and weights <= MOST_WEIGHTS and pixels * filters <= MOST_ELEMENTS
+
+
+def _conv(walk: _Walk) -> None:
+    rng, x = walk.rng, walk.x
+    first = x.shape[3] == 3
+    size = int(rng.choice([3, 3, 5, 7, 7, 9, 11] if first else [3, 3, 3, 3, 3, 5, 5, 7, 2]))
+    shape = rng.random()
+    kernel = (1, size) if shape < 0.08 and not first else (size, 1) if shape < 0.16 and not first else (size, size)
+    stride = int(rng.choice([1, 2, 2, 4] if first else [1, 1, 1, 2])) if x.shape[1] >= 16 else 1
+    padding = "VALID" if x.shape[1] > size and rng.random() < 0.15 else "SAME"
+    depth = kernel[0] * kernel[1] * x.shape[3]
+    pixels = math.ceil(x.shape[1] / stride) * math.ceil(x.shape[2] / stride)
+    filters = walk.channels(min(MOST_MACS / (pixels * depth), MOST_WEIGHTS / depth, MOST_ELEMENTS / pixels))
+    if first:
+        filters = walk.channels(96)
+    if _affordable(pixels, filters, depth):
+        name = walk.name("conv")
+        walk.step(
+            walk.net.conv(x, filters, kernel, name, stride=stride, padding=padding, activation=walk.activation())  # type: ignore[arg-type]
+        )
+
+
+def _pointwise(walk: _Walk, most: float = math.inf) -> None:
+    x, pixels = walk.x, walk.x.shape[1] * walk.x.shape[2]
+    most = min(most, MOST_MACS / (pixels * x.shape[3]), MOST_WEIGHTS / x.shape[3], MOST_ELEMENTS / pixels)
+    filters = walk.channels(most)
+    stride = 2 if x.shape[1] >= 8 and walk.rng.random() < 0.05 else 1
+    walk.step(walk.net.conv(x, filters, 1, walk.name("point"), stride=stride, activation=walk.activation()))
+
+
+def _grouped(walk: _Walk) -> None:
+    x, groups = walk.x, int(walk.rng.choice([2, 4, 8]))
+    pixels, each = x.shape[1] * x.shape[2], walk.channels(128)
+    if x.shape[3] % groups or not _affordable(pixels, each * groups, 9 * x.shape[3] // groups):
+        return
+    name = walk.name("group")
+    walk.step(walk.net.conv(x, each * groups, 3, name, groups=groups, activation=walk.activation()))
+
+
+def _depthwise(walk: _Walk) -> None:
+    rng, x = walk.rng, walk.x
+    size = int(rng.choice([3, 3, 3, 3, 5, 5, 5, 7]))
+    stride = 2 if x.shape[1] >= 8 and rng.random() < 0.3 else 1
+    walk.step(walk.net.depthwise_conv(x, size, walk.name("depth"), stride=stride, activation=walk.activation()))
+
+
+def _add(walk: _Walk) -> None:
+    others = walk.seen.get(walk.x.shape, [])
+    other = others[int(walk.rng.integers(len(others)))] if others else walk.x
+    walk.step(walk.net.add(walk.x, other, walk.name("add"), activation=walk.activation()))
+
+
+def _concat(walk: _Walk) -> None:
+    x = walk.x
+    fitting = [v for shape, values in walk.seen.items() for v in values if shape[:3] == x.shape[:3]]
+    count = min(len(fitting), int(walk.rng.integers(1, 4)))
+    chosen = [fitting[int(i)] for i in walk.rng.choice(len(fitting), count, replace=False)] if fitting else []
+    channels = x.shape[3] + sum(v.shape[3] for v in chosen)
+    if chosen and channels * x.shape[1] * x.shape[2] <= MOST_ELEMENTS and channels <= _WIDEST:
+        walk.step(walk.net.concat([x, *chosen], walk.name("concat")))
+
+
+def _pool(walk: _Walk) -> None:
+    rng, x = walk.rng, walk.x
+    size, stride = ((2, 2), (3, 2), (3, 1), (3, 1), (5, 1))[int(rng.integers(5))]
+    if x.shape[1] < 4 * stride:
+        return
+    pool = walk.net.max_pool if rng.random() < 0.7 else walk.net.average_pool
+    walk.step(pool(x, size, stride, walk.name("pool"), "SAME"))
+
+
+def _pad(walk: _Walk) -> None:
+    amount = (1, 1) if walk.rng.random() < 0.5 else (0, 1)
+    walk.step(walk.net.pad(walk.x, ((0, 0), amount, amount, (0, 0)), walk.name("pad")))
+
+
+def _squeeze(walk: _Walk) -> None:
+    """Squeeze and excitation: the mean of each channel, two small products, and a gate."""
+    x, net = walk.x, walk.net
+    inner = max(8, x.shape[3] // 4)
+    y = net.mean(x, walk.name("mean"), keep=True)
+    y = net.conv(y, inner, 1, walk.name("squeeze"), activation="RELU")
+    y = net.conv(y, x.shape[3], 1, walk.name("excite"))
+    y = net.unary("LOGISTIC", y, walk.name("gate"))
+    walk.step(net.binary("MUL", x, y, walk.name("scale")))
+
+
+def _unary(walk: _Walk) -> None:
+    kind = ("LOGISTIC", "HARD_SWISH", "TANH", "RELU", "HARD_SWISH")[int(walk.rng.integers(5))]
+    walk.step(walk.net.unary(kind, walk.x, walk.name("map")))
+
+
+def _affine(walk: _Walk) -> None:
+    walk.step(walk.net.affine(walk.x, walk.name("affine"), walk.activation()))
+
+
+def _resize(walk: _Walk) -> None:
+    if 4 * math.prod(walk.x.shape) <= MOST_ELEMENTS:
+        walk.step(walk.net.resize_nearest(walk.x, 2, walk.name("resize")))
+
+
+def _head(walk: _Walk) -> None:
+    net = walk.net
+    if walk.rng.random() < 0.5 and walk.x.shape[1] > 1:
+        walk.x = net.average_pool(walk.x, (walk.x.shape[1], walk.x.shape[2]), 1, "head_pool")
+    else:
+        walk.x = net.mean(walk.x, "head_mean", keep=True)
+    units = int(walk.rng.choice([10, 100, 1000, 1001]))
+    walk.x = net.softmax(net.fully_connected(walk.x, units, "head"))
+
+
+_STEPS: Mapping[str, Callable[[_Walk], None]] = MappingProxyType(
+    {
+        "conv": _conv,
+        "pointwise": _pointwise,
+        "grouped": _grouped,
+        "depthwise": _depthwise,
+        "add": _add,
+        "concat": _concat,
+        "pool": _pool,
+        "pad": _pad,
+        "squeeze": _squeeze,
+        "unary": _unary,
+        "affine": _affine,
+        "resize": _resize,
+    }
+)
+_SHARES: Mapping[str, float] = {
+    "conv": 8.0,
+    "pointwise": 6.0,
+    "depthwise": 4.0,
+    "add": 2.0,
+    "concat": 2.0,
+    "pool": 1.5,
+    "pad": 0.5,
+    "squeeze": 0.5,
+    "affine": 0.3,
+    "resize": 0.1,
+    "grouped": 0.7,
+    "unary": 0.7,
+}
+
+
+def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
+    """Return a network for each name; every fifth is one of dense layers."""
+    found = []
+    for index, name in enumerate(names):
+        rng = np.random.default_rng([seed, index])
+        found.append(random_dense(name, rng) if index % 5 == 4 else random_network(name, rng))
+    return found

@@ -1,0 +1,218 @@
+"""What to time next, and a profile from what was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_measure import check_seconds
+from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.columns import Array, columns
+from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.cost_model.fit import errors_of
+from evaluators.cost_model.process import shape_features
+from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
+from search_spaces.errors import ProfileError
+from search_spaces.platform import Platform
+
+MOST_NETS = 120
+SPACE_FILLING = 24  # so many networks are spread over the shapes; later ones go where the fit is least sure
+_CANDIDATES = 12
+_REFIT_EVERY = 6
+
+KEPT_OUT = (
+    "squeezenet1_1",
+    "mobilenet_v1@0.5",
+    "resnet18@0.5",
+    "mobilenet_v2",
+    "googlenet@0.5",
+    "vgg11@0.25",
+    "efficientnet_lite0@0.5",
+    "densenet121@0.5",
+    "mobilenet_v3_large@0.75",
+    "resnet50@0.5",
+)
+"""Models that are timed to say how wrong the profile is, and never fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One model on one kind of processor.
+
+    Attributes:
+        name: of the model.
+        like: the kind of processor.
+        features: of its operators.
+        operator_s: what each took, shape ``(n,)``; NaN where that is not known.
+        whole_s: of the model as one stage.
+        reference_s: of the reference network meanwhile.
+        seed: of a generated network; None for a model that is kept out of the fit.
+    """
+
+    name: str
+    like: str
+    features: tuple[OperatorFeatures, ...]
+    operator_s: Array
+    whole_s: float
+    reference_s: float
+    seed: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; features follow from the name, or from the seed."""
+        return {
+            "name": self.name,
+            "like": self.like,
+            "operator_s": [None if np.isnan(s) else float(f"{s:.5g}") for s in self.operator_s],
+            "whole_s": self.whole_s,
+            "reference_s": self.reference_s,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Timed:
+        """Build it from what :meth:`to_json` returned.
+
+        Raises:
+            ProfileError: a field is missing, or a time is no time.
+        """
+        from search_spaces.models.zoo import draft
+
+        try:
+            name, seed = str(data["name"]), data["seed"]
+            made = draft(name) if seed is None else networks([name], int(seed))[0]
+            features = operator_features(made.graph())
+            operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
+            found = cls(
+                name, str(data["like"]), features, operator_s, float(data["whole_s"]), float(data["reference_s"]), seed
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProfileError(f"a timing in the calibration's log is damaged: {error!r}") from error
+        if len(features) != len(operator_s):
+            raise ProfileError(
+                f"{name}: {len(operator_s)} times for {len(features)} operators", "another version wrote the log"
+            )
+        check_seconds((found.whole_s, found.reference_s, *operator_s[~np.isnan(operator_s)]), name)
+        return found
+
+    def model(self, usual_s: float) -> TimedModel:
+        """Return the timing as it were with a reference of ``usual_s``."""
+        factor = usual_s / self.reference_s
+        family = "kept out" if self.seed is None else "generated"
+        return TimedModel(self.name, family, self.features, self.operator_s * factor, self.whole_s * factor)
+
+
+def usual_reference_s(timed: Sequence[Timed]) -> float:
+    """Return the reference time that all timings are brought to."""
+    return float(np.median([t.reference_s for t in timed]))
+
+
+def next_network(timed: Sequence[Timed], refused: int = 0, candidates: int = _CANDIDATES) -> int:
+    """Return the seed of the network that is worth timing most, on the kind of processor that ``timed`` is of.
+
+    The first ones are spread over the space of shapes: of some candidates the one whose operators lie farthest from
+    all that were timed. Later ones are those whose operators the fit is least sure of.
+
+    Args:
+        refused: how many networks the processor did not take.
+    """
+    first = (len(timed) + refused) * candidates
+    seeds = range(first, first + candidates)
+    drawn = [operator_features(networks([f"net{seed}"], seed)[0].graph()) for seed in seeds]
+    if len(timed) < SPACE_FILLING:
+        scores = _novelty(drawn, [f for t in timed for f in t.features])
+    else:
+        scores = _doubt(drawn, timed[: len(timed) // _REFIT_EVERY * _REFIT_EVERY])
+    return seeds[int(np.argmax(scores))]
+
+
+def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[OperatorFeatures]) -> list[float]:
+    """Return the mean distance of each network's operators to the nearest known one of the same kernel."""
+    if not known:
+        return [float(len({f.fine for f in features})) for features in drawn]
+    places: dict[str, Array] = {}
+    for key in {f.key for f in known}:
+        places[key] = shape_features(columns([f for f in known if f.key == key]))
+    scores = []
+    for features in drawn:
+        total = 0.0
+        for key in {f.key for f in features}:
+            mine = shape_features(columns([f for f in features if f.key == key]))
+            if key not in places:
+                total += 4.0 * len(mine)
+                continue
+            squares = ((mine[:, None, :] - places[key][None]) ** 2).sum(axis=2)
+            total += float(np.sqrt(squares.min(axis=1)).clip(max=4.0).sum())
+        scores.append(total / len(features))
+    return scores
+
+
+def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed]) -> list[float]:
+    """Return the mean relative standard deviation of each network's operators."""
+    usual = usual_reference_s(timed)
+    fitted = CostProfile("so far", {"it": fit_processor([t.model(usual) for t in timed], tune=False)})
+    return [float(fitted.predict(features, "it", warn=False).relative_sigma.mean()) for features in drawn]
+
+
+def build_profile(
+    platform: Platform,
+    timed: Sequence[Timed],
+    links: Sequence[LinkProfile] = (),
+    contention: Sequence[ContentionProfile] = (),
+) -> CostProfile:
+    """Fit every kind of processor from the generated networks that were timed on it.
+
+    Raises:
+        ProfileError: too little was timed on one of them.
+    """
+    found: dict[str, ProcessorProfile] = {}
+    for like, members in platform.classes().items():
+        mine = [t for t in timed if t.like == like and t.seed is not None]
+        if len(mine) < 3:
+            raise ProfileError(
+                f"{len(mine)} networks were timed on {members[0].name}, which is too few to fit",
+                "give it more --minutes; what was timed is kept",
+            )
+        usual = usual_reference_s([t for t in timed if t.like == like])
+        found[like] = fit_processor([t.model(usual) for t in mine])
+    return CostProfile(platform.name, found, tuple(links), tuple(contention))
+
+
+def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, Any]:
+    """Return how wrong a profile is: for each kind of processor on operators and on whole models kept out of the fit.
+
+    ``regret`` is how much slower the processor is that the profile would choose for a model, at most and on average.
+    """
+    found: dict[str, Any] = {}
+    chosen: dict[str, dict[str, tuple[float, float]]] = {}
+    for like in profile.processors:
+        mine = [t for t in timed if t.like == like]
+        usual = usual_reference_s(mine) if mine else 1.0
+        kept = [t.model(usual) for t in mine if t.seed is None]
+        if not kept:
+            continue
+        predicted = [profile.predict_whole(m.features, like) for m in kept]
+        each = [profile.predict(m.features, like, warn=False).seconds for m in kept]
+        pairs = np.concatenate([np.stack([p, m.operator_s]) for p, m in zip(each, kept, strict=True)], axis=1)
+        pairs = pairs[:, ~np.isnan(pairs[1])]
+        found[like] = {
+            "models": errors_of(predicted, [m.whole_s for m in kept]),
+            "operators": errors_of(pairs[0], pairs[1]) if pairs.size else {},
+            "kept_out": {
+                m.name: {"predicted_ms": round(p * 1e3, 4), "measured_ms": round(m.whole_s * 1e3, 4)}
+                for m, p in zip(kept, predicted, strict=True)
+            },
+        }
+        for m, p in zip(kept, predicted, strict=True):
+            chosen.setdefault(m.name, {})[like] = (p, m.whole_s)
+    regrets = [
+        min(of.values())[1] / min(measured for _, measured in of.values()) - 1.0
+        for of in chosen.values()
+        if len(of) > 1
+    ]
+    if regrets:
+        found["regret"] = {"mean": round(float(np.mean(regrets)), 4), "most": round(float(max(regrets)), 4)}
+    return found

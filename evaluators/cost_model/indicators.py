@@ -1,0 +1,114 @@
+"""What explains latency as a network gets wider, as seed 004 asks.
+
+Four indicators of a model, and how much of the variance of measured latencies each explains by a straight line. Cache
+accesses are estimates from sizes, not counts of hardware counters, and are labelled so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from evaluators.cost_model.features import OperatorFeatures, operator_features
+from search_spaces.errors import ProfileError
+from search_spaces.graph import Graph
+from search_spaces.intensity import parameter_total
+
+WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {
+        "vgg16": tuple(0.125 * i for i in range(1, 9)),
+        "resnet50": tuple(0.125 * i for i in range(1, 13)),
+        "mobilenet_v1": tuple(0.25 * i for i in range(1, 13)),
+    }
+)
+"""The multipliers of the seed; its GoogLeNet has the one width."""
+
+_ROWS, _COLUMNS = 6, 16  # of a register tile: each element loaded is used so often
+_WORD = 4
+LEAST_MODELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Indicators:
+    """What seed 004 compares latency with.
+
+    Attributes:
+        flops: multiply-accumulates.
+        parameters: weights, in elements.
+        l1_accesses_estimate: elements loaded into and stored from registers, by a register tile of 6 by 16.
+        memory_accesses_estimate: elements that come from or go to beyond a cache: weights, and maps that do not fit.
+    """
+
+    flops: float
+    parameters: float
+    l1_accesses_estimate: float
+    memory_accesses_estimate: float
+
+
+def width_names(family: str) -> tuple[str, ...]:
+    """Return the zoo's names of the seed's sweep of a family: ``vgg16@0.125`` … ``vgg16``.
+
+    Raises:
+        ProfileError: the seed does not sweep it.
+    """
+    if family not in WIDTHS:
+        raise ProfileError(f"seed 004 has no sweep of {family!r}", f"it has: {', '.join(WIDTHS)}")
+    return tuple(family if w == 1 else f"{family}@{w:g}" for w in WIDTHS[family])
+
+
+def indicators(graph: Graph, cache_bytes: int) -> Indicators:
+    """Return the indicators of a model on a processor whose last cache of its own holds ``cache_bytes``."""
+    features = operator_features(graph)
+    return Indicators(
+        flops=float(sum(f.macs for f in features)),
+        parameters=float(parameter_total(graph)),
+        l1_accesses_estimate=sum(_l1(f) for f in features),
+        memory_accesses_estimate=sum(_memory(f, cache_bytes) for f in features),
+    )
+
+
+def _l1(f: OperatorFeatures) -> float:
+    if f.free:
+        return 0.0
+    moved = (f.read_bytes + f.written_bytes) / _WORD
+    if f.kernel == "depthwise":
+        return 2.0 * f.macs + moved
+    return f.macs * (1.0 / _ROWS + 1.0 / _COLUMNS) + f.written_bytes / _WORD if f.macs else moved
+
+
+def _memory(f: OperatorFeatures, cache_bytes: int) -> float:
+    """Return elements from beyond the cache: all weights, and maps unless what was just written still fits."""
+    if f.free:
+        return 0.0
+    fits = f.read_bytes + f.written_bytes <= cache_bytes
+    maps = (f.read_bytes - f.resident_bytes if fits else f.read_bytes + f.written_bytes) / _WORD
+    return f.weight_bytes / _WORD + maps
+
+
+def explained(found: Sequence[Indicators], latency_s: Sequence[float]) -> dict[str, float]:
+    """Return the R² of a straight line through each indicator, and of FLOPs and memory accesses together.
+
+    Raises:
+        ProfileError: there are too few models, or a latency is no time.
+    """
+    latency = np.asarray(latency_s, dtype=np.float64)
+    if len(found) != len(latency) or len(found) < LEAST_MODELS:
+        raise ProfileError(f"{len(found)} models with {len(latency)} latencies tell nothing", f"give {LEAST_MODELS}")
+    if not np.all(np.isfinite(latency) & (latency > 0)):
+        raise ProfileError("a latency is no positive number", "measure it again")
+    rows: list[dict[str, Any]] = [asdict(one) for one in found]
+    named = {name: np.array([[row[name]] for row in rows]) for name in rows[0]}
+    named["flops_and_memory"] = np.hstack([named["flops"], named["memory_accesses_estimate"]])
+    return {name: round(_r_squared(table, latency), 4) for name, table in named.items()}
+
+
+def _r_squared(table: Any, values: Any) -> float:
+    design = np.hstack([table / table.max(axis=0), np.ones((len(values), 1))])
+    fitted, *_ = np.linalg.lstsq(design, values, rcond=None)
+    left = values - design @ fitted
+    total = float(((values - values.mean()) ** 2).sum())
+    return 1.0 - float((left**2).sum()) / total if total > 0 else 1.0

@@ -1,0 +1,33 @@
+"""A calibration as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optimizer.calibrate import Calibration
+
+
+def render_calibration(found: Calibration) -> str:
+    """Return where the profile is and how wrong it is, in lines."""
+    lines = [f"{found.out}: {', '.join(found.profile.processors)} of {found.platform.name}"]
+    for like, errors in found.profile.errors.items():
+        if not isinstance(errors, Mapping) or "models" not in errors:
+            continue
+        lines.append(f"{like}: models kept out of the fit {_errors(errors['models'])}")
+        if errors.get("operators"):
+            lines.append(f"{like}: their operators {_errors(errors['operators'])}")
+    regret = found.profile.errors.get("regret")
+    if isinstance(regret, Mapping):
+        lines.append(f"choosing a processor by it costs {regret['mean']:.1%} on average, at most {regret['most']:.1%}")
+    if len(lines) == 1:
+        lines.append("no model was kept out of the fit, so how wrong it is is not known; give it more --minutes")
+    return "\n".join(lines)
+
+
+def _errors(errors: Mapping[str, Any]) -> str:
+    return (
+        f"({errors['cases']:.0f}): error {errors['median']:.1%} in the median, {errors['p90']:.1%} for nine of ten; "
+        f"within 10 %: {errors['within_10']:.0%}; rank correlation {errors['kendall']:.2f}"
+    )

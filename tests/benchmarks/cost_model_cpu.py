@@ -1,0 +1,200 @@
+"""Target 1 of the cost model: this machine's CPU, models whose whole family was kept out of the fit.
+
+``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4.5`` times 75 models of the zoo and 50
+generated networks on a lane (``cpu0``: one thread, ``cpu``: all cores) and goes on where it was stopped;
+``python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT.json`` fits and compares.
+
+Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2 and v3 are one family) a fit is made
+from the generated networks and all other families, and predicts that family's models at all their widths and sizes.
+Length scales of the fit come from the generated networks alone. Predicted is the latency of a whole model as one
+stage of a plan; what is fitted are the times of kernels within models, and whole models of the other families.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.calibrate_time import Bench
+from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.cost_model.fit import errors_of, nonnegative_prices
+from evaluators.cost_model.profile import CostProfile
+from evaluators.litert.processors import make_processor
+from evaluators.litert.session import LitertEvaluator
+from optimizer.provenance import provenance
+from search_spaces.errors import OptimizeError
+from search_spaces.models import load
+from search_spaces.models.zoo import draft
+from search_spaces.models.zoo.builder import Draft
+from search_spaces.models.zoo.names import ZOO, parse_name
+from search_spaces.platform import Platform
+
+MODELS = """
+vgg16 vgg16@0.5 vgg16@0.25 vgg16@0.125 vgg16@0.75 vgg11@0.5 vgg19@0.375 vgg11/160 alexnet alexnet@0.5 alexnet@0.25
+resnet18 resnet18@0.5 resnet18/160 resnet50 resnet50@0.5 resnet50@0.25 resnet50/160 resnet101@0.5 resnet152@0.375
+resnet50@0.75/192 squeezenet1_0 squeezenet1_1 squeezenet1_0@0.5 squeezenet1_1@0.5 squeezenet1_1@1.5 squeezenet1_1/160
+mobilenet_v1 mobilenet_v1@0.75 mobilenet_v1@0.5 mobilenet_v1@0.25 mobilenet_v1@1.5 mobilenet_v1/160
+mobilenet_v1@0.5/192 mobilenet_v2 mobilenet_v2@0.5 mobilenet_v2@1.4 mobilenet_v2/160 mobilenet_v2@0.75
+mobilenet_v3_large mobilenet_v3_large@0.75 mobilenet_v3_large@0.5 mobilenet_v3_large/160 efficientnet_lite0
+efficientnet_lite0@0.5 efficientnet_lite0/160 efficientnet_lite0@1.5 googlenet googlenet@0.5 googlenet/160 googlenet@1.5
+inception_v3 inception_v3@0.5 inception_v3@0.25 densenet121 densenet121@0.5 densenet121/160 regnet_y_32gf@0.25
+regnet_y_32gf@0.125 regnet_y_32gf@0.125/160 posenet posenet@0.5 posenet/128 yolov2@0.5 yolov2@0.25 yolov2@0.5/224
+retinaface/320 retinaface@0.5/320 retinaface@0.5/192 fast_style_transfer/240x320 fast_style_transfer@0.5/240x320
+mobilebert/64 mobilebert@0.5/64 vit_b16@0.25 vit_b16@0.5/112
+""".split()  # noqa: SIM905 - a list of 75 quoted names is harder to read
+NETS, SEED = 50, 2
+GENERATED = "generated"
+
+
+def family(name: str) -> str:
+    """Return the module of the zoo that builds a model."""
+    return GENERATED if name.startswith("net") else ZOO[parse_name(name).name].module
+
+
+def drafts() -> dict[str, Draft]:
+    """Return the structure of everything that is timed."""
+    names = [f"net{i}" for i in range(NETS)]
+    return dict(zip(names, networks(names, SEED), strict=True)) | {name: draft(name) for name in MODELS}
+
+
+def measure(data: Path, lane: str, minutes: float) -> None:
+    """Time what is not in ``DATA`` yet."""
+    end_s = time.monotonic() + 60 * minutes
+    known = {(row["model"], row["lane"]) for row in rows_of(data)} if data.exists() else set()
+    made = drafts()
+    names = [f"net{i}" for i in range(NETS)]
+    order = [n for pair in zip_longest(MODELS, names) for n in pair if n is not None and (n, lane) not in known]
+    platform = Platform("here", (make_processor(lane),))
+    for first in range(0, len(order), 10):
+        evaluator = LitertEvaluator()
+        with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
+            for name in order[first : first + 10]:
+                if time.monotonic() > end_s:
+                    return
+                try:
+                    graph = bench.loaded(made[name]) if name.startswith("net") else load(name)
+                    timed = bench.time_graph(platform.processors[0], graph)
+                except OptimizeError as error:
+                    print(name, "failed:", error, flush=True)  # noqa: T201
+                    continue
+                with data.open("a") as file:
+                    file.write(json.dumps({"model": name, "lane": lane, **timed.to_json()}) + "\n")
+                print(name, f"{timed.whole_s * 1e3:.3f} ms", flush=True)  # noqa: T201
+
+
+def rows_of(data: Path) -> list[dict[str, Any]]:
+    """Return what was timed."""
+    return [json.loads(line) for line in data.read_text().splitlines()]
+
+
+def timed_models(data: Path, lane: str) -> list[TimedModel]:
+    """Return what was timed on a lane, brought to one clock."""
+    rows = [row for row in rows_of(data) if row["lane"] == lane]
+    usual_s = float(np.median([row["reference_s"] for row in rows]))
+    made = drafts()
+    found = []
+    for row in rows:
+        factor = usual_s / row["reference_s"]
+        seconds = np.array([np.nan if s is None else s for s in row["operator_s"]]) * factor
+        features = known_features(row) if "features" in row else operator_features(made[row["model"]].graph())
+        found.append(TimedModel(row["model"], family(row["model"]), features, seconds, row["whole_s"] * factor))
+    return found
+
+
+def known_features(row: dict[str, Any]) -> tuple[OperatorFeatures, ...]:
+    """Return the features that a row holds itself, since this version does not generate its network."""
+    fields: list[dict[str, Any]] = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in f.items()} for f in row["features"]
+    ]
+    return tuple(OperatorFeatures(**f) for f in fields)
+
+
+def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float]:
+    """Return what a line through (MACs, time) predicts, as beside seed 002."""
+
+    def terms(some: list[TimedModel]) -> Any:
+        return np.array([[float(sum(f.macs for f in m.features)), 1.0] for m in some])
+
+    prices = nonnegative_prices(terms(models), np.array([m.whole_s for m in models]))
+    return [float(v) for v in terms(unseen) @ prices]
+
+
+def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
+    """Return predictions and errors of one lane, each family kept out in its turn."""
+    models = timed_models(data, lane)
+    tuned = fit_processor([m for m in models if m.family == GENERATED])
+    rows: list[dict[str, Any]] = []
+    operators: list[tuple[float, float]] = []
+    for out in sorted({m.family for m in models} - {GENERATED}):
+        seen, unseen = [m for m in models if m.family != out], [m for m in models if m.family == out]
+        profile = CostProfile("fold", {lane: fit_processor(seen, tuned.kernels)})
+        plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
+        for model, flops in zip(unseen, plain, strict=True):
+            each = profile.predict(model.features, lane, warn=False).seconds
+            operators += [
+                (float(p), float(s))
+                for p, s, f in zip(each, model.operator_s, model.features, strict=True)
+                if counts(f, s)
+            ]
+            rows.append(
+                {
+                    "model": model.name,
+                    "family": out,
+                    "measured_ms": round(model.whole_s * 1e3, 4),
+                    "predicted_ms": round(profile.predict_whole(model.features, lane) * 1e3, 4),
+                    "flops_only_ms": round(flops * 1e3, 4),
+                }
+            )
+    measured = [r["measured_ms"] for r in rows]
+    cnn = [r for r in rows if r["family"] != "transformer"]
+    return {
+        "models": errors_of([r["predicted_ms"] for r in rows], measured),
+        "without_transformers": errors_of([r["predicted_ms"] for r in cnn], [r["measured_ms"] for r in cnn]),
+        "flops_only": errors_of([r["flops_only_ms"] for r in rows], measured),
+        "operators": errors_of([p for p, _ in operators], [s for _, s in operators]),
+        "rows": rows,
+    }
+
+
+def counts(feature: OperatorFeatures, seconds: float) -> bool:
+    """Return whether an operator's time is known."""
+    return not feature.free and bool(np.isfinite(seconds))
+
+
+def main() -> None:
+    """Measure or evaluate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "evaluate"))
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--lane", default="cpu0")
+    parser.add_argument("--minutes", type=float, default=4.5)
+    options = parser.parse_args()
+    if options.what == "measure":
+        measure(options.data, options.lane, options.minutes)
+        return
+    lanes = sorted({row["lane"] for row in rows_of(options.data)})
+    document = {
+        "schema_version": 1,
+        "made_by": "python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT",
+        "protocol": (__doc__ or "").split("Protocol: ")[1].strip(),
+        **provenance(),
+        "lanes": {lane: evaluate_lane(options.data, lane) for lane in lanes},
+    }
+    if options.out is not None:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    for lane, found in document["lanes"].items():
+        for what in ("models", "without_transformers", "flops_only", "operators"):
+            print(lane, what, found[what])  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_nets import MOST_MACS, networks
+from evaluators.cost_model.calibrate_profile import Timed, next_network
+from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.cost_model.files import from_json, read_profile, to_json
+from evaluators.cost_model.indicators import explained, indicators, width_names
+from evaluators.cost_model.machine_match import operator_seconds
+from evaluators.cost_model.profile import CostProfile
+from evaluators.testing import SyntheticEvaluator
+from optimizer.calibrate import Measured, calibrate
+from optimizer.calibrate_refine import refine
+from optimizer.cli import main
+from optimizer.config import StudyConfig
+from optimizer.records import Record
+from optimizer.study import run_study
+from search_spaces.errors import ProfileError, RunFolderError, UsageError
+from search_spaces.intensity import operator_costs
+from search_spaces.models import zoo
+
+
+class Quiet:
+    """Nobody who is told."""
+
+    def message(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def opened(self, run: Any, history: Any, space_size: int) -> None: ...
+    def trial(self, trial: Any) -> None: ...
+
+
+def true_s(feature: OperatorFeatures) -> float:
+    """A machine: tiles of 16 channels, 50 GMAC/s, 10 GB/s, slower where little is left of a tile."""
+    if feature.free:
+        return float("nan")
+    channels = -(-feature.output[2] // 16) * 16 / max(1, feature.output[2])
+    rate = 5e10 if feature.kernel != "depthwise" else 1.5e10
+    return 1e-6 + feature.macs * channels / rate + feature.moved_bytes / 1e10
+
+
+def timed_networks(count: int, seed: int = 1) -> list[TimedModel]:
+    found = []
+    for index, draft in enumerate(networks([f"n{i}" for i in range(count)], seed)):
+        features = operator_features(draft.graph())
+        seconds = np.array([true_s(f) for f in features])
+        found.append(TimedModel(draft.name, str(index), features, seconds, float(np.nansum(seconds)) * 1.02 + 5e-6))
+    return found
+
+
+def test_networks_are_the_same_again_affordable_and_lawful() -> None:
+    for one, again in zip(networks(["a", "b"], 3), networks(["a", "b"], 3), strict=True):
+        assert one.graph().digest == again.graph().digest
+    for draft in networks([f"n{i}" for i in range(10)], 4):
+        graph = draft.graph()
+        assert len(graph.operators) >= 6
+        assert max(cost.macs for cost in operator_costs(graph)) <= 1.01 * MOST_MACS
+        assert draft.nbytes < 150_000_000
+
+
+def test_a_fit_predicts_what_it_has_not_seen() -> None:
+    fitted = CostProfile("fitted", {"it": fit_processor(timed_networks(14))})
+    for model in timed_networks(6, seed=99):
+        assert fitted.predict_whole(model.features, "it") == pytest.approx(model.whole_s, rel=0.5)
+    _, sigma = fitted.predict(timed_networks(1, seed=98)[0].features, "it", warn=False)
+    assert np.all(sigma >= 0)
+
+
+def test_a_fit_refuses_what_is_no_time() -> None:
+    models = timed_networks(3)
+    damaged = replace(models[0], operator_s=-models[0].operator_s)
+    with pytest.raises(ProfileError, match="times are positive seconds"):
+        fit_processor([damaged])
+    unknown = replace(models[0], operator_s=np.full(len(models[0].features), np.nan))
+    with pytest.raises(ProfileError, match="no kind of operator was timed often enough"):
+        fit_processor([unknown])
+
+
+def test_a_fitted_profile_survives_its_file() -> None:
+    profile = CostProfile("fitted", {"core": fit_processor(timed_networks(6), tune=False)})
+    platform = SyntheticEvaluator().platform()
+    again, _ = from_json(json.loads(json.dumps(to_json(profile, platform))))
+    features = timed_networks(1, seed=7)[0].features
+    before, after = (p.predict(features, "core", warn=False) for p in (profile, again))
+    assert np.allclose(before.seconds, after.seconds)
+    assert np.allclose(before.relative_sigma, after.relative_sigma)
+
+
+def test_kernels_find_their_operators() -> None:
+    graph = next(d for d in networks([f"n{i}" for i in range(8)], 2) if len(d.graph().operators) > 20).graph()
+    features = operator_features(graph)
+    kinds = {"CONV_2D": "Convolution (NHWC, F32) IGEMM", "DEPTHWISE_CONV_2D": "Convolution (NHWC, F32) DWConv"}
+    ran = [(kinds.get(f.kind, f.kind), i) for i, f in enumerate(features) if f.kind in kinds]
+    found = operator_seconds(features, [n for n, _ in ran], [float(i + 1) for _, i in ran])
+    expected = [i for i, f in enumerate(features) if f.kind == "CONV_2D"]
+    if all(f.kind != "FULLY_CONNECTED" for f in features):
+        assert [found[i] for i in expected] == [float(i + 1) for i in expected]
+    else:  # the numbers of the class do not agree: better no times than wrong ones
+        assert np.isnan(found[expected]).all()
+
+
+def test_the_next_network_is_another_one() -> None:
+    graph = networks(["n"], 0)[0].graph()
+    features = operator_features(graph)
+    seconds = np.array([true_s(f) for f in features])
+    one = Timed("n", "core", features, seconds, 1.0, 1.0, 0)
+    assert next_network([]) != next_network([one])
+    assert next_network([one]) == next_network([one])
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Calibrates the synthetic machine with few networks."""
+    monkeypatch.setattr("optimizer.calibrate.MOST_NETS", 4)
+    monkeypatch.setattr("optimizer.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
+
+    def make(**options: Any) -> Any:
+        return calibrate(tmp_path / "here.json", ["cpu", "cpu0"], 5.0, evaluator="synthetic", **options)
+
+    return make
+
+
+def test_a_calibration_from_end_to_end(calibrated: Callable[..., Any], tmp_path: Path) -> None:
+    found = calibrated(command=["optimize", "calibrate"])
+    assert not found.interrupted
+    profile, platform = read_profile(found.out)
+    assert [p.name for p in platform.processors] == ["cpu", "cpu0"]
+    assert profile.errors["cpu"]["models"]["cases"] == 2
+    assert profile.errors["cpu"]["models"]["median"] < 0.5
+    assert profile.provenance["command"] == ["optimize", "calibrate"]
+    told: list[str] = []
+    again = calibrated(tell=told.append)
+    assert told == ["12 timings of an earlier start are used"]
+    features = operator_features(networks(["net"], 1)[0].graph())
+    one, two = (p.predict(features, "cpu", warn=False).seconds for p in (again.profile, profile))
+    assert one == pytest.approx(two, rel=1e-3)  # the log rounds
+
+
+def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_path: Path) -> None:
+    def interrupt(text: str) -> None:
+        if "network 4 on cpu0" in text:
+            raise KeyboardInterrupt
+
+    early = calibrated(tell=interrupt)
+    assert early.interrupted
+    assert early.profile.errors == {}
+    told: list[str] = []
+    late = calibrated(tell=told.append)
+    assert told[0] == "7 timings of an earlier start are used"
+    assert told[1] == "timing network 4 on cpu0"
+    assert not late.interrupted
+
+
+def test_wrong_input(tmp_path: Path, calibrated: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match="--minutes 0"):
+        calibrate(tmp_path / "x.json", minutes=0.0)
+    with pytest.raises(UsageError, match=r"a profile is a \.json file"):
+        calibrate(tmp_path / "x.yaml")
+    with pytest.raises(ProfileError, match="is damaged"):
+        Measured().add(Record(1, "timed", {"name": "net1"}))
+    timed = Timed("net3", "core", operator_features(networks(["net3"], 3)[0].graph()), np.zeros(0), 1.0, 1.0, 3)
+    data = timed.to_json() | {"operator_s": [-1.0] * len(timed.features)}
+    with pytest.raises(ProfileError, match="which is no time"):
+        Measured().add(Record(1, "timed", data))
+    calibrated()
+    with pytest.raises(RunFolderError, match="was begun with another lanes"):
+        calibrate(tmp_path / "here.json", ["cpu1"], 1.0, evaluator="synthetic")
+
+
+def test_too_little_time_is_told_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.calibrate.MOST_NETS", 2)
+    with pytest.raises(ProfileError, match="2 networks were timed on cpu, which is too few"):
+        calibrated()
+
+
+def test_a_study_refines_a_profile(calibrated: Callable[..., Any], tmp_path: Path) -> None:
+    found = calibrated()
+    config = StudyConfig(
+        model="squeezenet1_1@0.25/64",
+        budget=12,
+        evaluator="synthetic",
+        processors=("cpu", "cpu0"),
+        out=tmp_path / "run",
+    )
+    run_study(config, Quiet(), ["optimize"])
+    refined = refine(found.out, tmp_path / "run")
+    step = refined.profile.provenance["refined"][0]
+    assert step["after"]["median"] <= step["before"]["median"]
+    assert read_profile(found.out)[0].errors["study"] == step["after"]
+    with pytest.raises(RunFolderError, match="there is no run"):
+        refine(found.out, tmp_path / "nowhere")
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], calibrated: Callable[..., Any]) -> None:
+    arguments = ["calibrate", "--evaluator", "synthetic", "--processors", "cpu,cpu0", "--minutes", "5", "-q"]
+    assert main([*arguments, "--out", str(tmp_path / "here.json")]) == 0
+    assert "models kept out of the fit (2): error" in capsys.readouterr().out
+    assert main([*arguments, "--out", str(tmp_path / "here.txt")]) == 2
+    assert capsys.readouterr().err.startswith("optimize: --out")
+
+
+def test_indicators_of_a_sweep_explain_what_they_make_up() -> None:
+    names = width_names("mobilenet_v1")
+    assert names[0] == "mobilenet_v1@0.25"
+    assert "mobilenet_v1" in names
+    found = [indicators(zoo.draft(name).graph(), 2 << 20) for name in names]
+    assert [i.flops for i in found] == sorted(i.flops for i in found)
+    latency = [i.flops * 2e-11 + i.memory_accesses_estimate * 1e-9 for i in found]
+    told = explained(found, latency)
+    assert told["flops_and_memory"] == pytest.approx(1.0)
+    assert told["flops"] <= 1.0
+    with pytest.raises(ProfileError, match="no sweep of 'alexnet'"):
+        width_names("alexnet")
+    with pytest.raises(ProfileError, match="a latency is no positive number"):
+        explained(found, [float("nan")] * len(found))
+    with pytest.raises(ProfileError, match="tell nothing"):
+        explained(found[:2], latency[:2])
