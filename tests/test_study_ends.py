@@ -1,0 +1,225 @@
+"""How a study ends: interrupted early or late, on an unsteady machine, and what it then says of its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from rich.console import Console
+
+from evaluators.base import Agreement, Candidate, Session
+from evaluators.comparison import Comparison
+from evaluators.machine import problems
+from evaluators.testing import SyntheticEvaluator, example_graph
+from optimizer import study
+from optimizer.config import StudyConfig
+from optimizer.console import render
+from optimizer.history import History, Trial
+from optimizer.result import Result
+from optimizer.run import RunFolder
+from optimizer.storage import read_log
+from optimizer.study import Interrupted, run_study
+from search_spaces.errors import UnstableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+ROOT = Path(__file__).parents[1]
+CONDITIONS = {"governor": "powersave", "load": 0.4, "steal": 0.0, "clock_hz": 2e9, "versions": {"x": "1"}}
+
+
+class Telling:
+    """A synthetic session that tells conditions, so that it is looked at."""
+
+    def __init__(self, inner: Session) -> None:
+        self.inner = inner
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.inner.fingerprint()
+
+    def conditions(self) -> dict[str, Any]:
+        return dict(CONDITIONS)
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+        return self.inner.load(graph, plan, fresh=fresh)
+
+
+class Evaluator:
+    name = "telling"
+
+    def platform(self) -> Platform:
+        return SyntheticEvaluator().platform()
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Session]:
+        with SyntheticEvaluator().prepare(platform, scratch) as inner:
+            yield Telling(inner)
+
+
+class Quiet:
+    def message(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        pass
+
+    def trial(self, trial: Trial) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "make_evaluator", lambda _: Evaluator())
+    monkeypatch.setattr(study, "load", lambda *_: example_graph(6))
+
+
+def go(folder: Path, watcher: Quiet | None = None) -> Result:
+    values = {"model": "example", "budget": 15, "max_stages": 3, "evaluator": "synthetic", "out": folder}
+    return run_study(StudyConfig.model_validate(values), watcher or Quiet(), ["optimize"])
+
+
+def interrupt(*_: object) -> Agreement | None:
+    raise KeyboardInterrupt
+
+
+def test_a_finished_study_that_is_interrupted_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+    assert json.loads(before)["complete"]
+    monkeypatch.setattr(study, "_deploy", interrupt)
+    with pytest.raises(Interrupted, match="--out"):
+        go(tmp_path)
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_an_interrupt_as_soon_as_the_folder_is_open_tells_how_to_go_on(tmp_path: Path) -> None:
+    watcher = Quiet()
+    with (
+        patch.object(watcher, "opened", side_effect=KeyboardInterrupt),
+        pytest.raises(Interrupted, match="optimize --model example") as caught,
+    ):
+        go(tmp_path, watcher)
+    assert caught.value.result is None
+    go(tmp_path)
+
+
+def test_what_cannot_be_decided_is_kept_and_decided_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsteady(*_: object) -> None:
+        raise UnstableError("measurements are too unstable to decide")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "decide", unsteady)
+        with pytest.raises(
+            UnstableError, match="when the machine is quiet, go on with: optimize --model example"
+        ) as caught:
+            go(tmp_path)
+    assert caught.value.exit_code == 5
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert not document["complete"]
+    assert document["unique_plans"] == 15
+    count = sum(record.kind == "trial" for record in read_log(tmp_path / "trials.jsonl").records)
+    assert go(tmp_path).verdict is not None
+    assert sum(record.kind == "trial" for record in read_log(tmp_path / "trials.jsonl").records) == count
+
+
+def shown(result: Result) -> str:
+    console = Console(width=300, record=True, file=StringIO())
+    console.print(render(result))
+    return console.export_text()
+
+
+def test_stage_times_are_of_the_runs_that_the_latency_is_of(tmp_path: Path) -> None:
+    result = go(tmp_path)
+    verdict = result.verdict
+    assert verdict is not None
+    assert verdict.comparison is not None
+    assert verdict.challenger is not None
+    for plan, stage_s in zip((verdict.baseline[1], verdict.challenger), verdict.comparison.stage_s, strict=True):
+        assert result.stage_s(plan) == stage_s
+        assert len(stage_s) == len(plan.stages)
+        samples = result.samples(plan)
+        assert samples is not None
+        assert samples.conditions == CONDITIONS
+        assert max(stage_s) <= samples.median * 1.001
+    document = result.to_json()
+    assert document["best"]["stage_ms"] == [s * 1e3 for s in result.stage_s(verdict.best)]
+    assert document["best"]["latency_ms"]["conditions"] == CONDITIONS
+    assert result.slower_at_the_end == pytest.approx(1.0, rel=0.03)
+    text = shown(result)
+    assert "times as long in the final comparison" not in text
+    assert "measured while the clock followed the load (governor powersave), others used 40% of the cores" in text
+
+
+def test_a_machine_that_was_faster_at_the_end_is_told(tmp_path: Path) -> None:
+    result = go(tmp_path)
+    assert result.verdict is not None
+    assert result.verdict.comparison is not None
+
+    def faster(data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**data, "values_s": [0.5 * v for v in data["values_s"]]}
+
+    content = result.verdict.comparison.to_json()
+    content |= {which: faster(content[which]) for which in ("baseline", "candidate")}
+    verdict = replace(result.verdict, comparison=Comparison.from_json(content))
+    changed = replace(result, verdict=verdict)
+    assert changed.slower_at_the_end == pytest.approx(0.5, rel=0.03)
+    assert "things took 0.50 times as long in the final comparison" in shown(changed)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        ({}, 0),
+        ({"governor": "performance", "load": 0.01, "steal": 0.0, "temperature_c": 40.0}, 0),
+        ({"steal": 0.2, "temperature_c": 99.0}, 2),
+        ({"load": "much", "steal": None, "temperature_c": True, "governor": 3}, 0),
+    ],
+)
+def test_what_is_wrong_with_conditions(conditions: dict[str, Any], count: int) -> None:
+    assert len(problems(conditions)) == count
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["inspec", "--model zzz", "--model squeezenet1_1@0.5/64 --evaluator synthetic --budget 2 --json --out run"],
+)
+def test_nothing_but_data_gets_onto_stdout_where_stderr_is_closed(words: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        f'"{sys.executable}" -m optimizer.cli {words} 2>&-',
+        shell=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    if run.stdout:
+        assert json.loads(run.stdout)["schema_version"] == 1
+    assert (run.returncode == 0) == bool(run.stdout)
+
+
+def test_a_dry_run_tells_the_version_of_its_document(tmp_path: Path) -> None:
+    words = ["--model", "squeezenet1_1@0.5/64", "--evaluator", "synthetic", "--dry-run", "--json"]
+    run = subprocess.run(
+        [sys.executable, "-m", "optimizer.cli", *words],
+        stdout=subprocess.PIPE,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert json.loads(run.stdout)["schema_version"] == 1
