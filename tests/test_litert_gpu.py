@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -268,12 +267,7 @@ def test_a_driver_that_crashes_or_hangs_ends_its_trial_alone(
     candidate = session.load(small, chain_plan(small, [10, 20], [XNNPACK, GPU, BUILTIN]))
     with signalled(pid_of(session, lane), number, 0.1), pytest.raises(UnavailableError) as caught:
         candidate.run(2000)
-    if number == signal.SIGSTOP and str(caught.value) != f"lane {lane!r} {statement}":
-        # A lane that stands still between two stages is told from one that waits for it by the log alone, which may
-        # name the other.
-        assert re.fullmatch(r"lane '[^']+' gave no answer within 3 s( in stage \d.*)?", str(caught.value))
-    elif number != signal.SIGSTOP:
-        assert str(caught.value) == f"lane {lane!r} {statement}"
+    assert str(caught.value) == f"lane {lane!r} {statement}"
     candidate.close()
     works(session, small)
 

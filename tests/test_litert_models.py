@@ -13,6 +13,7 @@ import pytest
 
 from evaluators.base import Witness
 from evaluators.litert import stages
+from evaluators.litert.candidate import blamed
 from evaluators.litert.lanes import LaneError, Request
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
@@ -88,7 +89,8 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
         times[:3] = 7  # three inferences are over, and the last lane had written down its end when it was stopped
         for stopped, number in ((lanes[1], 1), (lanes[0], 0)):
             error = LaneError(lanes[0], "gave no answer", fatal=True, silent=lanes, stopped=[stopped])
-            assert candidate._blame(error, times).startswith(f"lane {stopped!r} gave no answer in stage {number} ")
+            text = blamed(error, times, candidate.plan, candidate._schedule)
+            assert text.startswith(f"lane {stopped!r} gave no answer in stage {number} ")
         pid = session._lanes._lanes[lanes[1]].pid
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(LaneError) as caught:

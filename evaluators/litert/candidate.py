@@ -14,7 +14,7 @@ from evaluators.base import Agreement, Batch
 from evaluators.litert import tensors
 from evaluators.litert.arena import LOG_NBYTES, layout
 from evaluators.litert.lanes import LaneError, Lanes, Request
-from evaluators.litert.program import Copies, copies, lane_program, schedule
+from evaluators.litert.program import Copies, Schedule, copies, lane_program, schedule
 from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError
@@ -191,25 +191,9 @@ class LitertCandidate:
                 {name: Request(head) for name in order}, _SLACK_S + each_s, lambda: int(np.count_nonzero(times))
             )
         except LaneError as error:
-            raise UnavailableError(self._blame(error, times)) from error
+            raise UnavailableError(blamed(error, times, self.plan, self._schedule)) from error
         copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
-
-    def _blame(self, error: LaneError, times: NDArray[np.int64]) -> str:
-        """Return what went wrong, with the stage that was running on the lane that failed."""
-        unfinished = (times[:, :, 1] == 0).any(axis=1)
-        done = times[int(np.argmax(unfinished)), :, 1] > 0 if unfinished.any() else np.ones(len(self.plan.stages), bool)
-        for lane in self._schedule.lanes:
-            if lane.processor not in error.silent:
-                continue
-            left = [s for s in lane.stages if not done[s]]
-            stage = left[0] if left else lane.stages[-1]
-            ready = all(done[s] for s in range(stage) if self._schedule.before[stage] >> s & 1)
-            if len(error.silent) == 1 or (left and ready):
-                operators = self.plan.stages[stage].operators
-                where = f"stage {stage} (operators {operators[0]} to {operators[-1]})"
-                return f"lane {lane.processor!r} {error.reason} in {where}"
-        return error.what
 
     def _timeline(self, times: NDArray[np.int64], copied_s: Mapping[int, float]) -> Timeline:
         seconds = (times - times.min()) * 1e-9
@@ -298,3 +282,25 @@ class LitertCandidate:
         finally:
             for fd in fds:
                 os.close(fd)
+
+
+def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedule) -> str:
+    """Return what went wrong, with the stage that was running on the lane that failed.
+
+    The log tells who waits for whom, but not whether a lane that was stopped after a stage had told the others of
+    its end; what the system says of the lane counts first.
+    """
+    suspects = error.stopped or error.silent
+    unfinished = (times[:, :, 1] == 0).any(axis=1)
+    done = times[int(np.argmax(unfinished)), :, 1] > 0 if unfinished.any() else np.ones(len(plan.stages), bool)
+    for lane in order.lanes:
+        if lane.processor not in suspects:
+            continue
+        left = [s for s in lane.stages if not done[s]]
+        stage = left[0] if left else lane.stages[-1]
+        ready = all(done[s] for s in range(stage) if order.before[stage] >> s & 1)
+        if len(suspects) == 1 or (left and ready):
+            operators = plan.stages[stage].operators
+            where = f"stage {stage} (operators {operators[0]} to {operators[-1]})"
+            return f"lane {lane.processor!r} {error.reason} in {where}"
+    return error.what

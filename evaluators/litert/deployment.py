@@ -102,7 +102,9 @@ def read_deployment(path: Path) -> Deployment:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise PlanError(f"{path}: is not a plan: it is nested too deeply") from error
+    except ValueError as error:
         raise PlanError(f"{path}: is not a plan: {error}") from error
     try:
         written = Plan.from_json(document)
@@ -113,8 +115,13 @@ def read_deployment(path: Path) -> Deployment:
         content_digest = str(document["model"]["sha256"])
     except PlanError as error:
         raise PlanError(f"{path}: {error.what}", error.hint) from error
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ModelError) as error:
-        raise PlanError(f"{path}: the plan is damaged: {error!r}") from error
+    except KeyError as error:
+        raise PlanError(f"{path}: the plan is damaged: it lacks {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise PlanError(f"{path}: the plan is damaged: a value is of the wrong type ({error})") from error
+    except (ValueError, OverflowError, ModelError) as error:
+        what = error.what if isinstance(error, ModelError) else str(error)
+        raise PlanError(f"{path}: the plan is damaged: {what}") from error
     if len(names) != len(written.stages):
         raise PlanError(f"{path}: the plan has {len(written.stages)} stages but {len(names)} files")
     stages = tuple(Stage((i,), stage.processor) for i, stage in enumerate(written.stages))
