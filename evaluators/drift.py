@@ -63,7 +63,7 @@ class SpeedWatch:
         reference: the first look: at speed 1.
         speed: how many times as long things take now as they did then.
         good: whatever was measured before this position was measured at the speed that was thought.
-        looked_s, measured_s: seconds that looks, and all other measurements, have taken.
+        looked_s, measured_s: seconds that looks after the first, and all other measurements, have taken.
     """
 
     reference: Samples | None = None
@@ -74,8 +74,8 @@ class SpeedWatch:
     _last_s: float = field(default=0.0)
 
     def due(self) -> bool:
-        """Return whether there is time for a look, and for the second that a first one may ask for."""
-        return self.reference is None or self.looked_s + 2 * self._last_s <= SHARE * self.measured_s
+        """Return whether there is time for a look."""
+        return self.reference is None or self.looked_s + self._last_s <= SHARE * self.measured_s
 
     def take(self, found: Samples, spent_s: float, position: int) -> float:
         """Take note of a look, and return the change of speed since the last one that counted; 1 where there is none.
@@ -83,11 +83,11 @@ class SpeedWatch:
         Args:
             position: number of the next measurement.
         """
-        self.looked_s += spent_s
         self._last_s = spent_s
         if self.reference is None:
             self.reference, self.good = found, position
             return 1.0
+        self.looked_s += spent_s
         now = change(self._expected(), found)
         if now == 1.0:
             self.good = position
