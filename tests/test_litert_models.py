@@ -18,8 +18,10 @@ from evaluators.litert.lanes import LaneError, Request
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.chain import chain_plan
+from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
+from search_spaces.platform import Platform, Processor
 
 pytestmark = pytest.mark.litert
 
@@ -96,3 +98,12 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
         with pytest.raises(LaneError) as caught:
             session._lanes.ask(lanes[1], Request({"op": "arena", "id": -1, "nbytes": 0}), 0.3)
         assert caught.value.stopped == (lanes[1],)
+
+
+def test_a_device_that_is_only_described_cannot_be_measured() -> None:
+    described = Platform("phone", (Processor("big", "cpu", {"big": 1.0}, "big"),))
+    with (
+        pytest.raises(UnavailableError, match="'big' of platform 'phone' is described, not found on this machine"),
+        LitertEvaluator().prepare(described),
+    ):
+        pass

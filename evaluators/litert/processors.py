@@ -96,6 +96,20 @@ def with_reference(platform: Platform) -> Platform:
     return replace(platform, processors=(*platform.processors, replace(core, like="reference")))
 
 
+def check_is_here(platform: Platform) -> None:
+    """Check that the lanes of a platform are lanes of this machine; a file may also describe a device to predict for.
+
+    Raises:
+        UnavailableError: one is not.
+    """
+    for processor in platform.processors:
+        if "cores" not in processor.options:
+            raise UnavailableError(
+                f"processor {processor.name!r} of platform {platform.name!r} is described, not found on this machine",
+                "predict with --evaluator cost-model, or name a lane of this machine in the file",
+            )
+
+
 def find_adapter(word: str) -> Adapter:
     """Return the first adapter with a word in its name, or the first hardware adapter if there is no word.
 

@@ -20,7 +20,7 @@ from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import packed_weights
-from evaluators.litert.processors import local_platform, make_processor, with_reference
+from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
 from evaluators.litert.stages import Entry, StageCache, compiled_together
@@ -50,6 +50,7 @@ class LitertEvaluator:
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
         """See :class:`~evaluators.base.Evaluator`; the runtime's own messages go to ``scratch/runtime.log``."""
+        check_is_here(platform)
         platform = with_reference(platform)
         lanes = Lanes(platform, scratch / "runtime.log" if scratch else None)
         session = LitertSession(platform, lanes)
