@@ -181,6 +181,8 @@ class LitertCandidate:
             "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
             "synchronised": synchronised,
             "break_off": not self._accelerated,
+            # Until a first result is there, each stage is recorded as it ends, so that one that fails can be named.
+            "apart": self._known_s is None,
         }
         each_s = self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
         # The leader is asked last: by then the others wait for its token.
@@ -191,7 +193,9 @@ class LitertCandidate:
                 {name: Request(head) for name in order}, _SLACK_S + each_s, lambda: int(np.count_nonzero(times))
             )
         except LaneError as error:
-            raise UnavailableError(blamed(error, times, self.plan, self._schedule)) from error
+            raise UnavailableError(
+                blamed(error, times, self.plan, self._schedule, apart=self._known_s is None)
+            ) from error
         copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 
@@ -284,11 +288,11 @@ class LitertCandidate:
                 os.close(fd)
 
 
-def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedule) -> str:
+def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedule, *, apart: bool = True) -> str:
     """Return what went wrong, with the stage that was running on the lane that failed.
 
     The log tells who waits for whom, but not whether a lane that was stopped after a stage had told the others of
-    its end; what the system says of the lane counts first.
+    its end; what the system says of the lane counts first. Unless stages are recorded ``apart``, several may be meant.
     """
     suspects = error.stopped or error.silent
     unfinished = (times[:, :, 1] == 0).any(axis=1)
@@ -300,7 +304,8 @@ def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedu
         stage = left[0] if left else lane.stages[-1]
         ready = all(done[s] for s in range(stage) if order.before[stage] >> s & 1)
         if len(suspects) == 1 or (left and ready):
-            operators = plan.stages[stage].operators
-            where = f"stage {stage} (operators {operators[0]} to {operators[-1]})"
+            last = stage if apart else order.recorded_with(stage)
+            where = f"stage {stage}" if last == stage else f"one of the stages {stage} to {last}"
+            where += f" (operators {plan.stages[stage].operators[0]} to {plan.stages[last].operators[-1]})"
             return f"lane {lane.processor!r} {error.reason} in {where}"
     return error.what

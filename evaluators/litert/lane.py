@@ -24,55 +24,20 @@ from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from evaluators.litert.device import Copy, Device
 from evaluators.litert.mapping import Mapping
+from evaluators.litert.stretches import NO_LIMIT_NS, Edge, Step, on_cpu, on_device, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
-_SLEEP_MS = 1000
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
-
-
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """One direction of a meeting between two lanes."""
-
-    fd: int
-    spin_ns: int
-    poll: select.poll
-
-    def wait(self) -> None:
-        deadline = time.perf_counter_ns() + self.spin_ns
-        while True:
-            try:
-                os.eventfd_read(self.fd)
-            except BlockingIOError:
-                if time.perf_counter_ns() >= deadline:
-                    self.poll.poll(_SLEEP_MS)
-            else:
-                return
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One stage on this lane: what it waits for, the call, and whom it tells."""
-
-    stage: int
-    compiled: Compiled
-    signature: int
-    inputs: Any  # a ctypes array of LiteRtTensorBuffer
-    outputs: Any
-    waits: tuple[_Edge, ...]
-    signals: tuple[int, ...]
-    uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
-    downloads: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Program:
     """One lane's share of a plan."""
 
-    steps: tuple[_Step, ...]
-    go: tuple[_Edge, ...]  # the leader's token; empty on the leader itself
+    steps: tuple[Step, ...]
+    go: tuple[Edge, ...]  # the leader's token; empty on the leader itself
     starts: tuple[int, ...]  # edges on which the leader gives its tokens
-    ends: tuple[_Edge, ...]  # edges that the leader has seen before an iteration is over
+    ends: tuple[Edge, ...]  # edges that the leader has seen before an iteration is over
     fds: tuple[int, ...]
     buffers: tuple[c_void_p, ...]
 
@@ -139,12 +104,12 @@ class Lane:
         base, size = self._arenas[head["arena"]]
         kept = [os.dup(fd) for fd in fds]
 
-        def edges(pairs: list[list[int]]) -> tuple[_Edge, ...]:
+        def edges(pairs: list[list[int]]) -> tuple[Edge, ...]:
             found = []
             for index, spin_ns in pairs:
                 poll = select.poll()
                 poll.register(kept[index], select.POLLIN)
-                found.append(_Edge(kept[index], spin_ns, poll))
+                found.append(Edge(kept[index], spin_ns, poll))
             return tuple(found)
 
         steps = []
@@ -165,20 +130,9 @@ class Lane:
                 for array, side, which in zip(sides, ("Input", "Output"), ("uploads", "downloads"), strict=True)
             )
             signals = tuple(kept[i] for i in step["signals"])
-            waits = edges(step["waits"])
-            steps.append(
-                _Step(
-                    step["stage"],
-                    compiled,
-                    step["signature"],
-                    sides[0],
-                    sides[1],
-                    waits,
-                    signals,
-                    uploads,
-                    downloads,
-                )
-            )
+            into, out = sides
+            waits, signature = edges(step["waits"]), step["signature"]
+            steps.append(Step(step["stage"], compiled, signature, into, out, waits, signals, uploads, downloads))
         starts = tuple(kept[i] for i in head["starts"])
         made = tuple(buffer for buffer, _ in buffers.values())
         self._programs[head["id"]] = _Program(
@@ -223,13 +177,25 @@ class Lane:
             os.close(fd)
         return {}
 
+    def _preparing(
+        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool
+    ) -> Callable[[Sequence[Step]], Callable[[int, int], bool]]:
+        """Return what makes steps ready to run on this lane's processor."""
+        device = self._device
+        if device is None:
+            return lambda steps: on_cpu(self._run, steps, log)
+        idle_wait_ns = device.idle_wait_ns()
+        wait_ns = idle_wait_ns if synchronised else None
+        return lambda steps: on_device(self._run, steps, log, device, wait_ns, copies)
+
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
 
-        The answer holds, for stages on an accelerator, how long they copied in and out the last time. A synchronised
-        run waits for each stage, so that its time is its own; else only those wait whose results are read. With
-        ``break_off`` an inference ends at the first stage that goes over the limit: the stages that are left are passed
-        over, on every lane, but each still tells those that wait for it.
+        They are there before another lane is told of the stage; with ``apart`` as soon as it is over. The answer holds,
+        for stages on an accelerator, how long they copied in and out the last time. A synchronised run waits for each
+        stage, so that its time is its own; else only those wait whose results are read. With ``break_off`` an inference
+        ends at the first stage that goes over the limit: the stages that are left are passed over, on every lane, but
+        each still tells those that wait for it.
         """
         program = self._programs[head["id"]]
         base, _size = self._arenas[head["arena"]]
@@ -237,14 +203,10 @@ class Lane:
         # log[0] is the limit; then start and end of stage s in iteration i at 1 + 2 * (i * stages + s).
         log = (ctypes.c_int64 * (1 + 2 * stages * head["n"])).from_address(base + head["log"])
         copies: dict[int, tuple[int, int]] = {}
-        if self._device is None:
-            calls = [self._call(step) for step in program.steps]
-        else:
-            wait_ns = self._device.idle_wait_ns()
-            synchronised = wait_ns if head["synchronised"] else None
-            calls = [_device_call(self._run, self._device, step, synchronised, copies) for step in program.steps]
+        prepare = self._preparing(log, copies, synchronised=head["synchronised"])
+        parts = stretches(program.steps, prepare, apart=head["apart"])
         first_waits = program.go
-        break_off_ns = head["stop_above_ns"] if head["break_off"] else 0
+        limit_ns = head["stop_above_ns"] if head["break_off"] and head["stop_above_ns"] else NO_LIMIT_NS
         for iteration in range(head["n"]):
             for edge in first_waits:
                 edge.wait()
@@ -253,16 +215,12 @@ class Lane:
             for fd in program.starts:
                 os.eventfd_write(fd, 1)
             at = 1 + 2 * stages * iteration
-            for step, call in zip(program.steps, calls, strict=True):
-                for edge in step.waits:
+            for part in parts:
+                for edge in part.waits:
                     edge.wait()
-                if log[0] > iteration:
-                    begin, end = call()
-                    log[at + 2 * step.stage] = begin
-                    log[at + 2 * step.stage + 1] = end
-                    if break_off_ns and log[at] and end - log[at] > break_off_ns:
-                        log[0] = iteration
-                for fd in step.signals:
+                if log[0] > iteration and not part.run(at, limit_ns):
+                    log[0] = iteration
+                for fd in part.signals:
                     os.eventfd_write(fd, 1)
             if not first_waits:
                 for edge in program.ends:
@@ -275,56 +233,6 @@ class Lane:
                             os.eventfd_write(fd, 1)
                         break
         return {"copies": [[stage, *times] for stage, times in copies.items()]}
-
-    def _call(self, step: _Step) -> Callable[[], tuple[int, int]]:
-        run, clock = self._run, time.perf_counter_ns
-        handle, signature = step.compiled.handle, step.signature
-        inputs, outputs = step.inputs, step.outputs
-        n_inputs, n_outputs = len(inputs), len(outputs)
-
-        def call() -> tuple[int, int]:
-            begin = clock()
-            status = run(handle, signature, n_inputs, inputs, n_outputs, outputs)
-            end = clock()
-            if status:
-                raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
-            return begin, end
-
-        return call
-
-
-def _device_call(
-    run: Any, device: Device, step: _Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
-) -> Callable[[], tuple[int, int]]:
-    """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory.
-
-    Args:
-        idle_wait_ns: what waiting for nothing takes, in a synchronised run, else None.
-    """
-    clock = time.perf_counter_ns
-    handle, signature = step.compiled.handle, step.signature
-    n_inputs, n_outputs = len(step.inputs), len(step.outputs)
-    # Whoever is told that the stage is over, and reads nothing of it, needs what it used up (cores, say).
-    must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
-
-    def call() -> tuple[int, int]:
-        begin = clock()
-        for copy in step.uploads:
-            device.upload(copy)
-        copied_in = clock()
-        status = run(handle, signature, n_inputs, step.inputs, n_outputs, step.outputs)
-        if status:
-            raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
-        if must_wait:
-            device.wait()
-        ran = clock()
-        for copy in step.downloads:
-            device.download(copy)
-        end = clock()
-        copies[step.stage] = (copied_in - begin, end - ran)
-        return begin, max(begin + 1, end - (idle_wait_ns or 0))
-
-    return call
 
 
 def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str) -> Lane:

@@ -1,0 +1,185 @@
+"""The stages that a lane runs one behind the other, without a word to other lanes in between.
+
+A stage leaves the caches full of its weights, so every line of ours that runs before the next one is slow: what can be
+looked up is looked up beforehand, and times are written down when the stretch is over.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluators.litert.capi import Compiled
+from evaluators.litert.device import Copy, Device
+from search_spaces.errors import UnavailableError
+
+NO_LIMIT_NS = 1 << 62
+_SLEEP_MS = 1000
+
+Log = Any
+"""A ctypes array of int64: first the last inference that is to run; then start and end of each stage (ns), 0 before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One direction of a meeting between two lanes."""
+
+    fd: int
+    spin_ns: int
+    poll: select.poll
+
+    def wait(self) -> None:
+        """Wait until the other lane has told its end."""
+        deadline = time.perf_counter_ns() + self.spin_ns
+        while True:
+            try:
+                os.eventfd_read(self.fd)
+            except BlockingIOError:
+                if time.perf_counter_ns() >= deadline:
+                    self.poll.poll(_SLEEP_MS)
+            else:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage on this lane: what it waits for, the call, and whom it tells."""
+
+    stage: int
+    compiled: Compiled
+    signature: int
+    inputs: Any  # a ctypes array of LiteRtTensorBuffer
+    outputs: Any
+    waits: tuple[Edge, ...]
+    signals: tuple[int, ...]
+    uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
+    downloads: tuple[Copy, ...] = ()
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what the runtime's function takes."""
+        return self.compiled.handle, self.signature, len(self.inputs), self.inputs, len(self.outputs), self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps between two meetings.
+
+    Attributes:
+        waits: what the first step waits for.
+        run: given where the inference's times begin in the log, and how long (ns) the inference may take, runs the
+            steps, and returns whether none has ended too late; after one that has, the others are left out.
+        signals: whom the last step tells.
+    """
+
+    waits: tuple[Edge, ...]
+    run: Callable[[int, int], bool]
+    signals: tuple[int, ...]
+
+
+def stretches(
+    steps: Sequence[Step], prepare: Callable[[Sequence[Step]], Callable[[int, int], bool]], *, apart: bool
+) -> list[Stretch]:
+    """Return a lane's steps as stretches.
+
+    Args:
+        prepare: returns what runs the steps of a stretch.
+        apart: make each step a stretch, so that its times are there as soon as it is over.
+    """
+    found: list[list[Step]] = []
+    for step in steps:
+        if apart or not found or step.waits or found[-1][-1].signals:
+            found.append([])
+        found[-1].append(step)
+    return [Stretch(part[0].waits, prepare(part), part[-1].signals) for part in found]
+
+
+def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable[[int, int], bool]:
+    """Return what runs steps whose calls return when they are done; see :class:`Stretch`."""
+    clock = time.perf_counter_ns
+    calls = [step.arguments() for step in steps]
+    places = [2 * step.stage + side for step in steps for side in (0, 1)]
+
+    def run_all(at: int, limit_ns: int) -> bool:
+        times: list[int] = []
+        stamp = times.append
+        end = clock()
+        deadline = (log[at] or end) + limit_ns
+        for arguments in calls:
+            stamp(clock())
+            status = run(*arguments)
+            end = clock()
+            stamp(end)
+            if status:
+                raise UnavailableError(f"LiteRT failed in stage {steps[len(times) // 2 - 1].stage}: status {status}")
+            if end > deadline:
+                break
+        for place, found in zip(places, times, strict=False):
+            log[at + place] = found
+        return end <= deadline
+
+    return run_all
+
+
+def on_device(
+    run: Callable[..., int],
+    steps: Sequence[Step],
+    log: Log,
+    device: Device,
+    idle_wait_ns: int | None,
+    copies: dict[int, tuple[int, int]],
+) -> Callable[[int, int], bool]:
+    """Return what runs steps on an accelerator; see :class:`Stretch`.
+
+    Args:
+        idle_wait_ns: what waiting for nothing takes, in a run in which each stage is waited for, else None.
+        copies: takes, for each stage, how long (ns) it copied in and out the last time.
+    """
+    calls = [(2 * step.stage, _device_call(run, device, step, idle_wait_ns, copies)) for step in steps]
+
+    def run_all(at: int, limit_ns: int) -> bool:
+        for place, call in calls:
+            begin, end = call()
+            log[at + place] = begin
+            log[at + place + 1] = end
+            if log[at] and end - log[at] > limit_ns:
+                return False
+        return True
+
+    return run_all
+
+
+def _device_call(
+    run: Callable[..., int],
+    device: Device,
+    step: Step,
+    idle_wait_ns: int | None,
+    copies: dict[int, tuple[int, int]],
+) -> Callable[[], tuple[int, int]]:
+    """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory."""
+    clock = time.perf_counter_ns
+    arguments = step.arguments()
+    # Whoever is told that the stage is over, and reads nothing of it, needs what it used up (cores, say).
+    must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
+
+    def call() -> tuple[int, int]:
+        begin = clock()
+        for copy in step.uploads:
+            device.upload(copy)
+        copied_in = clock()
+        status = run(*arguments)
+        if status:
+            raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+        if must_wait:
+            device.wait()
+        ran = clock()
+        for copy in step.downloads:
+            device.download(copy)
+        end = clock()
+        copies[step.stage] = (copied_in - begin, end - ran)
+        return begin, max(begin + 1, end - (idle_wait_ns or 0))
+
+    return call

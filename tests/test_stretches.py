@@ -1,0 +1,53 @@
+"""A lane's steps in stretches: none is lost, lanes still meet where they must, and times are written down."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, stretches
+from search_spaces.errors import UnavailableError
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=9), st.booleans())
+def test_stretches_hold_every_step_once_and_meet_where_steps_meet(steps: list[tuple[bool, bool]], apart: bool) -> None:
+    made = [Step(i, None, 0, (), (), (i,) if w else (), (i,) if s else ()) for i, (w, s) in enumerate(steps)]  # type: ignore[arg-type]
+    parts: list[list[Step]] = []
+
+    def prepare(found: object) -> object:
+        parts.append(list(found))  # type: ignore[call-overload]
+        return None
+
+    found = stretches(made, prepare, apart=apart)  # type: ignore[arg-type]
+    assert [step for part in parts for step in part] == made
+    assert [e for s in found for e in s.waits] == [e for step in made for e in step.waits]
+    assert [e for s in found for e in s.signals] == [e for step in made for e in step.signals]
+    for part in parts:
+        assert not any(step.waits for step in part[1:])
+        assert not any(step.signals for step in part[:-1])
+        assert len(part) == 1 or not apart
+
+
+def test_times_are_written_down_and_what_takes_too_long_is_broken_off() -> None:
+    class Handle:
+        handle = None
+
+    ran: list[int] = []
+
+    def run(_handle: object, signature: int, *_: object) -> int:
+        ran.append(signature)
+        return signature == 7
+
+    steps = [Step(i, Handle, signature, (), (), (), ()) for i, signature in enumerate((3, 4, 5))]  # type: ignore[arg-type]
+    log = [9] + [0] * 6
+    assert on_cpu(run, steps, log)(1, NO_LIMIT_NS)
+    assert ran == [3, 4, 5]
+    assert log[1:] == sorted(log[1:])
+    log = [9] + [0] * 6
+    assert not on_cpu(run, steps, log)(1, 0)
+    assert ran == [3, 4, 5, 3]
+    assert all(log[1:3])
+    assert not any(log[3:])
+    with pytest.raises(UnavailableError, match="in stage 1: status"):
+        on_cpu(run, [steps[0], Step(1, Handle, 7, (), (), (), ())], log)(1, NO_LIMIT_NS)  # type: ignore[arg-type]
