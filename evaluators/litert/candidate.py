@@ -102,7 +102,7 @@ class LitertCandidate:
         self._first_outputs = first_outputs
         self._on_close = on_close
         self._schedule = schedule(graph, plan, platform)
-        self._layout = layout(graph, plan, self._schedule.before)
+        self._layout = layout(graph, plan, self._schedule.before, {i: outputs for i, (_, outputs) in ports.items()})
         self._names = [lane.processor for lane in self._schedule.lanes]
         self._limits = platform.limits
         self._known_s: float | None = None

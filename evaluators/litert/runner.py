@@ -23,11 +23,15 @@ from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.compiling import compile_stages
 from evaluators.litert.deployment import Deployment, read_deployment
+from evaluators.litert.inner import opened, told_apart
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import existing_packed_weights
 from evaluators.litert.stages import compiled_together
 from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
 from search_spaces.models.joined import join
+from search_spaces.models.stages import StageModel
+from search_spaces.plan import Plan
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
 
@@ -45,10 +49,11 @@ class PlanRunner:
     """
 
     def __init__(self, path: str | Path, log: Path | None = None) -> None:
-        self._deployment = read_deployment(Path(path))
-        graph = self._deployment.graph
+        self._deployment = deployment = read_deployment(Path(path))
+        lanes = compiled_together(deployment.plan, deployment.platform)
+        graph, plan, stages = told_apart(deployment, lanes)
         try:
-            self._lanes = Lanes(self._deployment.platform, log)
+            self._lanes = Lanes(deployment.platform, log)
         except UnavailableError as error:
             raise UnavailableError(
                 f"{path}: {error.what}", "search again on this machine: optimize --model …"
@@ -57,32 +62,38 @@ class PlanRunner:
         self._closed = False
         self._lock = threading.Lock()
         try:
-            compiled = self._compile()
+            compiled, ports = self._compile(graph, plan, stages, lanes)
             memory = self._arena = Arena(1, arena.largest(graph))
             self._candidate = LitertCandidate(
                 graph,
-                self._deployment.plan,
-                self._deployment.platform,
+                plan,
+                deployment.platform,
                 lanes=self._lanes,
                 arena=memory,
                 number=1,
                 compiled=compiled,
-                ports={i: (operator.inputs, operator.outputs) for i, operator in enumerate(graph.operators)},
+                ports=ports,
             )
         except BaseException:
             self.close()
             raise
 
-    def _compile(self) -> dict[int, tuple[int, int]]:
-        """Compile the stages of each lane together, as the search does, and return what each was compiled as."""
+    def _compile(
+        self, graph: Graph, plan: Plan, stages: Sequence[StageModel], lanes: Sequence[tuple[str, Sequence[int]]]
+    ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[Sequence[int], Sequence[int]]]]:
+        """Compile the stages of each lane together, as the search does; return what each is there, and its tensors."""
         deployment = self._deployment
         packed = existing_packed_weights(deployment.content_digest)
         compiled: dict[int, tuple[int, int]] = {}
-        for number, (lane, indices) in enumerate(compiled_together(deployment.plan, deployment.platform), 1):
-            joined = join([deployment.stages[i] for i in indices])
-            compile_stages(self._lanes, deployment.platform[lane], number, joined, packed)
-            compiled |= {index: (number, signature) for signature, index in enumerate(indices)}
-        return compiled
+        ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+        for number, (lane, indices) in enumerate(lanes, 1):
+            processor = deployment.platform[lane]
+            models = opened(graph, processor, [plan.stages[i].operators for i in indices], [stages[i] for i in indices])
+            compile_stages(self._lanes, processor, number, join(models), packed)
+            for signature, (index, model) in enumerate(zip(indices, models, strict=True)):
+                compiled[index] = (number, signature)
+                ports[index] = (model.inputs, model.outputs)
+        return compiled, ports
 
     @property
     def deployment(self) -> Deployment:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evaluators.litert import tflite
 from evaluators.litert.compiling import compile_stages
+from evaluators.litert.inner import opened
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.memory import available_nbytes
 from evaluators.litert.refusals import Refusals, describe, refusal
@@ -40,7 +41,7 @@ class Entry:
 
     Attributes:
         number: what the lane calls them; stage ``i`` of the group is signature ``i``.
-        models: the stages, in the order of the group.
+        models: the stages as they were compiled, in the order of the group.
         nbytes: memory counted for them: weights, mapped or packed, and the tensors inside.
         key: what they are shared under; None where one candidate has them for itself.
         users: candidates that hold them; they are not thrown out while there are any.
@@ -93,7 +94,8 @@ class StageCache:
             self._entries.move_to_end(key)
             entry.users += 1
             return entry
-        models = tuple(self._stage(graph, content_digest, operators) for operators in group)
+        cut = [self._stage(graph, content_digest, operators) for operators in group]
+        models = opened(graph, self._platform[lane], group, cut)
         number = next(self._numbers)
         self._compile(graph, self._platform[lane], number, group, models, packed)
         nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class StageModel:
         source: the model's file, where the weights lie.
         buffers: numbers of the buffers whose weights the stage reads.
         inputs, outputs: tensors of the model's graph, in the order of the stage's subgraph.
+        tensors: the graph's tensor for each tensor of the stage's subgraph; empty where a stage was read from a file
+            of its own.
     """
 
     schema: Any
@@ -45,6 +47,7 @@ class StageModel:
     buffers: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    tensors: tuple[int, ...] = ()
 
     @property
     def weight_nbytes(self) -> int:
@@ -130,7 +133,24 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     for buffer in read - source.extents.keys():  # data that the file does not have: see ModelSource.fixed
         if buffer < len(whole.buffers):  # a model without any buffers may speak of buffer 0
             stage.buffers[buffer] = whole.buffers[buffer]
-    return StageModel(stage, source, tuple(sorted(read & set(source.extents))), border.inputs, border.outputs)
+    buffers = tuple(sorted(read & set(source.extents)))
+    return StageModel(stage, source, buffers, border.inputs, border.outputs, tuple(order))
+
+
+def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
+    """Return a stage with tensors that it computes for itself as further outputs.
+
+    Args:
+        inner: tensors of the model's graph, none of them an output yet.
+    """
+    place = {tensor: i for i, tensor in enumerate(stage.tensors)}
+    main, *called = stage.schema.subgraphs
+    opened = copy.copy(main)
+    opened.outputs = np.concatenate([main.outputs, _placed(inner, place)])
+    changed = copy.copy(stage.schema)
+    changed.subgraphs = [opened, *called]
+    changed.signatureDefs = None  # those of the stage tell its own outputs
+    return replace(stage, schema=changed, outputs=(*stage.outputs, *inner))
 
 
 def packing_model(graph: Graph) -> StageModel:
@@ -155,7 +175,7 @@ def packing_model(graph: Graph) -> StageModel:
             each.opcodeIndex += len(packing.operatorCodes)
         packing.operatorCodes = [*packing.operatorCodes, *part.operatorCodes]
         packing.subgraphs = [*packing.subgraphs, *part.subgraphs]
-    return StageModel(packing, whole.source, whole.buffers, whole.inputs, whole.outputs)
+    return StageModel(packing, whole.source, whole.buffers, whole.inputs, whole.outputs, whole.tensors)
 
 
 def _recipes(source: ModelSource, border: Boundary) -> list[int]:
