@@ -37,6 +37,7 @@ from search_spaces.models import load
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Limits, Platform, tell_apart
 from tests import strategies
+from tests.test_flattened import dense
 from tests.tflite_models import TYPES, Net
 
 SOFTWARE = [a for a in find_adapters(software=True) if a.matches("swiftshader")]
@@ -125,6 +126,19 @@ def test_between_stages_of_one_accelerator_nothing_is_copied(small: Graph) -> No
     assert found[2] == Copies()
     assert found[3].uploads == set(borders[3].inputs)
     assert found[3].downloads == set(small.outputs)
+
+
+@pytest.mark.parametrize(("shape", "fan_in"), [((1, 3, 3, 8), 72), ((1, 5, 8), 40), ((2, 3, 3, 4), 36)])
+def test_dense_layers_that_flatten(session: LitertSession, tmp_path: Path, shape: tuple[int, ...], fan_in: int) -> None:
+    # LiteRT 2.3.0 alone is wrong here, fully accelerated and without a word; so VGG's and AlexNet's outputs were.
+    graph = load(str(dense(shape, fan_in).write(tmp_path / "dense.tflite")))
+    with closing(session.load(graph, chain_plan(graph, (1,), [GPU, GPU]))) as candidate:
+        candidate.run(2)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+    assert session.deploy(tmp_path, graph, chain_plan(graph, (), [GPU])).accepted
+    assert [o.kind for o in load(str(tmp_path / "stage_0.tflite")).operators].count("RESHAPE") == 1
 
 
 def test_the_clock_stops_when_the_result_can_be_read(session: LitertSession, small: Graph) -> None:
@@ -316,7 +330,7 @@ def test_float16_is_checked_against_the_cpu(small: Graph) -> None:
             candidate.run(1)
             agreement = candidate.verify()
         assert agreement is not None
-        assert 0 < agreement.max_rel_error <= agreement.tolerance == 2e-2
+        assert 0 < agreement.max_rel_error <= agreement.tolerance == 5e-2
 
 
 def test_software_adapters_are_never_found_without_being_named() -> None:

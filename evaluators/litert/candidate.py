@@ -16,6 +16,7 @@ from evaluators.litert.arena import LOG_NBYTES, layout
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.program import Copies, Schedule, copies, lane_program, schedule
 from evaluators.litert.settings import CPU, accelerators_of
+from evaluators.litert.waking import sleepers, wake, were_busy
 from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -112,6 +113,7 @@ class LitertCandidate:
         self._own: tuple[NDArray[np.float64], Timeline] | None = None
         accelerators = {p.name for p in platform.processors if accelerators_of(p) != CPU}
         self._accelerated = not accelerators.isdisjoint(self._names)
+        self._sleepers = () if graph.stateful else sleepers(platform[name] for name in self._names)
         copied = copies(graph, plan, accelerators)
         self._queued = any(not copied[i].downloads for i, s in enumerate(plan.stages) if s.processor in accelerators)
         arena.introduce(lanes, self._names)
@@ -123,8 +125,10 @@ class LitertCandidate:
         An accelerator takes stages into a queue and its calls return before they are done. Latencies are those of
         inferences that use the queue, from the start to the moment when the result can be read. Where a stage leaves
         its result on the accelerator, the times of the stages, and the timeline, come from a separate inference that
-        waits for each.
+        waits for each. Where a session measures, an adapter that idled is woken first.
         """
+        if self._reference is not None:
+            self.wake()
         stages = len(self.plan.stages)
         capacity = (LOG_NBYTES // 8 - 1) // (2 * stages)
         latencies, stage_times, timeline = [], [], None
@@ -148,7 +152,18 @@ class LitertCandidate:
             own_s, timeline = self._synchronised(len(stage_s))
             if self._queued:
                 stage_s = np.tile(own_s, (len(stage_s), 1))
+            were_busy(self._sleepers)
         return Batch(np.concatenate(latencies), stage_s, timeline)
+
+    def wake(self) -> None:
+        """Run, without taking samples, until an adapter that idled is awake; see :mod:`evaluators.litert.waking`."""
+
+        def latency_s() -> float:
+            log, _ = self._run_batch(1, math.inf)
+            return float(log[0].max() - log[0].min()) * 1e-9
+
+        if self._sleepers:
+            wake(self._sleepers, latency_s)
 
     def _synchronised(self, n: int) -> tuple[NDArray[np.float64], Timeline]:
         """Return the stages' own seconds, measured anew after some inferences; ``n`` were made since the last call."""

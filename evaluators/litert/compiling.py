@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from evaluators.litert import tflite
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.settings import ACCELERATORS, compile_settings
 from search_spaces.errors import UnavailableError
+from search_spaces.models.flattened import flattened
 from search_spaces.models.joined import JoinedModel
 from search_spaces.platform import Processor
 
@@ -39,6 +41,8 @@ def compile_stages(
     settings = compile_settings(processor, packed)
     if strict:
         settings["accelerators"] = ACCELERATORS[processor.kind]
+    if processor.kind == "gpu":
+        joined = replace(joined, schema=flattened(joined.schema))
     signatures = len(joined.schema.signatureDefs or ())
     head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ import re
 import reprlib
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from search_spaces.errors import ModelError, PlanError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
 from search_spaces.models.digests import file_digest
+from search_spaces.models.flattened import flattened
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan, Stage
@@ -57,6 +58,8 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
     stages: list[dict[str, Any]] = []
     for index, stage in enumerate(plan.stages):
         model = cut_stage(graph, stage.operators)
+        if platform[stage.processor].kind == "gpu":
+            model = replace(model, schema=flattened(model.schema))  # whatever runs the file there needs it
         name = f"stage_{index}.tflite"
         digest = model.write(folder / name)
         stages.append({"file": name, "sha256": digest, "inputs": model.inputs, "outputs": model.outputs})

@@ -138,6 +138,7 @@ class PlanRunner:
         """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
         with self._lock:
             self._check_open()
+            self._candidate.wake()
             return self._candidate.run(n, stop_above_s)
 
     def _check_open(self) -> None:

@@ -21,8 +21,9 @@ _KERNEL_MODES = {"reference": 1, "builtin": 2}
 # litert_gpu_options.h: float16 is the default.
 _PRECISION_F32 = 2
 # Errors relative to the largest value of an output, up to which outputs of unlike processors count as the same: other
-# kernels add float32 numbers up in another order; float16 has 11 bits, and errors grow from layer to layer.
-TOLERANCE_F32, TOLERANCE_F16 = 1e-4, 2e-2
+# kernels add float32 numbers up in another order; float16 has 11 bits, and errors grow from layer to layer. On an
+# NVIDIA H200 the zoo's CNNs are off by 8e-4 to 2.7e-2 (VGG16, whose sums are the longest), and a wrong kernel by 0.98.
+TOLERANCE_F32, TOLERANCE_F16 = 1e-4, 5e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def computes_with_xnnpack(processor: Processor) -> bool:
 def tolerance(used: Iterable[Processor], reference: Processor) -> float:
     """Return the relative error that is accepted of a plan: none where all its processors compute like the reference.
 
-    Otherwise 1e-4 where all compute in float32, and 2e-2 where one computes in float16.
+    Otherwise 1e-4 where all compute in float32, and 5e-2 where one computes in float16.
     """
     found = 0.0
     for processor in used:
