@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from evaluators.base import Agreement, Batch
-from evaluators.comparison import UNSTABLE_ABOVE, Comparison, ComparisonPolicy, compare
+from evaluators.comparison import Comparison, ComparisonPolicy, compare
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.runner import PlanRunner
 from optimizer.console import interval_ms
+from optimizer.decide import settled
 from optimizer.execute import plan_of
 from search_spaces.errors import RunFolderError, UnstableError
 
@@ -42,7 +43,7 @@ def compare_runs(first: str, second: str, *, as_json: bool) -> str:
     Raises:
         PlanError: a plan or a stage file is missing or damaged.
         RunFolderError: the plans are for different models.
-        UnstableError: the machine's speed changed too much to tell.
+        UnstableError: the ratio of the two changed too much to tell.
     """
     paths = [plan_of(first), plan_of(second)]
     deployments = [read_deployment(path) for path in paths]
@@ -55,13 +56,11 @@ def compare_runs(first: str, second: str, *, as_json: bool) -> str:
         loaded.runner.run_seeded()
         return loaded
 
-    found = compare(lambda: load(paths[0]), lambda: load(paths[1]), _POLICY, np.random.default_rng(0))
-    if found.unstable:
-        what = f"the machine's speed changed by {found.drift:+.1%}"
-        if abs(found.drift) <= UNSTABLE_ABOVE:  # both plans drifted apart instead
-            first_ratio, *_, last_ratio = found.round_speedups
-            what = f"the ratio of the two plans went from {first_ratio:.3f} to {last_ratio:.3f}"
-        raise UnstableError(f"{what} during the comparison", "repeat it when it is quiet")
+    rng = np.random.default_rng(0)
+    try:
+        found = settled(lambda: compare(lambda: load(paths[0]), lambda: load(paths[1]), _POLICY, rng), "the two plans")
+    except UnstableError as error:
+        raise UnstableError(error.what, "repeat it when the machine is quiet") from None
     return _document(first, second, found) if as_json else _text(first, second, found)
 
 
@@ -70,7 +69,10 @@ def _text(first: str, second: str, found: Comparison) -> str:
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
     ratio = f"{found.speedup:.4f} times [{low:.4f}, {high:.4f}] as fast as that of {first}"
     verdict = "significant" if found.significant else "not significant"
-    return "\n".join([*lines, f"the plan of {second} is {ratio}: {verdict}, over {found.rounds} rebuilt pairs"])
+    lines.append(f"the plan of {second} is {ratio}: {verdict}, over {found.rounds} rebuilt pairs")
+    if found.unstable:
+        lines.append(f"the machine's speed changed by {found.drift:+.1%} meanwhile, for both alike")
+    return "\n".join(lines)
 
 
 def _document(first: str, second: str, found: Comparison) -> str:

@@ -106,20 +106,32 @@ def decide(
         return Verdict(baseline.plan, named, None, None)
     challenger = min(zip(samples[: len(plans)], plans, strict=True), key=lambda pair: pair[0].median)[1]
     progress("comparing the best plan with the best baseline")
-    comparison = _settled(
-        lambda: compare_pair(load(baseline), load(challenger), policy, rng, conditions), named[0], progress, sleep
+    comparison = settled(
+        lambda: compare_pair(load(baseline), load(challenger), policy, rng, conditions),
+        f"the best plan to “{named[0]}”",
+        progress,
+        sleep,
     )
     wins = comparison.significant and comparison.speedup > 1.0
     return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)
 
 
-def _settled(
-    compare: Callable[[], Comparison], name: str, progress: Callable[[str], None], sleep: Callable[[float], None]
+def settled(
+    compare: Callable[[], Comparison],
+    ratio_of: str,
+    progress: Callable[[str], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Comparison:
     """Compare, and again after a pause where something changed meanwhile.
 
     A machine that changes its speed slows both alike, so that is looked at once more and then accepted; a ratio that
     changes is not.
+
+    Args:
+        ratio_of: what is compared, for the error.
+
+    Raises:
+        UnstableError: the ratio changed in each of three comparisons.
     """
     found = compare()
     for number, pause_s in enumerate(_PAUSES_S):
@@ -131,8 +143,8 @@ def _settled(
     if found.undecided:
         first, *_, last = found.round_speedups
         raise UnstableError(
-            f"measurements are too unstable to decide: the ratio of the best plan to “{name}” went from {first:.3f} to "
-            f"{last:.3f} during the final comparison, and those before it were no steadier"
+            f"measurements are too unstable to decide: the ratio of {ratio_of} went from {first:.3f} to {last:.3f} "
+            f"while it was measured, and the {len(_PAUSES_S)} times before were no steadier"
         )
     return found
 
