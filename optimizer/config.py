@@ -38,6 +38,7 @@ class StudyConfig(BaseModel):
         processors: the lanes to use, in order; None for all that are found.
         platform: a file that describes the lanes, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
+        stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """
 
@@ -46,7 +47,7 @@ class StudyConfig(BaseModel):
     model: str = Field(min_length=1)
     budget: int = Field(ge=1)
     max_stages: int = Field(default=4, ge=1)
-    sampler: str = Field(default="tpe", min_length=1)
+    sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
     space: str = Field(default="chain", min_length=1)
     objective: Literal["latency"] = "latency"
@@ -57,6 +58,7 @@ class StudyConfig(BaseModel):
     processors: tuple[str, ...] | None = None
     platform: Path | None = None
     allow_fallback: bool = False
+    stop_when_proven: bool = False
     input_shape: tuple[str, ...] = ()
 
     @field_validator("budget", "max_stages", "seed", mode="before")

@@ -127,8 +127,6 @@ class History:
 
     def restore(self, records: tuple[Record, ...]) -> None:
         """Take up the trials of a log."""
-        from optuna.trial import TrialState, create_trial
-
         for record in records:
             if record.kind == "baseline":
                 self.add_outside(Trial.from_json(record.data))
@@ -137,17 +135,23 @@ class History:
             if record.kind != "trial":
                 continue
             trial = Trial.from_json(record.data)
-            value = self.value_of(trial)
-            self.study.add_trial(
-                create_trial(
-                    state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
-                    value=value,
-                    params=dict(trial.params),
-                    distributions=self.distributions,
-                    system_attrs=dict(trial.attributes or {}),
-                )
-            )
+            self.tell(trial)
             self.add(trial)
+
+    def tell(self, trial: Trial) -> None:
+        """Let Optuna's study know of a finished trial that it was not asked for."""
+        from optuna.trial import TrialState, create_trial
+
+        value = self.value_of(trial)
+        self.study.add_trial(
+            create_trial(
+                state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
+                value=value,
+                params=dict(trial.params),
+                distributions=self.distributions,
+                system_attrs=dict(trial.attributes or {}),
+            )
+        )
 
     def value_of(self, trial: Trial) -> float | None:
         """Return the seconds to tell Optuna of a trial, a repeat included; None for a failure."""

@@ -13,8 +13,10 @@ from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
 from optimizer.history import OPTIMUM, UNSEEN, History, Trial
-from optimizer.samplers import make_sampler
+from optimizer.samplers import make_proposer, make_sampler
+from optimizer.samplers.auto import Problem, Proposer
 from optimizer.storage import TrialLog
+from search_spaces.constraints import Violation
 from search_spaces.errors import PlanError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -26,6 +28,8 @@ _HOPELESS = 1.3
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 
 Origin = tuple[str, Plan]
+INFEASIBLE = "infeasible"
+"""What the failure of a plan begins with that was not run since it breaks a constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,9 @@ class Loop:
     Attributes:
         queue: plans of the space to be measured first, with their origin.
         predict: seconds that the additive model gives a plan.
+        problem: what samplers may know of the search; those that propose plans need it.
+        violations: what a plan breaks; such a plan is told as infeasible and never run.
+        proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
         notify: told after every trial.
@@ -53,6 +60,9 @@ class Loop:
     queue: Sequence[Origin]
     predict: Callable[[Plan], float]
     notify: Callable[[Trial], None] = lambda _: None
+    problem: Problem | None = None
+    violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
+    proven_s: float = 0.0
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines that the space does not hold; they cost no budget."""
@@ -70,24 +80,41 @@ class Loop:
             UnavailableError: the first plans all failed, so the device itself does not work.
         """
         cardinality = self.space.cardinality()
-        while self.history.measured < self.budget:
+        proposer = make_proposer(self.sampler, self.seed, self.problem) if self.problem is not None else None
+        if proposer is not None:
+            for trial in (*self.history.outside, *self.history.trials):
+                _observe(proposer, trial)
+        while self.history.measured < self.budget and not self.proven:
             if self.history.measured >= cardinality:
                 return True
-            trial = self._next(cardinality)
+            trial = self._next(cardinality, proposer)
             self.log.append("trial", trial.to_json())
             self.history.add(trial)
+            if proposer is not None:
+                _observe(proposer, trial)
             self.notify(trial)
             self._give_up_if_all_fail()
         return self.history.measured >= cardinality
 
-    def _next(self, cardinality: int) -> Trial:
+    @property
+    def proven(self) -> bool:
+        """Whether the queue is measured and the fastest plan is so near the bound that the search may end."""
+        if not self.proven_s:
+            return False
+        waiting = any(plan.digest not in self.history.known for _, plan in self.queue)
+        best = self.history.incumbent
+        return not waiting and best is not None and best.median / self.history.speed <= self.proven_s
+
+    def _next(self, cardinality: int, proposer: Proposer | None) -> Trial:
         from optuna.trial import TrialState
 
         history = self.history
-        origin, plan = self._prescribed(cardinality)
+        origin, plan = self._prescribed(cardinality, proposer)
+        if plan is not None and proposer is not None:
+            return self._told(origin, plan)
         if plan is not None:
             history.study.enqueue_trial(self.space.encode(plan))
-        history.study.sampler = make_sampler(self.sampler, self.seed, history.next_number)
+        history.study.sampler = make_sampler(self.sampler, self.seed, history.next_number, self.problem)
         asked = history.study.ask(history.distributions)
         proposed = self.space.decode(asked.params)
         before = history.known.get(proposed.digest)
@@ -99,7 +126,9 @@ class Loop:
             repeat_of=before.number if before else None,
         )
         if before is None:
-            trial = self._try(trial, race=plan is None or origin in (UNSEEN, OPTIMUM))
+            for violation in self.violations(proposed):
+                asked.set_constraint(violation.statement, violation.gap)
+            trial = self._try(trial, race=plan is None or origin in (UNSEEN, OPTIMUM, self.sampler))
         value = history.value_of(trial)
         if value is None:
             history.study.tell(asked, state=TrialState.FAIL)
@@ -108,11 +137,21 @@ class Loop:
         told = history.study.get_trials(deepcopy=False)[asked.number]
         return replace(trial, attributes=dict(told.system_attrs))
 
-    def _prescribed(self, cardinality: int) -> tuple[str, Plan | None]:
+    def _told(self, origin: str, plan: Plan) -> Trial:
+        """Try a plan that no sampler of parameters was asked for; Optuna hears of it afterwards."""
+        trial = Trial(self.history.next_number, plan, origin, self.space.encode(plan))
+        trial = self._try(trial, race=origin in (UNSEEN, OPTIMUM, self.sampler))
+        self.history.tell(trial)
+        return trial
+
+    def _prescribed(self, cardinality: int, proposer: Proposer | None) -> tuple[str, Plan | None]:
         """Return the next plan of the queue, an unseen one after too many repeats, or leave it to the sampler."""
         for origin, plan in self.queue:
             if plan.digest not in self.history.known:
                 return origin, plan
+        if proposer is not None:
+            proposal = proposer.propose()
+            return (self.sampler, proposal) if proposal is not None else (UNSEEN, self._unseen(cardinality))
         if self.history.repeats_in_a_row >= self.history.patience:
             return UNSEEN, self._unseen(cardinality)
         return self.sampler, None
@@ -127,7 +166,7 @@ class Loop:
         drawn: dict[str, Plan] = {}
         for _ in range(_DRAWS):
             plan = self.space.plan_at(_below(cardinality, rng))
-            if plan.digest not in known:
+            if plan.digest not in known and not self.violations(plan):
                 drawn[plan.digest] = plan
                 if len(drawn) == _CHOICES:
                     break
@@ -140,8 +179,11 @@ class Loop:
     def _try(self, trial: Trial, *, race: bool) -> Trial:
         """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
 
-        Plans that stand in a table by name are measured in full, the others race against the incumbent.
+        Plans that stand in a table by name are measured in full, the others race against the incumbent. One that
+        breaks a constraint is not run.
         """
+        if broken := self.violations(trial.plan):
+            return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
             found = measure_plan(self, trial.plan, race=race)
             return replace(trial, measurement=found, speed=self.history.speed)
@@ -150,7 +192,7 @@ class Loop:
 
     def _give_up_if_all_fail(self) -> None:
         """Raise when it is the device that fails, not the plans: nothing has worked, or what worked does not now."""
-        tried = [t for t in self.history.trials if t.repeat_of is None]
+        tried = [t for t in self.history.trials if t.repeat_of is None and not t.failure.startswith(INFEASIBLE)]
         failures = len(tried) - next((i for i in range(len(tried), 0, -1) if not tried[i - 1].failure), 0)
         if not failures:
             return
@@ -164,6 +206,11 @@ class Loop:
                     candidate.run(1)
             except UnavailableError as error:
                 raise UnavailableError(f"the device does not run what it ran before: {error.what}", hint) from error
+
+
+def _observe(proposer: Proposer, trial: Trial) -> None:
+    if trial.repeat_of is None:
+        proposer.observe(trial.plan, trial.measurement, trial.speed)
 
 
 def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from evaluators.base import Agreement, Deployer, Session
@@ -17,12 +18,14 @@ from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_platform
 from optimizer.exact.chain import best_chains, chain_cost
+from optimizer.feasibility import violations
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, Origin, in_space, measure_plan
 from optimizer.profile import Profile, profile
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
+from optimizer.samplers.auto import Problem
 from optimizer.watch import Watchman
 from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError, UnstableError
@@ -33,7 +36,7 @@ from search_spaces.platform import Platform
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
 
-_MODEL_OPTIMA = 8
+_MODEL_OPTIMA = (8, 1)
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
 _KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
@@ -170,13 +173,17 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     costs = profiled.costs(study.platform)
     named = baselines(study.graph, study.platform, profiled.fastest(study.platform))
     study.baselines = {b.name: b.plan for b in named}
-    optima = best_chains(costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA)
+    # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
+    optima = best_chains(
+        costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA[config.sampler == "auto"]
+    )
     study.bound_s = optima[0].cost_s
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
         watchman.after(trial)
 
+    breaks = partial(violations, study.graph, costs, most_stages(config, len(study.graph.operators)))
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
     chains = [chain_plan(study.graph, o.cuts, o.processors) for o in optima]
     queue += [(OPTIMUM, plan) for plan in chains if in_space(study.space, plan)]
@@ -193,6 +200,9 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         queue,
         lambda plan: chain_cost(costs, plan),
         notify,
+        Problem(study.graph, study.platform, study.space, costs, lambda plan: not breaks(plan)),
+        breaks,
+        study.bound_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
     )
     watchman = Watchman(
         session,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from search_spaces.plan import Plan
 
@@ -35,6 +35,7 @@ class SearchSpace(Protocol):
         ...
 
 
+@runtime_checkable
 class EnumerableSpace(SearchSpace, Protocol):
     """A space whose plans have numbers."""
 

@@ -57,7 +57,7 @@ def test_the_command_line_asks_for_the_same_study(config: StudyConfig) -> None:
 def test_defaults() -> None:
     config = parse_config({"model": "vgg16", "budget": "200", "seed": None})
     assert config == StudyConfig(model="vgg16", budget=200)
-    assert (config.max_stages, config.sampler, config.evaluator, config.seed) == (4, "tpe", "litert", 0)
+    assert (config.max_stages, config.sampler, config.evaluator, config.seed) == (4, "auto", "litert", 0)
     assert [most_stages(config, operators) for operators in (1, 3, 9)] == [1, 3, 4]
     assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4}), 1) == 4
     assert command_line(config) == "optimize --model vgg16 --budget 200"

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,10 +22,13 @@ from hypothesis import strategies as st
 
 from evaluators.base import Candidate, Session
 from evaluators.sampling import SamplingPolicy
-from evaluators.testing import Noise, SyntheticEvaluator, example_graph
+from evaluators.testing import Noise, SyntheticEvaluator, example_graph, schedule
 from optimizer.baselines import Baseline, baselines
+from optimizer.exact.chain import ChainCosts
+from optimizer.feasibility import violations
 from optimizer.history import MOST_REPEATS, UNSEEN, History, Trial
-from optimizer.loop import Loop, in_space
+from optimizer.loop import INFEASIBLE, Loop, in_space
+from optimizer.samplers.auto import Problem
 from optimizer.storage import TrialLog
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UnavailableError
@@ -73,6 +78,8 @@ def a_loop(
     queue: tuple[tuple[str, Plan], ...] = (),
     graph: Graph = GRAPH,
     notify: Callable[[Trial], None] = lambda _: None,
+    refused: frozenset[int] = frozenset(),
+    proven_s: float = 0.0,
 ) -> Iterator[tuple[Loop, Counting]]:
     space = ChainSpace(graph, PLATFORM, max_stages)
     log, contents = TrialLog.open(folder / "trials.jsonl")
@@ -81,6 +88,7 @@ def a_loop(
     with log, (evaluator or SyntheticEvaluator()).prepare(PLATFORM) as inner:
         session = Counting(inner)
         law = SyntheticEvaluator()
+        costs = law_of(graph, refused)
         yield (
             Loop(
                 graph=graph,
@@ -96,9 +104,23 @@ def a_loop(
                 queue=queue,
                 predict=lambda plan: law.true_latency_s(graph, plan),
                 notify=notify,
+                problem=Problem(graph, PLATFORM, space, costs, lambda plan: not violations(graph, costs, 9, plan)),
+                violations=partial(violations, graph, costs, 9),
+                proven_s=proven_s,
             ),
             session,
         )
+
+
+def law_of(graph: Graph, refused: frozenset[int]) -> ChainCosts:
+    """Return the law of the synthetic evaluator as an additive model; the first lane refuses some operators."""
+    lanes, count = PLATFORM.processors, len(graph.operators)
+    operator_s = np.empty((len(lanes), count))
+    for row, lane in enumerate(lanes):
+        apart = chain_plan(graph, range(1, count), [lane.name] * count)
+        operator_s[row] = [e.end_s - e.start_s for e in schedule(graph, apart, PLATFORM).events]
+    operator_s[0, sorted(refused)] = np.inf
+    return ChainCosts(PLATFORM, operator_s, np.zeros(len(lanes)), np.full((count, len(lanes), len(lanes)), 3e-6))
 
 
 def sequence(loop: Loop) -> list[tuple[int, str, str, float]]:
@@ -282,3 +304,64 @@ def test_an_interrupt_in_a_measurement_leaves_the_log_at_the_last_trial(tmp_path
         assert len(loop.history.trials) == 8
         loop.run()
         assert loop.history.measured == 20
+
+
+@pytest.mark.parametrize("sampler", ["auto", "brute-force"])
+def test_plans_are_proposed_without_repeats(tmp_path: Path, sampler: str) -> None:
+    with a_loop(tmp_path, sampler=sampler, budget=40) as (loop, session):
+        loop.run()
+        assert loop.history.repeats == 0
+        assert [t.origin for t in loop.history.trials] == [sampler] * 40
+        assert all(count == 1 for count in session.loads.values())
+        told = loop.history.study.trials
+        assert [t.value for t in told] == [t.median_s for t in loop.history.trials]
+        assert [t.params for t in told] == [t.params for t in loop.history.trials]
+
+
+@pytest.mark.parametrize("sampler", ["auto", "reinforce", "brute-force"])
+def test_an_interrupted_study_proposes_what_the_uninterrupted_one_does(tmp_path: Path, sampler: str) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    with a_loop(tmp_path / "whole", sampler=sampler, budget=26, seed=4) as (loop, _):
+        loop.run()
+        whole = sequence(loop)
+    for budget in (5, 13, 26):
+        with a_loop(tmp_path / "parts", sampler=sampler, budget=budget, seed=4) as (loop, _):
+            loop.run()
+            assert sequence(loop) == whole[: len(loop.history.trials)]
+    assert len(loop.history.trials) == len(whole)
+
+
+def test_brute_force_tries_every_plan(tmp_path: Path) -> None:
+    with a_loop(tmp_path, sampler="brute-force", budget=10_000, max_stages=2, graph=example_graph(4)) as (loop, _):
+        assert loop.run()
+        assert loop.history.measured == loop.space.cardinality() == len(loop.history.trials)
+
+
+@pytest.mark.parametrize("sampler", ["auto", "reinforce", "tpe"])
+def test_plans_that_break_a_constraint_are_never_run(tmp_path: Path, sampler: str) -> None:
+    broken = chain_plan(GRAPH, (), [PLATFORM.processors[0].name])
+    with a_loop(tmp_path, sampler=sampler, budget=30, refused=frozenset({2}), queue=(("whole", broken),)) as (
+        loop,
+        session,
+    ):
+        loop.run()
+        infeasible = [t for t in loop.history.trials if t.failure.startswith(INFEASIBLE)]
+        assert infeasible[0].plan == broken
+        assert "refuses (the first is 2, MAX_POOL_2D)" in infeasible[0].failure
+        assert not any(session.loads[t.plan.digest] for t in infeasible)
+        run = [t.plan for t in loop.history.trials if t.measurement]
+        assert not any(s.processor == PLATFORM.processors[0].name and 2 in s.operators for p in run for s in p.stages)
+        if sampler != "tpe":
+            assert len(infeasible) == 1
+
+
+def test_a_study_may_end_when_hardly_anything_is_left_to_gain(tmp_path: Path) -> None:
+    (tmp_path / "to the end").mkdir()
+    with a_loop(tmp_path / "to the end", sampler="auto", budget=20) as (loop, _):
+        loop.run()
+        best = loop.history.ranking()[0].median_s
+    with a_loop(tmp_path, sampler="auto", budget=20, proven_s=best * 1.2) as (loop, _):
+        assert not loop.run()
+        assert 1 <= loop.history.measured < 20
+        assert loop.history.ranking()[0].median_s <= best * 1.2

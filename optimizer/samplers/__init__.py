@@ -33,7 +33,9 @@ from search_spaces.plugins import entries, find_entry, load_entry, origin
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-DEFAULT = "tpe"
+    from optimizer.samplers.auto import Problem, Proposer
+
+DEFAULT = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +48,31 @@ class SamplerKind:
         resumes: whether parameters, values and states of the earlier trials are all that it goes by. Where it is not,
             a rebuilt study needs the trials' system attributes too.
         requires: the package that it needs beyond ours, or "".
+        extra: the extra of this product that installs it, or "".
+        knows: builds it instead where it must know the problem, from ``(problem, study's seed, trial's own seed)``.
+        proposes: builds a proposer of plans instead, from ``(problem, study's seed)``.
     """
 
     summary: str
     make: Callable[[int, int], BaseSampler]
     resumes: bool = True
     requires: str = ""
+    extra: str = ""
+    knows: Callable[[Problem, int, int], BaseSampler] | None = None
+    proposes: Callable[[Problem, int], Proposer] | None = None
 
 
-def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
+def make_sampler(name: str, seed: int, number: int, problem: Problem | None = None) -> BaseSampler:
     """Return the sampler for trial ``number`` of a study; set it as ``study.sampler`` before the study is asked.
 
     Args:
         name: a key of ``SAMPLERS``, or ``module:Class`` for any other Optuna sampler that takes a ``seed``.
         seed: the study's seed, 0 or more.
         number: the trial's number in the study.
+        problem: what is searched, for samplers that must know it; they draw at random where it is not given.
 
     Raises:
-        UsageError: the name is unknown, or what it names is no sampler that takes a seed.
+        UsageError: the name is unknown, or what it names is no sampler that takes a seed, or none for this problem.
         UnavailableError: the sampler needs a package that is not installed.
     """
     import numpy as np
@@ -73,7 +82,20 @@ def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
     trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental and deprecated options: our choice, not the user's concern
+        if kind.knows is not None and problem is not None:
+            return kind.knows(problem, seed, trial_seed)
         return kind.make(seed, trial_seed)
+
+
+def make_proposer(name: str, seed: int, problem: Problem) -> Proposer | None:
+    """Return what proposes the plans of a study, or None for a sampler that proposes parameters.
+
+    Raises:
+        UsageError: the name is unknown.
+        UnavailableError: the sampler needs a package that is not installed.
+    """
+    kind = _find(name)
+    return None if kind.proposes is None else kind.proposes(problem, seed)
 
 
 def quiet_optuna() -> None:
@@ -95,7 +117,9 @@ def _find(name: str) -> SamplerKind:
         raise UsageError(f"unknown sampler {name!r}", f"did you mean {' or '.join(near)}? module:Class works too")
     kind = SAMPLERS[name]
     if kind.requires and importlib.util.find_spec(kind.requires) is None:
-        raise UnavailableError(f"sampler {name!r} needs the package {kind.requires!r}", f"pip install {kind.requires}")
+        raise UnavailableError(
+            f"sampler {name!r} needs the package {kind.requires!r}", f"pip install 'partition-optimizer[{kind.extra}]'"
+        )
     return kind
 
 
@@ -155,12 +179,43 @@ def _nsga2(_: int, trial_seed: int) -> BaseSampler:
     return NumberedNsga2Sampler(trial_seed, size=20)
 
 
+def _brute_force(problem: Problem, seed: int) -> Proposer:
+    from optimizer.samplers.enumeration import EnumerationProposer
+
+    return EnumerationProposer(problem, seed)
+
+
+def _auto(problem: Problem, seed: int) -> Proposer:
+    from optimizer.samplers.auto import AutoProposer
+
+    return AutoProposer(problem, seed)
+
+
+def _reinforce(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
+    from optimizer.samplers.reinforce import reinforce
+
+    return reinforce(problem, seed, trial_seed)
+
+
 SAMPLERS: dict[str, SamplerKind] = {
+    "auto": SamplerKind(
+        "the model's optimum, then what measurements and a corrected model say; knows plans, not parameters",
+        _of_optuna("RandomSampler"),
+        proposes=_auto,
+    ),
+    "reinforce": SamplerKind(
+        "policy gradient over cuts and placements, trained on the model first",
+        _of_optuna("RandomSampler"),
+        knows=_reinforce,
+    ),
     "tpe": SamplerKind(
         "tree-structured Parzen estimator, all parameters together",
         _tpe,
     ),
     "random": SamplerKind("uniform over the parameters", _of_optuna("RandomSampler")),
+    "brute-force": SamplerKind(
+        "every plan of the space once, in random order", _of_optuna("RandomSampler"), proposes=_brute_force
+    ),
     "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
     "nsga2": SamplerKind("genetic algorithm NSGA-II, generations of 20", _nsga2),
     "cmaes": SamplerKind(
@@ -168,6 +223,7 @@ SAMPLERS: dict[str, SamplerKind] = {
         _of_optuna("CmaEsSampler", warn_independent_sampling=False),
         resumes=False,
         requires="cmaes",
+        extra="cmaes",
     ),
-    "gp": SamplerKind("Gaussian process", _of_optuna("GPSampler"), resumes=False, requires="torch"),
+    "gp": SamplerKind("Gaussian process", _of_optuna("GPSampler"), resumes=False, requires="torch", extra="gp"),
 }

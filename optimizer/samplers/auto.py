@@ -46,8 +46,14 @@ _LOST = 1.02  # a plan that lost its race is at least that much slower than the 
 class Proposer(Protocol):
     """Who proposes plans, rather than parameters."""
 
-    def observe(self, plan: Plan, measurement: Measurement | None) -> None:
-        """Take note of a trial, in the order of trials; None for a plan that could not be measured."""
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
+        """Take note of a trial, in the order of trials.
+
+        Args:
+            plan: canonical.
+            measurement: None for a plan that could not be measured.
+            speed: how many times as long as at the start of the study things took then.
+        """
         ...
 
     def propose(self) -> Plan | None:
@@ -55,7 +61,7 @@ class Proposer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """What is searched, and what is believed of it.
 
@@ -84,7 +90,7 @@ class AutoProposer:
         self._correction = Correction(problem.model)
         self._timing = Timing(problem.graph, problem.platform)
         self._region = _region(problem)
-        self._trials: list[tuple[Plan, Measurement | None]] = []
+        self._trials: list[tuple[Plan, Measurement | None, float]] = []
         self._measured: list[Plan] = []  # of the region, as far as learned from
         self._tried: list[int] = []  # where these are among the plans that the region was told of
         self._added = 0
@@ -94,9 +100,9 @@ class AutoProposer:
         self._found: Found | None = None
         self._open: dict[bytes, int] = {}
 
-    def observe(self, plan: Plan, measurement: Measurement | None) -> None:
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """See :class:`Proposer`."""
-        self._trials.append((plan, measurement))
+        self._trials.append((plan, measurement, speed))
         if self._open and (name := self._region.name(plan)) is not None:
             self._open.pop(name, None)
 
@@ -136,7 +142,7 @@ class AutoProposer:
             self._found = self._region.look(self._correction.draw(DRAWS, rng), self._tried, rng)
             self._open = {name: column for column, name in enumerate(self._found.names)}
             self._block = start
-            for plan, _ in self._trials[start:]:
+            for plan, *_ in self._trials[start:]:
                 name = self._region.name(plan)
                 if name is not None:
                     self._open.pop(name, None)
@@ -144,10 +150,10 @@ class AutoProposer:
 
     def _learn(self, until: int) -> None:
         """Take the trials before number ``until`` into account."""
-        for plan, measurement in self._trials[self._fed : until]:
+        for plan, measurement, speed in self._trials[self._fed : until]:
             inside = self._region.name(plan) is not None
             if measurement is not None:
-                self._correct(plan, measurement)
+                self._correct(plan, measurement, speed)
                 if inside:
                     self._measured.append(plan)
                     self._tried.append(self._added)
@@ -159,10 +165,10 @@ class AutoProposer:
         if plans:
             self._correction.choose(1 << (plans.bit_length() - 1))
 
-    def _correct(self, plan: Plan, measurement: Measurement) -> None:
+    def _correct(self, plan: Plan, measurement: Measurement, speed: float) -> None:
         """Learn from a measurement; of a race that was lost in the first runs only that it was lost."""
         samples, raced = measurement.latency_s, measurement.stopped == "raced"
-        stage_s, latency_s = measurement.stage_s, samples.median
+        stage_s, latency_s = tuple(s / speed for s in measurement.stage_s), samples.median / speed
         noise = math.sqrt(_USUAL_RUNS / min(max(len(samples.values_s), 1), 2 * _USUAL_RUNS))
         if raced and (len(samples.values_s) < _WARM_RUNS or min(stage_s) <= 0.0):
             mean = self._correction.draw(0, np.random.default_rng(0))

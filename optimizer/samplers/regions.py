@@ -129,8 +129,8 @@ class ChainRegion:
         found = found[np.array([i for i, n in enumerate(found.names()) if n not in self._names], dtype=np.int64)]
         if len(found) > POOL:
             latency_s = self._pricing.latency_s(found, draws)
-            order = [np.argsort(s, kind="stable")[:POOL] for s in (latency_s[0], latency_s.min(axis=0))]
-            found = found[np.unique(np.concatenate(order))]
+            likely = [np.argsort(s, kind="stable")[:POOL] for s in (latency_s[0], latency_s.min(axis=0))]
+            found = found[np.unique(np.concatenate(likely))]
         latency_s = self._pricing.latency_s(found, draws) if len(found) else np.empty((len(draws), 0))
         return Found(latency_s, best_s, lambda c: self._plan(found, c), found.names())
 

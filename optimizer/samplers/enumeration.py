@@ -1,0 +1,53 @@
+"""The sampler ``brute-force``: every plan of a space once, in an order that the seed mixes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from evaluators.samples import Measurement
+from optimizer.samplers.auto import Problem
+from search_spaces.errors import UsageError
+from search_spaces.plan import Plan
+from search_spaces.space import EnumerableSpace
+
+
+class EnumerationProposer:
+    """See the module.
+
+    Args:
+        problem: its space must have numbered plans; those that break a constraint are left out.
+        seed: of the order.
+
+    Raises:
+        UsageError: the plans of the space have no numbers.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        space = problem.space
+        if not isinstance(space, EnumerableSpace):
+            raise UsageError("the sampler 'brute-force' needs a space whose plans have numbers", "give --sampler auto")
+        self._space = space
+        self._fits = problem.fits
+        self._count = space.cardinality() or 0
+        rng = np.random.default_rng([seed, 79])
+        # The multiples of a number without a common factor with the count meet every index once.
+        self._begin, self._step = (int.from_bytes(rng.bytes(16), "little") % max(self._count, 1) for _ in range(2))
+        while math.gcd(self._step, self._count) != 1:
+            self._step += 1
+        self._tried: set[str] = set()
+        self._at = 0
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:  # noqa: ARG002
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        self._tried.add(plan.digest)
+
+    def propose(self) -> Plan | None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        while self._at < self._count:
+            plan = self._space.plan_at((self._begin + self._at * self._step) % self._count)
+            if plan.digest not in self._tried and self._fits(plan):
+                return plan
+            self._at += 1
+        return None
