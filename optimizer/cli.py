@@ -136,7 +136,8 @@ def _optimize(arguments: list[str]) -> int:
         help="a YAML file that describes the lanes, instead of those that are found; or the name of a known device",
     )
     add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
-    add("--sampler", metavar="NAME", help="who proposes plans: tpe (default), random, qmc, nsga2, …, or module:Class")
+    add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
+    add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
     add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
     add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
