@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from optimizer import commands
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, shown
 
 if TYPE_CHECKING:
@@ -333,37 +334,6 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if found.usable else UnavailableError.exit_code
 
 
-def _report(arguments: list[str]) -> int:
-    parser = _Parser(prog="optimize report", description="Write what a study or a campaign found, for a browser.")
-    parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: that folder itself)")
-    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
-    options = parser.parse_args(arguments)
-    from optimizer.report.write import report
-
-    written = report(options.run, options.out)
-    if written.without_png:
-        _tell(f"optimize: {written.without_png}")
-    print(written.page)
-    return 0
-
-
-def _plugins(arguments: list[str]) -> int:
-    parser = _Parser(prog="optimize plugins", description="List evaluators, spaces, samplers and models by where from.")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
-    options = parser.parse_args(arguments)
-    from optimizer.console import make_console
-    from optimizer.plugins import list_plugins, render, to_json
-
-    found = list_plugins()
-    if options.json:
-        print(json.dumps(to_json(found), indent=2))
-    else:
-        make_console().print(render(found))
-    return UnavailableError.exit_code if any(p.problem for p in found) else 0
-
-
 Command = Callable[[list[str]], int]
 
 COMMANDS: dict[str, tuple[str, Command]] = {
@@ -373,8 +343,33 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "execute": ("run a plan from its files", _execute),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),
-    "report": ("write what a study or a campaign found, for a browser", _report),
-    "plugins": ("list what is installed beside the built-ins, and what is broken", _plugins),
+    "run": (
+        "run a campaign of studies from a YAML file",
+        lambda words: commands.run(
+            _Parser(prog="optimize run", description="Run a campaign: a matrix of studies, described in a YAML file."),
+            words,
+        ),
+    ),
+    "report": (
+        "write what a study or a campaign found, for a browser",
+        lambda words: commands.report(
+            _Parser(prog="optimize report", description="Write what a study or a campaign found, for a browser."), words
+        ),
+    ),
+    "plugins": (
+        "list what is installed beside the built-ins, and what is broken",
+        lambda words: commands.plugins(
+            _Parser(prog="optimize plugins", description="List evaluators, spaces, samplers and models by where from."),
+            words,
+        ),
+    ),
+    "solve": (
+        "prove the best placement of a table of times, or of a published instance",
+        lambda words: commands.solve(
+            _Parser(prog="optimize solve", description="Find the best placement of a table of times, and prove it."),
+            words,
+        ),
+    ),
 }
 
 if __name__ == "__main__":

@@ -163,7 +163,8 @@ PLOT_STYLE = (
     "stroke-dasharray:6 4;fill:none}.plot .equal{stroke:var(--muted);stroke-dasharray:2 4;fill:none}"
     ".plot .ci{stroke:var(--ink);stroke-width:1.5;fill:none}.plot .bar{stroke:var(--muted);stroke-width:.75}"
     ".plot .k1{fill:var(--a1)}.plot .k2{fill:var(--a2)}.plot .k3{fill:var(--a3);fill-opacity:.75}"
-    ".plot .k4{fill:none;stroke:var(--muted)}"
+    ".plot .series{fill:none;stroke-width:2}.plot .c0{stroke:var(--a1)}.plot .c1{stroke:var(--a2)}"
+    ".plot .c2{stroke:var(--a3)}.plot .c3{stroke:var(--good)}.plot .k4{fill:none;stroke:var(--muted)}"
 )
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer.campaign_run import STATE
 from optimizer.files import write_atomic
 from optimizer.report import markdown, page
+from optimizer.report.campaign import campaign_document
 from optimizer.report.data import read_study
 from optimizer.report.document import Document
 from optimizer.report.study import study_document
@@ -40,11 +42,13 @@ class Written:
 
 
 def report(run: Path, out: Path | None = None) -> Written:
-    """Write the report of a study into its folder, or into another one.
+    """Write the report of a study or a campaign into its folder, or into another one.
 
     Raises:
         RunFolderError: it is no run folder, not finished, damaged, written by a newer version, or cannot be written.
     """
+    if (run / STATE).is_file():
+        return write_report(campaign_document(run), out or run)
     return write_report(study_document(read_study(run)), out or run)
 
 

@@ -1,0 +1,218 @@
+"""What a person sees of a campaign: two bars while it runs, the plan of a dry run, and the summary at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from optimizer.console import make_console
+from search_spaces.errors import OptimizeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from optimizer.campaign import Planned
+    from optimizer.campaign_run import CampaignRun, State
+    from optimizer.campaign_table import Tables
+    from optimizer.history import History, Trial
+    from optimizer.run import RunFolder
+    from optimizer.study import Watcher
+
+# About what a study takes beside its trials (profile, known plans, final comparison), and each trial, in seconds;
+# 87 to 96 s for VGG16 with 200 trials is `optimize --model vgg16 --budget 200` on two cores of a Xeon.
+_REST_S, _TRIAL_S, _MOST_TRIALS_S = 25.0, 0.4, 60.0
+_PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
+
+
+class ProgressCampaign:
+    """See :class:`optimizer.campaign_run.CampaignWatcher`; bars for studies and trials, a line per study in a pipe."""
+
+    def __init__(self, studies: int, *, quiet: bool) -> None:
+        self._console = make_console(stderr=True)
+        self._quiet = quiet
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+            transient=True,
+        )
+        self._studies = self._progress.add_task("campaign", total=studies, unit="studies")
+        self._trials = self._progress.add_task("", total=None, unit="trials")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def started(self, planned: Planned) -> Watcher:
+        """See :class:`optimizer.campaign_run.CampaignWatcher`."""
+        self._progress.update(self._trials, description=planned.name, completed=0, total=planned.config.budget)
+        return _StudyWatcher(self, planned.name)
+
+    def trials(self, running: Sequence[tuple[Planned, int]]) -> None:
+        """See :class:`optimizer.campaign_run.CampaignWatcher`."""
+        total = sum(planned.config.budget for planned, _ in running)
+        done = sum(min(count, planned.config.budget) for planned, count in running)
+        self._progress.update(self._trials, description=f"{len(running)} at a time", completed=done, total=total)
+
+    def ended(self, state: State) -> None:
+        """See :class:`optimizer.campaign_run.CampaignWatcher`."""
+        self._progress.advance(self._studies)
+        if state.status == "failed":
+            self.tell(f"optimize: {state.planned.name}: {state.error}")
+        elif not self._quiet and not self._console.is_terminal:
+            took = f"{state.wall_s:.0f} s" if state.wall_s else "was done before"
+            self.tell(f"{state.planned.name}: {took}")
+
+    def tell(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def measured(self, count: int, description: str) -> None:
+        """Tell how many plans the study of this process has tried."""
+        self._progress.update(self._trials, completed=count, description=description)
+
+
+class _StudyWatcher:
+    """See :class:`optimizer.study.Watcher`."""
+
+    def __init__(self, campaign: ProgressCampaign, name: str) -> None:
+        self._campaign = campaign
+        self._name = name
+        self._history: History | None = None
+
+    def message(self, text: str) -> None:
+        self._campaign.measured(self._history.measured if self._history else 0, f"{self._name}: {text}")
+
+    def warn(self, text: str) -> None:
+        self._campaign.tell(f"optimize: {self._name}: {text}")
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:  # noqa: ARG002 - the protocol's
+        self._history = history
+
+    def trial(self, trial: Trial) -> None:
+        if self._history is not None:
+            self._campaign.measured(self._history.measured, f"{self._name}: {trial.origin}")
+
+
+def dry_run(run: CampaignRun) -> dict[str, Any]:
+    """Return what a campaign would do: studies, their sizes, and about how long they take; nothing is measured."""
+    studies = []
+    for state in run.states:
+        planned = state.planned
+        try:
+            operators, plans, here = _size(planned)
+            problem = ""
+        except OptimizeError as error:
+            operators, plans, here, problem = None, None, True, str(error)
+        budget = planned.config.budget
+        trials = min(budget, plans) if plans is not None else budget
+        seconds = (
+            _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S)
+            if here
+            else _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
+        )
+        studies.append(
+            {
+                "study": planned.name,
+                "operators": operators,
+                "plans": plans,
+                "budget": budget,
+                "expected_s": 0.0 if state.status == "done" or problem else seconds,
+                "state": "will fail" if problem else state.status,
+                "problem": problem,
+            }
+        )
+    return {
+        "schema_version": 1,
+        "name": run.file.campaign.name,
+        "folder": str(run.folder),
+        "studies": studies,
+        "expected_s": sum(float(s["expected_s"] or 0.0) for s in studies),
+    }
+
+
+def _size(planned: Planned) -> tuple[int, int, bool]:
+    """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
+    from evaluators.registry import make_evaluator, measures_here
+    from optimizer.config import most_stages
+    from optimizer.devices import choose_platform
+    from search_spaces.models import load
+    from search_spaces.registry import make_space
+
+    config = planned.config
+    evaluator = make_evaluator(config.evaluator)
+    graph = load(config.model, config.input_shape)
+    platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    return len(graph.operators), space.cardinality(), measures_here(evaluator)
+
+
+def render_dry_run(document: Mapping[str, Any]) -> Group:
+    """Return the table of a dry run."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("study", "operators", "plans", "budget", "about", "state"):
+        table.add_column(name, justify="left" if name in {"study", "state"} else "right", overflow="fold")
+    for study in document["studies"]:
+        sizes = [f"{study[k]:,}" if study[k] is not None else "–" for k in ("operators", "plans", "budget")]
+        seconds = study["expected_s"]
+        state = f"{study['state']}: {study['problem']}" if study["problem"] else study["state"]
+        table.add_row(Text(study["study"]), *sizes, f"{seconds:.0f} s" if seconds else "–", Text(state))
+    count = len(document["studies"])
+    minutes = document["expected_s"] / 60
+    return Group(table, Text(), Text(f"{count} studies, about {minutes:.1f} minutes, into {document['folder']}"))
+
+
+def render_summary(run: CampaignRun, tables: Tables) -> Group:
+    """Return what a campaign found."""
+    axes = [a for a in ("model", "platform", "evaluator", "sampler", "budget") if _varies(tables, a) or a == "model"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (*axes, "studies", "best, ms", "times as fast as the best known plan", ""):
+        table.add_column(name, justify="left" if name in {*axes, ""} else "right")
+    for row in tables.summary:
+        best = f"{row['best_ms']:.4g}" if row["best_ms"] is not None else "–"
+        ratio = "–"
+        if row["ratio"] is not None:
+            ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"
+        verdict = "significant" if row["significant"] else "not significant" if row["ratio"] is not None else ""
+        table.add_row(*(Text(_short(row[a])) for a in axes), str(row["studies"]), best, ratio, verdict)
+    parts: list[Table | Text] = [table]
+    if tables.expected:
+        parts += [Text(), _expected_table(tables)]
+    done = sum(s.status == "done" for s in run.states)
+    failed = sum(s.status == "failed" for s in run.states)
+    parts += [Text(), Text(f"{done} of {len(run.states)} studies are done{f', {failed} failed' if failed else ''}")]
+    return Group(*parts)
+
+
+def _expected_table(tables: Tables) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("published", "paper", "ours", "ours / paper", ""):
+        table.add_column(name, justify="left" if name in {"published", ""} else "right")
+    for row in tables.expected:
+        if row["ours"] is None:
+            table.add_row(Text(row["name"]), f"{row['paper']:.4g}", "–", "–", "not measured")
+            continue
+        within = f"within {row['tolerance']:.0%}" if row["within"] else f"not within {row['tolerance']:.0%}"
+        table.add_row(Text(row["name"]), f"{row['paper']:.4g}", f"{row['ours']:.4g}", f"{row['ratio']:.3f}", within)
+    return table
+
+
+def _varies(tables: Tables, axis: str) -> bool:
+    return len({json.dumps(row[axis]) for row in tables.summary}) > 1
+
+
+def _short(value: object) -> str:
+    return "default" if value is None else str(value)

@@ -1,0 +1,282 @@
+"""Campaign files: what may stand in one, and errors at ``file:line`` with the nearest valid key.
+
+A campaign is a matrix of studies. ``experiments/campaign.schema.json`` describes the same to an editor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from search_spaces.errors import UsageError, shown
+
+MAX_NBYTES = 1 << 20
+_MAX_DEPTH = 12
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+AXES = (
+    "model", "platform", "processors", "evaluator", "space", "sampler", "objective", "max_stages", "budget", "seed",
+)  # fmt: skip
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Matrix(_Strict):
+    """Values of each axis; a study for every combination. A single value may stand without a list.
+
+    Attributes:
+        model: names of built-in models, or paths of ``.tflite`` files, relative to the campaign file.
+        platform: names of devices, or files; null for what the evaluator finds.
+        processors: for each value, the lanes to use, as ``cpu0,cpu1``; null for all.
+        evaluator, space, sampler: names of installed ones.
+        objective: what is made small.
+        max_stages: parts of a plan at most.
+        budget: distinct plans to try.
+        seed: of the sampler.
+    """
+
+    model: tuple[str, ...] = Field(min_length=1)
+    platform: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    processors: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    evaluator: tuple[str, ...] = Field(default=("litert",), min_length=1)
+    space: tuple[str, ...] = Field(default=("chain",), min_length=1)
+    sampler: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    objective: tuple[Literal["latency"], ...] = Field(default=("latency",), min_length=1)
+    max_stages: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    budget: tuple[int, ...] = Field(default=(200,), min_length=1)
+    seed: tuple[int, ...] = Field(default=(0,), min_length=1)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+class Cell(_Strict):
+    """One value for some axes; see :class:`Matrix`. As a filter it means the studies that have all of them."""
+
+    model: str | None = None
+    platform: str | None = None
+    processors: str | None = None
+    evaluator: str | None = None
+    space: str | None = None
+    sampler: str | None = None
+    objective: Literal["latency"] | None = None
+    max_stages: int | None = None
+    budget: int | None = None
+    seed: int | None = None
+
+
+class Settings(_Strict):
+    """What all studies have in common.
+
+    Attributes:
+        precision: half width of the interval that measurements aim at, relative.
+        allow_fallback: whether an accelerator may leave operators to the CPU.
+        input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
+    """
+
+    precision: float | None = Field(default=None, gt=0, lt=1)
+    allow_fallback: bool = False
+    input_shape: tuple[str, ...] = ()
+
+
+class Expectation(_Strict):
+    """A published figure, to be shown beside ours; it never decides whether a campaign succeeds.
+
+    Attributes:
+        name: as the table shows it.
+        where: the studies that it is about.
+        metric: ``latency_ms`` of ``plan``; ``ratio`` of its latency to that of ``over``; ``speedup`` of the best plan.
+        plan: ``best``, or the name of a baseline.
+        over: likewise, for a ratio.
+        paper: the published value.
+        tolerance: within which share of it ours counts as the same.
+        source: where it was published.
+    """
+
+    name: str = Field(min_length=1)
+    where: Cell = Cell()
+    metric: Literal["latency_ms", "ratio", "speedup"] = "latency_ms"
+    plan: str = "best"
+    over: str | None = None
+    paper: float = Field(gt=0, allow_inf_nan=False)
+    tolerance: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    source: str = Field(min_length=1)
+
+
+class Campaign(_Strict):
+    """A campaign.
+
+    Attributes:
+        schema_version: of this format.
+        name: a safe file name.
+        description: what question it answers.
+        matrix: the studies.
+        include: studies beside those of the matrix; axes that are left out have the first value of the matrix.
+        exclude: studies of the matrix that are left out.
+        repetitions: how often each study is done, from the beginning each time.
+        baselines: known plans that the tables show, beside the best plan; all where empty.
+        settings: what all studies have in common.
+        expect: published figures to show beside ours.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    description: str = ""
+    matrix: Matrix
+    include: tuple[Cell, ...] = ()
+    exclude: tuple[Cell, ...] = ()
+    repetitions: int = Field(default=1, ge=1, le=1000)
+    baselines: tuple[str, ...] = ()
+    settings: Settings = Settings()
+    expect: tuple[Expectation, ...] = ()
+
+    @field_validator("name", mode="after")
+    @classmethod
+    def _safe(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("must start with a letter or digit and hold at most 61 letters, digits, '.', '_' and '-'")
+        return value
+
+
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "matrix": Matrix, "include": Cell, "exclude": Cell, "settings": Settings, "expect": Expectation, "where": Cell,
+}  # fmt: skip
+Loc = tuple[str | int, ...]
+
+
+class CampaignFile:
+    """A campaign and where each part of it stands in its file."""
+
+    def __init__(self, path: Path, campaign: Campaign, lines: Mapping[Loc, int]) -> None:
+        self.path = path
+        self.campaign = campaign
+        self._lines = lines
+
+    def error(self, loc: Loc, problem: str, hint: str = "") -> UsageError:
+        """Return an error about a part of the file."""
+        return _error(self.path, self._lines, loc, problem, hint)
+
+
+def read_campaign(path: Path) -> CampaignFile:
+    """Read a campaign file.
+
+    Raises:
+        UsageError: it is missing, no YAML, or says what cannot be; the text begins with ``file:line``.
+    """
+    data, lines = _parsed(path)
+    try:
+        return CampaignFile(path, Campaign.model_validate(data), lines)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        worst = next((e for e in found if e["type"] == "extra_forbidden"), found[0])  # often why another one is missing
+        raise _explain(path, lines, worst) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of campaign files; axes may hold a single value instead of a list."""
+    schema = Campaign.model_json_schema()
+    for axis in schema["$defs"]["Matrix"]["properties"].values():
+        many = {key: axis.pop(key) for key in ("type", "items", "minItems") if key in axis}
+        axis["anyOf"] = [many, many["items"]]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _error(path: Path, lines: Mapping[Loc, int], loc: Loc, problem: str, hint: str = "") -> UsageError:
+    known = next(loc[:n] for n in range(len(loc), -1, -1) if loc[:n] in lines)
+    return UsageError(f"{path}:{lines[known]}: {problem}", hint)
+
+
+def _explain(path: Path, lines: Mapping[Loc, int], error: ErrorDetails) -> UsageError:
+    loc: Loc = tuple(error["loc"])
+    while loc and loc not in lines and error["type"] != "missing":
+        loc = loc[:-1]  # pydantic also names the branch of a union
+    where = ".".join(str(part) for part in loc)
+    if error["type"] == "extra_forbidden":
+        parent = next((str(p) for p in reversed(loc[:-1]) if p in _PARTS), "")
+        fields = _PARTS.get(parent, Campaign).model_fields
+        near = difflib.get_close_matches(str(loc[-1]), fields, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(fields)}"
+        return _error(path, lines, loc, f"{parent or 'a campaign'} has no {shown(loc[-1])}", hint)
+    if error["type"] == "missing":
+        return _error(path, lines, loc, f"{where} is missing")
+    context = error.get("ctx", {})
+    problem = {
+        "too_short": "must have at least one value",
+        "int_type": "must be a whole number",
+        "int_parsing": "must be a whole number",
+        "int_from_float": "must be a whole number",
+        "float_type": "must be a number",
+        "float_parsing": "must be a number",
+        "string_type": "must be text",
+        "literal_error": f"must be {context.get('expected')}",
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "less_than_equal": f"must be at most {context.get('le')}",
+        "value_error": str(context.get("error")),
+        "model_type": "must be a mapping of keys to values",
+        "tuple_type": "must be a list",
+    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
+    given = "" if isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
+    return _error(path, lines, loc, f"{where or 'a campaign'}{given}: {problem}")
+
+
+def _parsed(path: Path) -> tuple[Any, dict[Loc, int]]:
+    import yaml
+
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise UsageError(f"{path}: is no regular file", "give the path of a campaign's YAML file")
+        with path.open("rb") as file:
+            content = file.read(MAX_NBYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path}: {reason.lower()}", "give the path of a campaign's YAML file") from error
+    if len(content) > MAX_NBYTES:
+        raise UsageError(f"{path}: a campaign file has at most {MAX_NBYTES} bytes")
+    try:
+        depth = 0
+        for event in yaml.parse(content, Loader=yaml.SafeLoader):
+            # A few lines of anchors can stand for gigabytes, and a few of brackets take minutes.
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            if isinstance(event, yaml.AliasEvent):
+                raise UsageError(f"{path}:{line}: aliases (*{event.anchor}) are not read", "write the value out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise UsageError(f"{path}:{line}: is nested more than {_MAX_DEPTH} deep")
+        loader = yaml.SafeLoader(content)
+        node = loader.get_single_node()
+        if node is None:
+            raise UsageError(f"{path}:1: the file is empty", "a campaign has a name and a matrix")
+        lines: dict[Loc, int] = {}
+        return _plain(path, loader, node, (), lines), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = path if mark is None else f"{path}:{mark.line + 1}"
+        raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error
+
+
+def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) -> Any:
+    """Return a node as plain values, and note the line of each part; a key that is there twice is an error."""
+    lines[loc] = node.start_mark.line + 1
+    if node.id == "sequence":
+        return [_plain(path, loader, child, (*loc, i), lines) for i, child in enumerate(node.value)]
+    if node.id == "scalar":
+        return loader.construct_object(node)
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        name = str(key.value) if key.id == "scalar" else ""
+        if name in found:
+            raise UsageError(f"{path}:{key.start_mark.line + 1}: {shown(name)} is there twice", "keep one of the two")
+        found[name] = _plain(path, loader, value, (*loc, name), lines)
+        lines[*loc, name] = key.start_mark.line + 1
+    return found

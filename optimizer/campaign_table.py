@@ -1,0 +1,223 @@
+"""A campaign's results as tables: a row for each plan of each study, curves, and a summary over repetitions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.campaign_file import AXES, Expectation
+from optimizer.files import write_atomic
+from optimizer.report.data import points, read_study
+from search_spaces.errors import OptimizeError
+
+Row = dict[str, Any]
+_POOLED = ("seed",)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of a campaign.
+
+    Attributes:
+        results: tidy: a row for each named plan of each finished study; the best plan is called ``best``.
+        curves: best latency so far after each plan.
+        summary: a row for each cell of the matrix, over its seeds and repetitions.
+        expected: published figures beside ours.
+        unreadable: study → why its folder could not be read.
+    """
+
+    results: tuple[Row, ...]
+    curves: tuple[Row, ...]
+    summary: tuple[Row, ...]
+    expected: tuple[Row, ...]
+    unreadable: Mapping[str, str]
+
+
+def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
+    """Read the finished studies of a campaign.
+
+    Args:
+        state: the document ``campaign.json``.
+    """
+    results: list[Row] = []
+    curves: list[Row] = []
+    unreadable: dict[str, str] = {}
+    shown = set(state["campaign"]["baselines"])
+    for study in state["studies"]:
+        if study["status"] != "done":
+            continue
+        head = {
+            "campaign": state["name"],
+            "study": study["name"],
+            **{axis: study["axes"][axis] for axis in AXES},
+            "repetition": study["repetition"],
+        }
+        try:
+            read = read_study(folder / study["folder"])
+        except OptimizeError as error:
+            unreadable[study["name"]] = str(error)
+            continue
+        results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
+        curves += [
+            {**head, "plans": p.number, "latency_ms": p.latency_s * 1e3, "best_ms": p.best_s * 1e3}
+            for p in points(read)
+        ]
+    expected = [_expected(Expectation.model_validate(e), results) for e in state["campaign"]["expect"]]
+    return Tables(tuple(results), tuple(curves), tuple(_summary(results)), tuple(expected), unreadable)
+
+
+def write_tables(tables: Tables, folder: Path) -> str:
+    """Write ``results.csv``, ``curves.csv`` and ``summary.csv``, and Parquet of the first; return why not, or "".
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    for name in ("results", "curves", "summary", "expected"):
+        rows: Sequence[Row] = getattr(tables, name)
+        if rows:
+            write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
+    if not tables.results:
+        return ""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        return 'Parquet needs the extra "parquet": pip install "partition-optimizer[parquet]"'
+    table = pa.Table.from_pylist([{k: _scalar(v) for k, v in row.items()} for row in tables.results])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomic(folder / "results.parquet", sink.getvalue().to_pybytes())
+    return ""
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with a header; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: _scalar(v) for k, v in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _scalar(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict | tuple) else value
+
+
+def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
+    speedup = result["speedup"] or {}
+    entries = {"best": result["best"], **result["baselines"]}
+    rows = []
+    for name, entry in entries.items():
+        latency = entry["latency_ms"] or {}
+        low, high = latency.get("ci95", (None, None))
+        mine = name == "best"
+        ratio_low, ratio_high = speedup.get("ci95", (None, None)) if mine else (None, None)
+        rows.append(
+            {
+                **head,
+                "plan": name,
+                "stages": len(entry["plan"]["stages"]),
+                "latency_ms": latency.get("median"),
+                "ci_low_ms": low,
+                "ci_high_ms": high,
+                "samples": latency.get("samples"),
+                "ratio_to_best_known": speedup.get("ratio") if mine else None,
+                "ratio_low": ratio_low,
+                "ratio_high": ratio_high,
+                "significant": speedup.get("significant") if mine else None,
+                "compared_with": speedup.get("baseline") if mine else None,
+                "model_bound_ms": result["model_bound_ms"],
+                "gap": result["gap"] if mine else None,
+                "unique_plans": result["unique_plans"],
+                "space_plans": float(result["space"]["plans"]),
+                "wall_s": result["wall_s"],
+                "failure": entry["failure"],
+            }
+        )
+    return rows
+
+
+def _summary(results: Sequence[Row]) -> list[Row]:
+    cells: dict[str, list[Row]] = {}
+    for row in results:
+        if row["plan"] == "best":
+            key = json.dumps([row[axis] for axis in AXES if axis not in _POOLED])
+            cells.setdefault(key, []).append(row)
+    found = []
+    for rows in cells.values():
+        ratio, low, high = _pooled(rows)
+        latencies = [r["latency_ms"] for r in rows if r["latency_ms"]]
+        found.append(
+            {
+                **{axis: rows[0][axis] for axis in AXES if axis not in _POOLED},
+                "studies": len(rows),
+                "best_ms": statistics.median(latencies) if latencies else None,
+                "ratio": ratio,
+                "ratio_low": low,
+                "ratio_high": high,
+                "significant": low is not None and high is not None and not low <= 1.0 <= high,
+                "model_bound_ms": rows[0]["model_bound_ms"],
+            }
+        )
+    return found
+
+
+def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
+    """Return the geometric mean of the ratios and its 95 % interval: over studies, or that of the only one."""
+    known = [r for r in rows if r["ratio_to_best_known"]]
+    if not known:
+        return None, None, None
+    if len(known) == 1:
+        return known[0]["ratio_to_best_known"], known[0]["ratio_low"], known[0]["ratio_high"]
+    from scipy.stats import t
+
+    logs = [math.log(r["ratio_to_best_known"]) for r in known]
+    mean = statistics.mean(logs)
+    # Studies that measured the same plan on a quiet day agree by chance: no less than what each knows of itself.
+    within = statistics.median(math.log(r["ratio_high"] / r["ratio_low"]) / 2 for r in known) / math.sqrt(len(logs))
+    between = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = max(within, between)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
+    """Return a published figure beside ours: the median over the studies that it is about."""
+    wanted = expected.where.model_dump(exclude_none=True)
+    rows = [r for r in results if all(r[axis] == value for axis, value in wanted.items())]
+    by_study: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_study.setdefault(row["study"], {})[row["plan"]] = row
+    values = []
+    for plans in by_study.values():
+        plan, over = plans.get(expected.plan), plans.get(expected.over or "")
+        if plan is None or not plan["latency_ms"]:
+            continue
+        if expected.metric == "latency_ms":
+            values.append(plan["latency_ms"])
+        elif expected.metric == "speedup" and plans["best"]["ratio_to_best_known"]:
+            values.append(plans["best"]["ratio_to_best_known"])
+        elif expected.metric == "ratio" and over is not None and over["latency_ms"]:
+            values.append(plan["latency_ms"] / over["latency_ms"])
+    ours = statistics.median(values) if values else None
+    return {
+        "name": expected.name,
+        "metric": expected.metric,
+        "plan": expected.plan,
+        "over": expected.over,
+        "paper": expected.paper,
+        "ours": ours,
+        "ours_low": min(values, default=None),
+        "ours_high": max(values, default=None),
+        "studies": len(values),
+        "ratio": ours / expected.paper if ours is not None else None,
+        "tolerance": expected.tolerance,
+        "within": abs(ours / expected.paper - 1.0) <= expected.tolerance if ours is not None else None,
+        "source": expected.source,
+    }

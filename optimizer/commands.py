@@ -1,0 +1,104 @@
+"""Commands whose work is done elsewhere: their options, and what becomes of them.
+
+The command line hands each a parser of its own, so that all of them tell what is wrong in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from search_spaces.errors import UnavailableError
+
+
+def run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize run``."""
+    add = parser.add_argument
+    add("file", metavar="FILE.yaml", type=Path, help="the campaign")
+    add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
+    add("--jobs", metavar="N", default="1", help="studies at a time, where none measures this machine")
+    add("--dry-run", action="store_true", help="list the studies, their sizes and the time expected")
+    add("--json", action="store_true", help="print one JSON document")
+    add("-q", "--quiet", action="store_true", help="no progress")
+    add("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    if not options.jobs.isdecimal() or not 1 <= int(options.jobs) <= 1024:
+        parser.error(f"--jobs {options.jobs}: must be a whole number from 1 to 1024")
+    from optimizer.campaign_main import run_file
+
+    return run_file(
+        options.file,
+        options.out,
+        int(options.jobs),
+        ["optimize", "run", *arguments],
+        dry=options.dry_run,
+        as_json=options.json,
+        quiet=options.quiet,
+    )
+
+
+def report(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize report``."""
+    parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: that folder itself)")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.report.write import report
+
+    written = report(options.run, options.out)
+    if written.without_png:
+        print(f"optimize: {written.without_png}", file=sys.stderr)
+    print(written.page)
+    return 0
+
+
+def plugins(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize plugins``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.console import make_console
+    from optimizer.plugins import list_plugins, render, to_json
+
+    found = list_plugins()
+    if options.json:
+        print(json.dumps(to_json(found), indent=2))
+    else:
+        make_console().print(render(found))
+    return UnavailableError.exit_code if any(p.problem for p in found) else 0
+
+
+def solve(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize solve``."""
+    add = parser.add_argument
+    add("file", metavar="FILE", type=Path, help="a table of times (YAML), or a published placement instance (JSON)")
+    add("--objective", metavar="NAME", help="latency or period, the load of the busiest device (default: the file's)")
+    add("--time-limit", metavar="S", type=float, default=30.0, help="seconds to search and prove (default 30)")
+    add("--json", action="store_true", help="print one JSON document")
+    add("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.solve import render, solve_file
+
+    found = solve_file(options.file, options.objective, options.time_limit)
+    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    return 0
+
+
+def explain(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize explain``."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.explain import explain_run, render
+
+    found = explain_run(options.run)
+    if options.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        from optimizer.console import make_console
+
+        make_console().print(render(found), crop=False)
+    return 0

@@ -1,0 +1,252 @@
+"""What the report of a campaign says: the summary first, published figures beside ours, then every study."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.campaign_file import AXES
+from optimizer.campaign_run import SCHEMA_VERSION, STATE
+from optimizer.campaign_table import Row, Tables, gather
+from optimizer.files import disk_errors
+from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text
+from optimizer.report.svg import Plot, around, text_width
+from search_spaces.errors import RunFolderError
+
+_WIDTH = 920.0
+_SHAPES = ("baseline", "model", "search", "above")
+_AT = (10, 25, 50, 100, 200, 400)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the document of a campaign's folder.
+
+    Raises:
+        RunFolderError: it is no campaign, damaged, or written by a newer version.
+    """
+    file = folder / STATE
+    with disk_errors(file):
+        content = file.read_bytes()
+    try:
+        state = dict(json.loads(content))
+        version = int(state["schema_version"])
+        complete = {"studies", "name", "campaign"} <= state.keys()
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunFolderError(f"{file}: damaged: {error}", "run the campaign again: what is finished is kept") from error
+    if not complete:
+        raise RunFolderError(f"{file}: not the state of a campaign", "give the folder of a campaign")
+    if version > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
+        )
+    return state
+
+
+def campaign_document(folder: Path) -> Document:
+    """Return the report of a campaign; what is not finished is left out and said.
+
+    Raises:
+        RunFolderError: see :func:`read_state`.
+    """
+    state = read_state(folder)
+    tables = gather(folder, state)
+    sections = [
+        Section("summary", "Summary", tuple(_summary(state, tables))),
+        Section("paper", "Published and measured", tuple(_paper(tables))),
+        Section("curves", "Best latency against plans tried", tuple(_curves(tables))),
+        Section("studies", "Studies", tuple(_studies(state, tables))),
+        Section("plans", "All plans", tuple(_plans(tables))),
+        Section("environment", "Environment", tuple(_environment(state))),
+        Section("again", "How to have it again", tuple(_again(state))),
+    ]
+    return Document(
+        title=str(state["name"]),
+        subtitle=str(state.get("description") or "") or f"{len(state['studies'])} studies",
+        sections=tuple(s for s in sections if s.blocks),
+        files={},
+    )
+
+
+def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
+    done = sum(s["status"] == "done" for s in state["studies"])
+    failed = [s for s in state["studies"] if s["status"] == "failed"]
+    faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in tables.summary)
+    text = f"In {faster} of {len(tables.summary)} cells the best plan is significantly faster than the best known one."
+    yield Text(text if tables.summary else "No study is finished yet.", "answer")
+    yield Text(f"{done} of {len(state['studies'])} studies are done{f', {len(failed)} failed' if failed else ''}.")
+    if not tables.summary:
+        return
+    axes = _shown_axes(tables.summary)
+    names = [" · ".join(_short(row[a]) for a in axes) for row in tables.summary]
+    columns = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best, ms", ".4g"),
+               Column("times as fast", ".4f"), Column("95 % from", ".4f"), Column("to", ".4f"),
+               Column("significant"))  # fmt: skip
+    rows = tuple(
+        (*(_short(r[a]) for a in axes), r["studies"], r["best_ms"], r["ratio"], r["ratio_low"], r["ratio_high"],
+         "yes" if r["significant"] else "no")
+        for r in tables.summary
+    )  # fmt: skip
+    table = Table("Summary", columns, rows)
+    yield table
+    drawn = [(n, r) for n, r in zip(names, tables.summary, strict=True) if r["ratio"] is not None]
+    if drawn:
+        yield Figure(
+            "ratios",
+            _forest(drawn),
+            "How many times as fast as the best known plan the best other plan is, with the 95 % interval: over seeds "
+            "and repetitions where there are several, else that of the study's final comparison.",
+        )
+
+
+def _forest(drawn: Sequence[tuple[str, Row]]) -> str:
+    row = 26.0
+    height = row * len(drawn) + 60
+    left = min(400.0, 16 + max(text_width(n) for n, _ in drawn))
+    plot = Plot(
+        "ratios", "Speed-ups with intervals", "; ".join(f"{n}: {r['ratio']:.4f}" for n, r in drawn), _WIDTH, height
+    )
+    values = [v for _, r in drawn for v in (r["ratio_low"], r["ratio_high"], 1.0) if v is not None and math.isfinite(v)]
+    x = around(values, left, _WIDTH - 20)
+    plot.axis_x(x, height - 44, 4, "times as fast as the best known plan")
+    plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
+    for i, (name, r) in enumerate(drawn):
+        y = 6 + row * (i + 0.5)
+        plot.text(left - 10, y + 4, name[:56], anchor="end")
+        tip = f"{name}: {r['ratio']:.4f} [{r['ratio_low']:.4f}, {r['ratio_high']:.4f}]"
+        plot.line([(x(r["ratio_low"]), y), (x(r["ratio_high"]), y)], "ci", tip)
+        plot.mark(x(r["ratio"]), y, "search", tip, 4.5)
+    return plot.svg()
+
+
+def _paper(tables: Tables) -> Iterator[Block]:
+    if not tables.expected:
+        return
+    yield Text("Published figures beside ours; other machines give other times, so ratios tell more than milliseconds.")
+    columns = (Column("what"), Column("paper", ".4g"), Column("ours", ".4g"), Column("least", ".4g"),
+               Column("most", ".4g"), Column("ours / paper", ".3f"), Column("tolerance", ".0%"), Column("within"),
+               Column("source"))  # fmt: skip
+    yield Table(
+        "Published and measured",
+        columns,
+        tuple(
+            (r["name"], r["paper"], r["ours"], r["ours_low"], r["ours_high"], r["ratio"], r["tolerance"],
+             "not measured" if r["within"] is None else "yes" if r["within"] else "no", r["source"])
+            for r in tables.expected
+        ),
+    )  # fmt: skip
+
+
+def _curves(tables: Tables) -> Iterator[Block]:
+    """Compare samplers by how far above the best plan known of a model they are after so many plans."""
+    samplers = list(dict.fromkeys(_short(r["sampler"]) for r in tables.curves))
+    if len(samplers) < 2:
+        return
+    curves = mean_excess(tables.curves)
+    last = max(len(c) for c in curves.values())
+    at = [n for n in _AT if n <= last] or [last]
+    height = 360.0
+    description = "; ".join(f"{s}: {c[-1]:.2%} after {len(c)}" for s, c in curves.items())
+    plot = Plot("curves", "Mean excess over the best plan known", description, _WIDTH, height)
+    x = around([1, last], 70, _WIDTH - 130, margin=0.0)
+    y = around([v * 100 for c in curves.values() for v in c[min(5, len(c) - 1) :]], height - 44, 40, zero=True)
+    plot.axis_y(y, 70, _WIDTH - 130, "% above the best")
+    plot.axis_x(x, height - 44, 40, "different plans tried, known ones included")
+    ends: list[float] = []
+    for i, (sampler, curve) in enumerate(curves.items()):
+        line = [(x(n), max(y(v * 100), y.end)) for n, v in enumerate(curve, 1)]
+        plot.line(line, f"series c{i % 4}", sampler)
+        below = line[-1][1]
+        while any(abs(below - e) < 14 for e in ends):
+            below -= 7
+        ends.append(below)
+        plot.mark(line[-1][0], line[-1][1], _SHAPES[i % 4], f"{sampler}: {curve[-1]:.2%}")
+        plot.text(line[-1][0] + 10, below + 4, sampler)
+    columns = (Column("sampler"), *(Column(f"after {n}", ".2%") for n in at))
+    rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())
+    yield Figure(
+        "curves",
+        plot.svg(),
+        "How far the best plan so far is above the best that any study of this model on this platform found, mean over "
+        "models and seeds. Known plans and the best of the model of single operators come first in every study.",
+        Table("Mean excess", columns, rows),
+    )
+
+
+def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return sampler → mean over studies of ``best so far / best known − 1`` after 1, 2, … plans."""
+    best: dict[str, float] = {}
+    studies: dict[tuple[str, str, int], tuple[str, list[Row]]] = {}
+    for row in rows:
+        cell = json.dumps([row["model"], row["platform"], row["evaluator"], row["processors"]])
+        best[cell] = min(best.get(cell, math.inf), row["best_ms"])
+        key = (_short(row["sampler"]), row["study"], row["repetition"])
+        studies.setdefault(key, (cell, []))[1].append(row)
+    curves: dict[str, list[list[float]]] = {}
+    for (sampler, _, _), (cell, each) in studies.items():
+        curve: list[float] = []
+        for row in sorted(each, key=lambda r: int(r["plans"])):
+            curve += [curve[-1] if curve else row["best_ms"] / best[cell] - 1.0] * (row["plans"] - len(curve) - 1)
+            curve.append(row["best_ms"] / best[cell] - 1.0)
+        curves.setdefault(sampler, []).append(curve)
+    return {
+        sampler: [sum(c[min(n, len(c) - 1)] for c in each) / len(each) for n in range(max(map(len, each)))]
+        for sampler, each in curves.items()
+    }
+
+
+def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
+    best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
+    columns = (Column("study"), Column("state"), Column("best, ms", ".4g"), Column("95 % from", ".4g"),
+               Column("to", ".4g"), Column("K", "d"), Column("gap to the model", "+.1%"), Column("remark"))  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for study in state["studies"]:
+        row = best.get(study["name"], {})
+        remark = study["error"] or tables.unreadable.get(study["name"], "")
+        numbers = (
+            row.get("latency_ms"),
+            row.get("ci_low_ms"),
+            row.get("ci_high_ms"),
+            row.get("stages"),
+            row.get("gap"),
+        )
+        rows.append((study["name"], study["status"], *numbers, remark))
+    yield Table("Studies", columns, tuple(rows))
+
+
+def _plans(tables: Tables) -> Iterator[Block]:
+    if not tables.results:
+        return
+    columns = (Column("study"), Column("plan"), Column("stages", "d"), Column("median, ms", ".4g"),
+               Column("95 % from", ".4g"), Column("to", ".4g"), Column("samples", "d"))  # fmt: skip
+    rows = tuple(
+        (r["study"], r["plan"], r["stages"], r["latency_ms"], r["ci_low_ms"], r["ci_high_ms"], r["samples"])
+        for r in tables.results
+    )
+    yield Table("All plans", columns, rows)
+    yield Text(
+        "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"
+    )
+
+
+def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
+    parts = {**dict(state.get("machine", {})), "Python": state.get("python"), **dict(state.get("packages", {}))}
+    rows = [("time", str(state.get("created_utc", "")))]
+    rows += [(str(k), v if isinstance(v, str) else json.dumps(v)) for k, v in parts.items()]
+    yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
+
+
+def _again(state: Mapping[str, Any]) -> Iterator[Block]:
+    yield Code(shlex.join(str(word) for word in state.get("command", [])))
+    yield Text("Studies that are finished are not run again, unless what they are asked has changed.", "note")
+
+
+def _shown_axes(rows: Sequence[Row]) -> list[str]:
+    return [a for a in AXES if a != "seed" and (a == "model" or len({json.dumps(r[a]) for r in rows}) > 1)]
+
+
+def _short(value: object) -> str:
+    return "default" if value is None else str(value)
