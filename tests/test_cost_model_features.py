@@ -108,5 +108,14 @@ def test_columns_have_a_field_for_each_value() -> None:
     feature = OperatorFeatures("conv", "CONV_2D", 1, 2, 3, 4, (5, 6, 7), (8, 9, 10), (11, 12), (1, 1), 13, 14)
     rows = columns([feature])
     values = {name: float(getattr(rows, name)[0]) for name in Columns.__slots__}
-    expected = {"macs": 1, "read": 2, "weight": 3, "written": 4, "resident": 0, "pixels": 72, "pixels_in": 30}
+    expected = {
+        "macs": 1,
+        "read": 2,
+        "weight": 3,
+        "written": 4,
+        "resident": 0,
+        "pixels": 72,
+        "pixels_in": 30,
+        "interval": 0,
+    }
     assert values == {**expected, "channels": 10, "channels_in": 7, "taps": 132, "groups": 13, "inputs": 14}

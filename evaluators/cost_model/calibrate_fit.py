@@ -47,6 +47,11 @@ class TimedModel:
     operator_s: Array
     whole_s: float
 
+    def at_their_pace(self) -> list[OperatorFeatures]:
+        """Return the features, each with the time from one inference to the next."""
+        pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
+        return [replace(f, interval_s=pace_s) for f in self.features]
+
     @property
     def whole(self) -> WholeModel:
         """The model without its operators' times."""
@@ -70,7 +75,7 @@ def fit_processor(
     Raises:
         ProfileError: there are too few operators or models, or a time is no time.
     """
-    features = [f for m in models for f in m.features]
+    features = [f for m in models for f in m.at_their_pace()]
     seconds = np.concatenate([m.operator_s for m in models])
     bad = np.flatnonzero(np.isinf(seconds) | (seconds <= 0))
     if bad.size:

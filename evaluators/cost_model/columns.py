@@ -29,6 +29,7 @@ class Columns:
     taps: Array  # filter height times width
     groups: Array
     inputs: Array
+    interval: Array  # seconds between two uses of the same weights; 0 where unknown
 
     def __getitem__(self, rows: npt.NDArray[np.intp] | slice) -> Columns:
         return Columns(*(getattr(self, name)[rows] for name in self.__slots__))
@@ -50,7 +51,8 @@ def columns(features: Sequence[OperatorFeatures]) -> Columns:
             f.filter[0] * f.filter[1],
             f.groups,
             f.inputs,
+            f.interval_s,
         )
         for f in features
     ]
-    return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 12).T)
+    return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 13).T)

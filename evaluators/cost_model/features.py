@@ -53,6 +53,8 @@ class OperatorFeatures:
         activation: fused into it (``RELU``), or "".
         dtype: of the activations.
         free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
+        interval_s: seconds from one inference to the next: what others leave of its weights in the last cache by then
+            decides how quickly they come; 0 where unknown.
         resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
     """
 
@@ -72,6 +74,7 @@ class OperatorFeatures:
     dtype: str = "float32"
     free: bool = False
     resident_bytes: int = 0
+    interval_s: float = 0.0
 
     @property
     def key(self) -> str:

@@ -18,6 +18,7 @@ from scipy.optimize import minimize
 from evaluators.cost_model.columns import Array, Columns
 
 _TILES_CHANNELS, _TILE_PIXELS = (16, 64), 8
+_INTERVALS_S = (5e-4, 3e-2)
 _JITTER = 1e-6
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
 _MOST_TUNED = 200
@@ -56,7 +57,7 @@ class Process:
 
 
 def shape_features(rows: Columns) -> Array:
-    """Return the features of operators, shape ``(n, 12)``: logarithms to base 2, and what is left over of tiles."""
+    """Return the features of operators, shape ``(n, 13)``: logarithms to base 2, and what is left over of tiles."""
 
     def log2(values: Array) -> Array:
         result: Array = np.log2(np.maximum(values, 1.0))
@@ -74,6 +75,7 @@ def shape_features(rows: Columns) -> Array:
             rows.inputs,
             rows.resident / np.maximum(rows.read, 1.0),
             np.log2((rows.read + 64.0) / (rows.written + 64.0)),
+            np.where(rows.weight > 0, np.log2(np.clip(rows.interval, *_INTERVALS_S)), 0.0),
             *(_left_over(rows.channels, tile) for tile in _TILES_CHANNELS),
             _left_over(rows.pixels, _TILE_PIXELS),
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from search_spaces.errors import ProfileError
 
 TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
 UNSEEN_SIGMA = 1.0
+_LONG_S, _PASSES = 0.1, 2
 
 # Which kernel stands in for one that a processor's fit has not seen: the first that is there.
 STANDS_IN: Mapping[str, tuple[str, ...]] = {
@@ -164,6 +165,17 @@ class CostProfile:
         Raises:
             ProfileError: there is no such processor, or nothing that resembles one of the kernels.
         """
+        if warn:
+            for concern in self.concerns(features, processor):
+                warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
+        # How soon weights are used again depends on the result: begin with what takes long.
+        pace_s = _LONG_S
+        for _ in range(_PASSES):
+            found = self._predict([f if f.interval_s else replace(f, interval_s=pace_s) for f in features], processor)
+            pace_s = float(found.seconds.sum())
+        return found
+
+    def _predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
         model = self[processor]
         rows = columns(features)
         seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
@@ -174,9 +186,6 @@ class CostProfile:
             seconds[where] = kernel_s + model.dispatch_s
             beyond = np.log(kernel.outside(picked))
             sigma[where] = np.hypot(doubt if seen else np.maximum(doubt, UNSEEN_SIGMA), 0.5 * beyond)
-        if warn:
-            for concern in self.concerns(features, processor):
-                warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
         return Prediction(seconds, sigma)
 
     def predict_whole(self, features: Sequence[OperatorFeatures], processor: str, *, io_bytes: float = 0.0) -> float:

@@ -121,6 +121,7 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
     platform = Platform("here", tuple(make_processor(name) for name in LANES))
     likes = {"cpu0": platform["cpu0"].like, "cpu": platform["cpu"].like}
     timed = {lane: timed_models(cpu_data, lane) for lane in likes}
+    tuned = {lane: fit_processor([m for m in of if m.family == GENERATED]).kernels for lane, of in timed.items()}
     usual_s = float(np.median([r["reference_s"] for r in json_rows(cpu_data) if r["lane"] == "cpu0"]))
     predicted, measured, table = [], [], []
     for name, made in models().items():
@@ -128,7 +129,7 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
         profile = CostProfile(
             "here",
             {
-                like: fit_processor([m for m in timed[lane] if m.family not in families], noise=0.04)
+                like: fit_processor([m for m in timed[lane] if m.family not in families], tuned[lane])
                 for lane, like in likes.items()
             },
             tuple(links),
