@@ -223,3 +223,11 @@ def test_indicators_of_a_sweep_explain_what_they_make_up() -> None:
         explained(found, [float("nan")] * len(found))
     with pytest.raises(ProfileError, match="tell nothing"):
         explained(found[:2], latency[:2])
+
+
+def test_a_profile_of_another_version_is_told() -> None:
+    profile = CostProfile("fitted", {"core": fit_processor(timed_networks(4), tune=False)})
+    document = json.loads(json.dumps(to_json(profile, SyntheticEvaluator().platform())))
+    document["profile"]["processors"]["core"]["kernels"]["conv"]["correction"]["scales"].append(1.0)
+    with pytest.raises(ProfileError, match="another version of this program"):
+        from_json(document)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evaluators.cost_model.process import Process
 from evaluators.cost_model.profile import CostProfile
 from search_spaces.errors import ProfileError, UsageError, shown
 from search_spaces.platform import Platform
@@ -92,6 +93,10 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise ProfileError(f"has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
     platform, profile = _build(Platform, content.get("platform")), _build(CostProfile, content.get("profile"))
+    for processor in profile.processors.values():
+        for key, kernel in processor.kernels.items():
+            if isinstance(kernel.correction, Process) and not kernel.correction.fits():
+                raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
     for where, number in _numbers({n: _plain(getattr(profile, n)) for n in _NOT_NEGATIVE}, "profile"):
         if not (math.isfinite(number) and number >= 0.0):
             raise ProfileError(f"{where} is {number}, which is no price", "calibrate the device again")

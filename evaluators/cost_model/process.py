@@ -17,6 +17,7 @@ from scipy.optimize import minimize
 
 from evaluators.cost_model.columns import Array, Columns
 
+FEATURES = 13
 _TILES_CHANNELS, _TILE_PIXELS = (16, 64), 8
 _INTERVALS_S = (5e-4, 3e-2)
 _JITTER = 1e-6
@@ -45,6 +46,11 @@ class Process:
     noise: tuple[float, ...]
     louder: float = 1.0
 
+    def fits(self) -> bool:
+        """Return whether points, weights and scales belong together and are of this version's features."""
+        counts = {len(point) for point in self.points} | {len(self.scales)}
+        return counts == {FEATURES} and len(self.points) == len(self.weights) == len(self.noise) > 0
+
     def apply(self, rows: Columns) -> tuple[Array, Array]:
         """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
         known, factor = _factored(self)
@@ -57,7 +63,7 @@ class Process:
 
 
 def shape_features(rows: Columns) -> Array:
-    """Return the features of operators, shape ``(n, 13)``: logarithms to base 2, and what is left over of tiles."""
+    """Return features of operators, shape ``(n, FEATURES)``: logarithms to base 2, and what is left over of tiles."""
 
     def log2(values: Array) -> Array:
         result: Array = np.log2(np.maximum(values, 1.0))
