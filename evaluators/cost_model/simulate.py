@@ -72,9 +72,21 @@ def run_tasks(tasks: Sequence[Task], law: Law, dispatch: Dispatch = "static") ->
     for index, task in enumerate(tasks):
         if not 0.0 <= task.work_s < math.inf:
             raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is no time")
-    if dispatch == "static" and not any(task.slowed for task in tasks):
-        return _in_order(tasks, law)
+    if dispatch == "static":
+        spans = _in_order(tasks, law)
+        # What never runs at once cannot slow each other.
+        if not any(task.slowed for task in tasks) or not _overlap(spans):
+            return spans
     return _Run(tasks, law, dispatch).finish()
+
+
+def _overlap(spans: Sequence[Span]) -> bool:
+    end = 0.0
+    for start, stop in sorted(spans):
+        if start < end:
+            return True
+        end = max(end, stop)
+    return False
 
 
 def _in_order(tasks: Sequence[Task], law: Law) -> list[Span]:
