@@ -135,7 +135,7 @@ def killed_at(patch: pytest.MonkeyPatch, append: int, *, after: bool) -> None:
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    sampler=st.sampled_from(["tpe", "random", "qmc", "nsga2"]),
+    sampler=st.sampled_from(["auto", "tpe", "random", "qmc", "nsga2"]),
     kills=st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=4),
 )
 def test_killed_anywhere_it_reaches_the_same_plans(
@@ -163,7 +163,7 @@ def test_killed_anywhere_it_reaches_the_same_plans(
     assert verdict(folder) == decided
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "random"])
 def test_a_last_record_torn_at_any_byte_is_made_again(
     sampler: str, whole_runs: dict[str, tuple[list[Any], Any, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -313,7 +313,7 @@ def test_a_verdict_does_not_speak_of_later_trials(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         killed_at(patch, 20 - 14 + 1, after=False)  # six trials, then the verdict
         with pytest.raises(Killed):
-            go(tmp_path / "run", sampler="tpe", budget=20)
+            go(tmp_path / "run", budget=20)
     found = [r.kind for r in records(tmp_path / "run")]
     assert found.count("verdict") == 1
     assert found[-1] == "trial"

@@ -82,7 +82,7 @@ def test_it_goes_on_where_it_was() -> None:
     ("name", "value", "line"),
     [
         ("seed", 7, "it was begun with --seed 0, not 7"),
-        ("sampler", "random", "it was begun with --sampler tpe, not random"),
+        ("sampler", "random", "it was begun with --sampler auto, not random"),
         ("max_stages", 3, "it was begun with --max-stages 4, not 3"),
         ("evaluator", "synthetic", "it was begun with --evaluator litert, not synthetic"),
         ("processors", ("cpu0", "cpu1"), "it was begun with --processors left out, not cpu0,cpu1"),
