@@ -5,6 +5,7 @@ The log is the truth. Everything here is rebuilt from its records, so a killed s
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,10 +101,37 @@ class Trial:
             raise RunFolderError(f"a trial in the log cannot be read: {error!r}") from error
 
 
+class _Ranked:
+    """What is asked of the measured plans before every trial; plans that lost a race are no part of it.
+
+    Attributes:
+        best, sure: the fastest plan, and the fastest of those that were run a few times.
+        ratios: how many times longer the first run of each took than the later ones, ascending.
+    """
+
+    def __init__(self) -> None:
+        self.best: Trial | None = None
+        self.sure: Trial | None = None
+        self.ratios: list[float] = []
+
+    def add(self, trial: Trial) -> None:
+        """Take up a trial."""
+        if trial.measurement is None or trial.raced:
+            return
+        samples, warmup_s = trial.measurement.latency_s, trial.measurement.warmup_s
+        if warmup_s:
+            insort(self.ratios, warmup_s[0] / samples.median)
+        if self.best is None or trial.median_s < self.best.median_s:
+            self.best = trial
+        if len(samples.values_s) >= _SURE_RUNS and (self.sure is None or trial.median_s < self.sure.median_s):
+            self.sure = trial
+
+
 class History:
     """The trials of a study, and its Optuna study, kept in step.
 
     Attributes:
+        measured: how many trials of the budget are spent: those that tried a plan for the first time.
         patience: after so many repeats in a row an unseen plan is drawn. It halves each time that was necessary, since
             a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
         speed: how many times as long as at the start things take now; see :mod:`evaluators.drift`.
@@ -116,7 +144,8 @@ class History:
 
         quiet_optuna()
         self.distributions = dict(distributions)
-        self.study: optuna.Study = optuna.create_study(direction="minimize")
+        self._study: optuna.Study = optuna.create_study(direction="minimize")
+        self._untold: list[Trial] = []
         self.trials: list[Trial] = []
         self.outside: list[Trial] = []
         self.known: dict[str, Trial] = {}
@@ -124,6 +153,27 @@ class History:
         self.patience = MOST_REPEATS
         self.next_number = 0
         self.speed = 1.0
+        self.measured = 0
+        self._ranked = _Ranked()
+
+    @property
+    def study(self) -> optuna.Study:
+        """Optuna's view; trials that it was not asked for are added when somebody looks."""
+        from optuna.trial import TrialState, create_trial
+
+        for trial in self._untold:
+            value = self.value_of(trial)
+            self._study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
+                    value=value,
+                    params=dict(trial.params),
+                    distributions=self.distributions,
+                    system_attrs=dict(trial.attributes or {}),
+                )
+            )
+        self._untold.clear()
+        return self._study
 
     def restore(self, records: tuple[Record, ...]) -> None:
         """Take up the trials of a log."""
@@ -140,18 +190,7 @@ class History:
 
     def tell(self, trial: Trial) -> None:
         """Let Optuna's study know of a finished trial that it was not asked for."""
-        from optuna.trial import TrialState, create_trial
-
-        value = self.value_of(trial)
-        self.study.add_trial(
-            create_trial(
-                state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
-                value=value,
-                params=dict(trial.params),
-                distributions=self.distributions,
-                system_attrs=dict(trial.attributes or {}),
-            )
-        )
+        self._untold.append(trial)
 
     def value_of(self, trial: Trial) -> float | None:
         """Return the seconds to tell Optuna of a trial, a repeat included; None for a failure."""
@@ -163,6 +202,7 @@ class History:
         """Take up a trial of the space."""
         self.trials.append(trial)
         self.next_number = trial.number + 1
+        self.measured += trial.repeat_of is None
         if trial.repeat_of is not None:
             self.repeats_in_a_row += 1
         elif trial.origin == UNSEEN:
@@ -182,13 +222,14 @@ class History:
         self._know(trial)
 
     def _know(self, trial: Trial) -> None:
-        if trial.repeat_of is None:
-            self.known[trial.plan.digest] = trial
-
-    @property
-    def measured(self) -> int:
-        """How many trials of the budget are spent: those that tried a plan for the first time."""
-        return sum(1 for trial in self.trials if trial.repeat_of is None)
+        if trial.repeat_of is not None:
+            return
+        again = trial.plan.digest in self.known
+        self.known[trial.plan.digest] = trial
+        if again:
+            self._ranked = _Ranked()
+        for each in self.known.values() if again else (trial,):
+            self._ranked.add(each)
 
     @property
     def repeats(self) -> int:
@@ -202,8 +243,7 @@ class History:
     @property
     def cold(self) -> float:
         """How many times longer first runs took than the later ones, for nine plans of ten; infinite if unknown."""
-        done = [t.measurement for t in self.known.values() if t.measurement and t.measurement.warmup_s and not t.raced]
-        ratios = sorted(m.warmup_s[0] / m.latency_s.median for m in done)
+        ratios = self._ranked.ratios
         return ratios[len(ratios) * 9 // 10] if len(ratios) >= _SURE_PLANS else float("inf")
 
     @property
@@ -212,9 +252,7 @@ class History:
 
         A plan that was run a few times only was perhaps just lucky.
         """
-        done = [t for t in self.known.values() if t.measurement and not t.raced]
-        sure = [t for t in done if t.measurement and len(t.measurement.latency_s.values_s) >= _SURE_RUNS]
-        best = min(sure or done, key=lambda trial: trial.median_s, default=None)
+        best = self._ranked.sure or self._ranked.best
         if best is None or best.measurement is None:
             return None
         samples = best.measurement.latency_s

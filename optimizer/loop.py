@@ -193,6 +193,8 @@ class Loop:
 
     def _give_up_if_all_fail(self) -> None:
         """Raise when it is the device that fails, not the plans: nothing has worked, or what worked does not now."""
+        if self.history.trials[-1].repeat_of is not None or not self.history.trials[-1].failure:
+            return
         tried = [t for t in self.history.trials if t.repeat_of is None and not t.failure.startswith(INFEASIBLE)]
         failures = len(tried) - next((i for i in range(len(tried), 0, -1) if not tried[i - 1].failure), 0)
         if not failures:

@@ -9,9 +9,9 @@ region that measurement confirms (:mod:`~optimizer.samplers.regions`). Of these,
   does not count as uncertain (Jones, Schonlau and Welch 1998, eq. 14, by Monte Carlo). It reaches beyond the
   neighbourhood wherever a draw of the costs has its optimum elsewhere.
 
-The candidates are looked for anew after every trial at first, later in blocks of a quarter of the trials so far. What
-is proposed follows from the seed and the earlier trials alone, so a study that goes on proposes what the uninterrupted
-one would have.
+The candidates are looked for anew after every trial at first, later in blocks of a quarter, at last a sixteenth, of the
+trials so far. What is proposed follows from the seed and the earlier trials alone, so a study that goes on proposes
+what the uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _choice(found: Found, columns: NDArray[np.int64], *, confirm: bool) -> int:
 
 
 def _block_size(start: int) -> int:
-    return min(max(start // _BLOCK_SHARE, 1), _MOST_IN_BLOCK)
+    return min(max(start // _BLOCK_SHARE, 1), max(_MOST_IN_BLOCK, start // _MOST_IN_BLOCK))
 
 
 def _region(problem: Problem) -> Region:
