@@ -36,6 +36,8 @@ _LEVEL = 0.97  # of the t interval: looking after each round costs up to 2.5 % o
 _OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to it
 _ROUND_NOISE = 0.003  # relative standard deviation of a round that is assumed at least when outliers are looked for
 _ROUND_S = 0.1  # short candidates are run more often in a round, for about this long
+_PAIR_S = 0.03  # of a short candidate's runs: neighbouring runs are disturbed alike, those some 30 ms apart are not
+_MOST_TURNS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ class Comparison:
 class _Round:
     """Latencies of the pairs of a round, shape ``(pairs, 2)``: baseline, candidate; and all its runs' seconds.
 
+    One observation of a pair is the median of a candidate's runs in it.
+
     ``stages_s`` are the stages' seconds of these runs, shape ``(pairs, stages)`` each.
     """
 
@@ -265,7 +269,9 @@ def finals(
 def _round(
     load_baseline: Load, load_candidate: Load, policy: ComparisonPolicy, rng: np.random.Generator, first: int
 ) -> _Round:
-    """Build and settle both, ``first`` before the other, and run interleaved pairs, each in random order.
+    """Build and settle both, ``first`` before the other, and run interleaved pairs, each turn in random order.
+
+    A pair is one run of each, or of short runs a few in turns (:data:`_PAIR_S`).
 
     The one that runs first gets its memory first, and is some tenths of a per cent faster or slower for it; so the two
     take turns from round to round.
@@ -275,18 +281,20 @@ def _round(
         built = {which: stack.enter_context(closing(loads[which]())) for which in (first, 1 - first)}
         settling_s = {which: _run(candidate) for which, candidate in built.items()}
         first_s = [settling_s[0], settling_s[1]]
-        count = min(policy.max_pairs, max(policy.min_pairs, int(_ROUND_S / sum(first_s))))
+        turns = min(_MOST_TURNS, max(1, math.ceil(_PAIR_S / max(first_s))))
+        count = min(policy.max_pairs, max(policy.min_pairs, int(_ROUND_S / (turns * sum(first_s)))))
         spent_s = sum(first_s)
-        pairs_s = np.empty((count, 2))
+        pairs_s = np.empty((count, turns, 2))
         stages_s: tuple[list[NDArray[np.float64]], ...] = ([], [])
-        for pair in pairs_s:
+        for turn in pairs_s.reshape(-1, 2):
             for which in map(int, rng.permutation(2)):
                 if first_s[which] < SETTLE_BELOW_S:
                     spent_s += _run(built[which])
                 batch = _batch(built[which])
-                pair[which] = batch.latency_s[0]
+                turn[which] = batch.latency_s[0]
                 stages_s[which].append(batch.stage_s[0])
-        return _Round(pairs_s, spent_s + float(pairs_s.sum()), (np.array(stages_s[0]), np.array(stages_s[1])))
+        spent_s += float(pairs_s.sum())
+        return _Round(np.median(pairs_s, axis=1), spent_s, (np.array(stages_s[0]), np.array(stages_s[1])))
 
 
 def _run(candidate: Candidate) -> float:
