@@ -5,18 +5,38 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from optimizer.campaign import plan_studies
 from optimizer.campaign_console import ProgressCampaign, dry_run, render_dry_run, render_summary
 from optimizer.campaign_file import read_campaign
 from optimizer.campaign_run import CampaignRun, State, is_finished, opened, run_campaign
-from optimizer.campaign_table import gather, write_tables
+from optimizer.campaign_table import Tables, gather, write_tables
 from optimizer.console import make_console
-from optimizer.report.campaign import read_state
+from optimizer.files import write_json
+from optimizer.report.campaign import mean_excess, read_state
 from optimizer.report.write import report
 from search_spaces.errors import EXIT_INTERRUPTED
+
+_AT = (10, 25, 50, 100, 200)
+
+
+def summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[str, Any]:
+    """Return the small document that is worth keeping of a campaign: who made it, and what came out."""
+    kept = ("schema_version", "name", "description", "created_utc", "product", "python", "packages", "machine")
+    return {
+        **{name: saved.get(name) for name in kept},
+        "command": shlex.join(["optimize", "run", str(path)]),
+        "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
+        "summary": tables.summary,
+        "expected": tables.expected,
+        "mean_excess": {
+            sampler: {n: curve[min(n, len(curve)) - 1] for n in _AT if n <= len(curve)}
+            for sampler, curve in mean_excess(tables.curves).items()
+        },
+    }
 
 
 def run_file(
@@ -47,6 +67,7 @@ def run_file(
         saved = read_state(folder)
         tables = gather(folder, saved)
         notes = [write_tables(tables, folder)]
+        write_json(folder / "summary.json", summary_json(saved, tables, path))
         written = report(folder)
         notes.append(written.without_png)
     if as_json:

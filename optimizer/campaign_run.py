@@ -8,6 +8,7 @@
     ├── results.csv     a row for each plan of each study (results.parquet where the extra "parquet" is installed)
     ├── curves.csv      best latency so far against plans tried
     ├── summary.csv     a row for each cell of the matrix, seeds and repetitions together
+    ├── summary.json    the same with who made it, and published figures beside ours: the file to keep
     └── STUDY-DIGEST/   run folders
 """
 

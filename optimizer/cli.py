@@ -350,6 +350,12 @@ COMMANDS: dict[str, tuple[str, Command]] = {
             words,
         ),
     ),
+    "dashboard": (
+        "open a study in optuna-dashboard",
+        lambda words: commands.dashboard(
+            _Parser(prog="optimize dashboard", description="Open a finished study in optuna-dashboard."), words
+        ),
+    ),
     "report": (
         "write what a study or a campaign found, for a browser",
         lambda words: commands.report(

@@ -39,6 +39,21 @@ def run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     )
 
 
+def dashboard(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize dashboard``."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
+    parser.add_argument("--port", metavar="N", default="8080", help="of this machine alone (default 8080)")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    if not options.port.isdecimal() or not 1 <= int(options.port) <= 65535:
+        parser.error(f"--port {options.port}: must be a whole number from 1 to 65535")
+    from optimizer.dashboard import HOST, serve
+
+    print(f"optimize: http://{HOST}:{options.port}, until Ctrl-C", file=sys.stderr)
+    serve(options.run, int(options.port))
+    return 0
+
+
 def report(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Do ``optimize report``."""
     parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")

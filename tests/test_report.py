@@ -236,8 +236,9 @@ def test_standalone_pictures_keep_their_text() -> None:
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (400, False), (400, True)])
 def test_a_browser_shows_it_without_a_complaint(page: str, run: Path, tmp_path: Path, width: int, dark: bool) -> None:
     picture = tmp_path / "page.png"
+    user = tmp_path / "user"
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-               "--disable-background-networking", "--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path / 'user'}",
+               "--disable-background-networking", "--enable-logging=stderr", "--v=0", f"--user-data-dir={user}",
                f"--screenshot={picture}", f"--window-size={width},2400"]  # fmt: skip
     command += ["--blink-settings=preferredColorScheme=0"] if dark else []
     done = subprocess.run(
@@ -245,3 +246,28 @@ def test_a_browser_shows_it_without_a_complaint(page: str, run: Path, tmp_path: 
     )
     assert "CONSOLE" not in done.stderr
     assert picture.stat().st_size > 20_000
+
+
+def test_the_study_opens_in_the_dashboard_of_optuna(study: Study) -> None:
+    from optimizer.dashboard import export
+
+    made = export(study)
+    measured = [t for t in study.trials if t.params and t.measurement]
+    assert len(made.get_trials(states=None)) >= len(measured)
+    assert made.best_value == pytest.approx(min(t.median_s for t in measured) * 1e3)
+
+
+def test_its_note_is_the_report_with_plots(study: Study, tmp_path: Path) -> None:
+    dashboard = pytest.importorskip("optuna_dashboard", reason="the extra 'dashboard' is not installed")
+    from optimizer.dashboard import annotate, export
+
+    made = export(study)
+    annotate(made, study, tmp_path)
+    note = dashboard._note.get_note(made)
+    assert "## Answer" in note
+    assert "](plots/" not in note
+    for figure in study_document(study).figures:
+        assert (tmp_path / f"{figure.name}.svg").is_file()
+    shown = re.findall(r"\]\(/artifacts/\d+/([0-9a-f-]+)\)", note)
+    assert len(shown) == len(study_document(study).figures)
+    assert all((tmp_path / name).is_file() for name in shown)
