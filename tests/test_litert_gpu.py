@@ -223,6 +223,11 @@ def test_the_search_places_a_model_and_its_plan_runs_from_files(tmp_path: Path, 
     assert {stage["processor"] for stage in result["best"]["plan"]["stages"]} == {XNNPACK}
     medians = {name: entry["latency_ms"]["median"] for name, entry in result["baselines"].items()}
     assert medians[f"whole on {XNNPACK}"] < medians[f"whole on {BUILTIN}"] < medians[f"whole on {GPU}"]
+    # All three took part, and nobody's outputs differed: that fails a trial.
+    records = [json.loads(line)["data"] for line in (out / "trials.jsonl").read_text().splitlines()]
+    trials = [record for record in records if record.get("measurement")]
+    assert not [record["failure"] for record in records if record.get("failure")]
+    assert {stage["processor"] for trial in trials for stage in trial["plan"]["stages"]} == {XNNPACK, BUILTIN, GPU}
 
 
 def test_a_plan_for_the_accelerator_runs_from_its_files(session: LitertSession, small: Graph, tmp_path: Path) -> None:

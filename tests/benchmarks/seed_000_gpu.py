@@ -1,4 +1,4 @@
-"""Seed 000's tables on a graphics adapter, for VGG16 and for every CNN of the zoo; then the search over GPU and CPU.
+"""Seed 000's tables on a graphics adapter, for VGG16 and for every CNN of the zoo.
 
 ``python -m tests.benchmarks.seed_000_gpu OUT.json --lane gpu --models vgg16,resnet50 --minutes 9``
 
@@ -32,8 +32,9 @@ from search_spaces.models import load
 from search_spaces.platform import Platform
 
 CNNS = (
-    "vgg16,alexnet,squeezenet1_1,mobilenet_v1,resnet50,googlenet,mobilenet_v2,resnet18,vgg11,vgg19,squeezenet1_0,"
-    "inception_v3,mobilenet_v3_large,efficientnet_lite0,densenet121,resnet101,resnet152,posenet,yolov2"
+    "vgg16,alexnet,vgg11,vgg19,squeezenet1_1,mobilenet_v1,resnet50,googlenet,mobilenet_v2,resnet18,squeezenet1_0,"
+    "inception_v3,mobilenet_v3_large,efficientnet_lite0,densenet121,resnet101,resnet152,posenet,yolov2,regnet_y_32gf,"
+    "retinaface,fast_style_transfer"
 )
 ALONE = SamplingPolicy(precision=0.002, max_s=1.0, min_runs=20, max_runs=400)
 PAIRED = ComparisonPolicy(precision=0.003, max_s=1.5, min_rounds=5, max_rounds=20)
@@ -56,6 +57,7 @@ def criteria(session: LitertSession, graph: Graph, platform: Platform, lane: str
                 "ci95_ms": [x * 1e3 for x in found.latency_s.ci95],
                 "runs": len(found.latency_s.values_s),
                 "relative_error": agreement.max_rel_error if agreement else None,
+                "accepted": agreement.accepted if agreement else None,
             }
             if baseline.plan != whole:
                 against = compare(

@@ -1,0 +1,65 @@
+"""How long a graphics adapter takes to fall asleep, and to wake: ``… asleep resnet50 FOLDER``.
+
+Prints the latency (ms) under load after some idle seconds, and of three runs after a pause that is repeated four times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from evaluators.litert.candidate import LitertCandidate
+from evaluators.litert.processors import make_processor
+from evaluators.litert.runner import PlanRunner
+from evaluators.litert.session import LitertEvaluator
+from search_spaces.chain import chain_plan
+from search_spaces.models import load
+from search_spaces.platform import Platform
+
+PAUSES_S = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0)
+WINDOW_S = 0.05
+
+
+def under_load(candidate: LitertCandidate, seconds: float) -> list[float]:
+    """Return the median latency (ms) in windows of 50 ms."""
+    end, medians = time.perf_counter() + seconds, []
+    while (now := time.perf_counter()) < end:
+        window: list[float] = []
+        while not window or time.perf_counter() < now + WINDOW_S:
+            window += candidate.run(1).latency_s.tolist()
+        medians.append(round(1e3 * float(np.median(window)), 2))
+    return medians
+
+
+def main() -> None:
+    """Print both tables; a runner is asked, since a session would wake the adapter."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("plan", type=Path, help="a folder to write the plan to")
+    parser.add_argument("--lane", default="gpu")
+    options = parser.parse_args()
+    graph = load(options.model)
+    options.plan.mkdir(parents=True, exist_ok=True)
+    with LitertEvaluator().prepare(Platform("device", (make_processor(options.lane),))) as session:
+        session.deploy(options.plan, graph, chain_plan(graph, (), [options.lane]))
+    with closing(PlanRunner(options.plan)) as runner:
+        runner.run_seeded()
+        for idle_s in (3.0, 5.0):
+            time.sleep(idle_s)
+            sys.stdout.write(f"after {idle_s} s idle: {under_load(runner.candidate, 1.2)}\n")
+        for pause_s in PAUSES_S:
+            under_load(runner.candidate, 0.8)
+            rows = []
+            for _ in range(4):
+                time.sleep(pause_s)
+                rows.append((1e3 * runner.candidate.run(3).latency_s).round(2).tolist())
+            sys.stdout.write(f"pauses of {pause_s} s: {rows}\n")
+
+
+if __name__ == "__main__":
+    main()
