@@ -36,7 +36,7 @@ _LEVEL = 0.97  # of the t interval: looking after each round costs up to 2.5 % o
 _OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to it
 _ROUND_NOISE = 0.003  # relative standard deviation of a round that is assumed at least when outliers are looked for
 _ROUND_S = 0.1  # short candidates are run more often in a round, for about this long
-_PAIR_S = 0.03  # of a short candidate's runs: neighbouring runs are disturbed alike, those some 30 ms apart are not
+_PAIR_S = 0.02  # of a short candidate's runs: neighbouring runs are disturbed alike, those some 40 ms apart are not
 _MOST_TURNS = 5
 
 
@@ -49,7 +49,8 @@ class ComparisonPolicy:
         max_s: begin no round when all runs together took this many seconds and ``min_rounds`` are done; loading the
             instances is not counted.
         min_rounds, max_rounds: bounds of the number of rounds.
-        min_pairs, max_pairs: bounds of the pairs of runs in a round, chosen by how long they take.
+        min_pairs, max_pairs: bounds of the pairs of runs in a round, chosen by how long they take. Where a pair is of
+            several short runs of each, fewer will do: ``min_pairs`` is then the least number of these.
 
     Raises:
         UsageError: a value is out of range.
@@ -282,7 +283,8 @@ def _round(
         settling_s = {which: _run(candidate) for which, candidate in built.items()}
         first_s = [settling_s[0], settling_s[1]]
         turns = min(_MOST_TURNS, max(1, math.ceil(_PAIR_S / max(first_s))))
-        count = min(policy.max_pairs, max(policy.min_pairs, int(_ROUND_S / (turns * sum(first_s)))))
+        least = math.ceil(policy.min_pairs / turns)
+        count = min(policy.max_pairs, max(least, int(_ROUND_S / (turns * sum(first_s)))))
         spent_s = sum(first_s)
         pairs_s = np.empty((count, turns, 2))
         stages_s: tuple[list[NDArray[np.float64]], ...] = ([], [])

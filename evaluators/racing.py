@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from evaluators.samples import RUN_NOISE, Samples
@@ -30,6 +31,20 @@ milliseconds more whatever the model (the median is 2.7 times the later ones for
 
 HOPELESS = 1.05
 """The factor for a candidate that a calibrated model finds far slower: what is broken off must not look the fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """How many times longer first runs take than later ones, if that is known of other candidates.
+
+    Attributes:
+        usual: the median.
+        most: nine of ten take no longer.
+    """
+
+    usual: float = math.inf
+    most: float = math.inf
+
 
 CLIP = 3.0
 STAKES = (0.7, 2.0)
@@ -78,6 +93,11 @@ def grossly_slower(
 ) -> bool:
     """Return whether the first run or the first two, warm-up included, rule the candidate out; see above."""
     return min(runs_s) > gross_limit_s(len(runs_s), incumbent, cold, hopeless=hopeless)
+
+
+def promising(first_s: float, incumbent: Samples, cold: ColdStart) -> bool:
+    """Return whether a first run is fast enough for the candidate to be the new best, by more than noise."""
+    return first_s / cold.usual < incumbent.median * (1.0 - noise(incumbent))
 
 
 def slower(values_s: Sequence[float], incumbent: Samples, confidence: float = 0.99, margin: float = MARGIN) -> bool:

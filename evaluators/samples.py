@@ -16,7 +16,7 @@ from search_spaces.errors import RunFolderError, UnavailableError
 RUN_NOISE = 0.01
 """Relative standard deviation of one run that is assumed before the samples can tell (a shared, otherwise idle CPU)."""
 
-Stopped = Literal["precision", "limit", "raced"]
+Stopped = Literal["precision", "limit", "raced", "glimpsed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,14 @@ class Measurement:
     Attributes:
         latency_s: the samples after the warm-up.
         stage_s: median seconds of each stage of the plan over these samples, shape ``(stages,)``.
-        warmup_s: seconds of the runs before the samples; empty where the very first run was slow enough to stop.
+        warmup_s: seconds of the runs before the samples; empty where the very first run is the sample.
         stopped: why no more runs were made: the interval is narrow enough, the limit of runs or seconds is reached,
-            or the candidate lost the race against the incumbent.
+            the candidate lost the race against the incumbent, or its first run did not promise to win, and there was
+            no time for another.
         timeline: the last run, where the evaluator can tell.
         agreement: how the outputs compare with the whole model's, where that was looked at.
+        cold: how many times longer than warm runs these samples are thought to have taken, since they are first runs.
+        promised: whether there are later runs only because the first one was fast.
     """
 
     latency_s: Samples
@@ -110,6 +113,13 @@ class Measurement:
     stopped: Stopped
     timeline: Timeline | None = None
     agreement: Agreement | None = None
+    cold: float = 1.0
+    promised: bool = False
+
+    @property
+    def median_s(self) -> float:
+        """What a warm run takes, in seconds, as far as these samples tell."""
+        return self.latency_s.median / self.cold
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurement as plain values."""
@@ -120,6 +130,8 @@ class Measurement:
             "stopped": self.stopped,
             "timeline": None if self.timeline is None else [asdict(e) for e in self.timeline.events],
             "agreement": None if self.agreement is None else asdict(self.agreement),
+            "cold": self.cold,
+            "promised": self.promised,
         }
 
     @classmethod
@@ -138,9 +150,17 @@ class Measurement:
                 stopped=_stopped(content["stopped"]),
                 timeline=None if content["timeline"] is None else _timeline(content["timeline"]),
                 agreement=None if content["agreement"] is None else _agreement(content["agreement"]),
+                cold=_factor(content.get("cold", 1.0)),
+                promised=bool(content.get("promised", False)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"measurement is damaged: {error!r}") from error
+
+
+def _factor(value: Any) -> float:
+    if not (math.isfinite(float(value)) and float(value) > 0.0):
+        raise ValueError(f"{value} is no factor")
+    return float(value)
 
 
 def _timeline(events: Any) -> Timeline:

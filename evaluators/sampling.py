@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
-from evaluators.racing import gross_limit_s, noise, slower
+from evaluators.racing import ColdStart, gross_limit_s, noise, promising, slower
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.timeline import Timeline
 from search_spaces.errors import UnavailableError, UsageError
@@ -24,6 +24,8 @@ WARM_S = 0.030
 
 STOP_ABOVE = 2.0
 """A batch ends with a run that is slower than the upper end of the incumbent's interval by this factor: look again."""
+
+_UNKNOWN = ColdStart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ def measure(
     policy: SamplingPolicy,
     incumbent: Samples | None = None,
     conditions: Callable[[], Mapping[str, Any]] = dict,
-    cold: float = math.inf,
+    cold: ColdStart = _UNKNOWN,
     *,
     hopeless: bool = False,
+    glimpse: bool = False,
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
 
@@ -83,6 +86,9 @@ def measure(
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
         conditions: tells at the end what the samples were taken under, to be kept with them.
         cold, hopeless: see :func:`~evaluators.racing.gross_limit_s`.
+        glimpse: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
+            first runs of others tell what it says of a warm one, and that does not promise a new best. Many glimpses
+            find more than half as many looks: a first run, corrected, is no noisier than a later one.
 
     Raises:
         UnavailableError: the candidate failed, or returned something that is no batch of latencies.
@@ -90,9 +96,17 @@ def measure(
     record = _Record(candidate)
     if incumbent is not None:
         # What goes over a limit is out of the race, so it may be broken off there.
-        record.limits_s = tuple(gross_limit_s(runs, incumbent, cold, hopeless=hopeless) for runs in (1, 2))
+        record.limits_s = tuple(gross_limit_s(runs, incumbent, cold.most, hopeless=hopeless) for runs in (1, 2))
         record.stop_above_s = max(record.limits_s[1], incumbent.ci95[1] * STOP_ABOVE)
-    stopped = _warm_up(record, policy, incumbent)
+    promised = False
+    record.run(1)
+    stopped = _lost(record)
+    if glimpse and incumbent is not None and stopped is None and math.isfinite(cold.usual):
+        promised = promising(record.values_s[0], incumbent, cold)
+        if not promised and 2.0 * record.values_s[0] > policy.max_s:
+            stopped = "glimpsed"
+    if stopped is None:
+        stopped = _warm_up(record, policy, incumbent)
     while stopped is None:
         stopped = _verdict(record, policy, incumbent)
         if stopped is None:
@@ -105,6 +119,8 @@ def measure(
         warmup_s=tuple(record.values_s[: record.warm]),
         stopped=stopped,
         timeline=record.timeline,
+        cold=cold.usual if stopped == "glimpsed" else 1.0,
+        promised=promised,
     )
 
 
@@ -138,14 +154,9 @@ class _Record:
 def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
     """Run until the candidate is warm or out of the race; ``record.warm`` leaves at least the last run as a sample."""
     clearly = 1.0 - 2.0 * (RUN_NOISE if incumbent is None else noise(incumbent))
-    record.run(1)
     while True:
-        if (
-            len(record.values_s) <= len(record.limits_s)
-            and min(record.values_s) > record.limits_s[len(record.values_s) - 1]
-        ):
-            record.warm = len(record.values_s) - 1
-            return "raced"
+        if lost := _lost(record):
+            return lost
         runs = len(record.values_s)
         settled = runs >= 2 and record.values_s[-1] >= clearly * record.values_s[-2]
         if settled and math.fsum(record.values_s[:-1]) >= WARM_S:
@@ -158,6 +169,15 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
             record.warm = runs - policy.min_runs  # no time to make sure that it is warm
             return None
         record.run(1)
+
+
+def _lost(record: _Record) -> Stopped | None:
+    """Return whether all runs so far took longer than their limit."""
+    runs = len(record.values_s)
+    if runs <= len(record.limits_s) and min(record.values_s) > record.limits_s[runs - 1]:
+        record.warm = runs - 1
+        return "raced"
+    return None
 
 
 def _verdict(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:

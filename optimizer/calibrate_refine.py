@@ -52,7 +52,7 @@ def refine(file: Path, run: Path) -> Calibration:
             processors[key] = _scaled(processors[key], of)
     refined = replace(profile, processors=processors)
     after = _predictions(refined, platform, graph, trials)
-    measured = [t.measurement.latency_s.median for t in trials if t.measurement]
+    measured = [t.measurement.median_s for t in trials if t.measurement]
     step = {
         "run": run.name,
         "model": graph.name,
@@ -79,7 +79,7 @@ def _run(run: Path) -> tuple[Graph, list[Trial]]:
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
     graph = load(str(config["model"]), tuple(config.get("input_shape") or ()))
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
-    kept = [t for t in trials if t.measurement is not None and not t.raced]
+    kept = [t for t in trials if t.measurement is not None and not t.raced and t.measurement.cold == 1.0]
     return graph, kept
 
 

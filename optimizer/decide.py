@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from search_spaces.errors import UnavailableError, UnstableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 
-_PLANS = 2
+_PLANS = 3
 _PAUSES_S = (2.0, 5.0)
 _FINALS = ComparisonPolicy(max_s=4.0, min_rounds=3, max_rounds=6)
 
@@ -69,6 +69,7 @@ def decide(
     seed: int,
     progress: Callable[[str], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
+    believed: Sequence[Plan] | None = None,
 ) -> Verdict:
     """Measure the fastest plans and baselines again, interleaved, and compare the best of each.
 
@@ -76,6 +77,8 @@ def decide(
 
     Args:
         baselines: name → plan; those that were not measured are left out.
+        believed: measured plans, by what all that was measured says of them, the best first (default: by their own
+            medians); the fastest by its own median is a finalist too.
         sleep: waits some seconds, for the machine to calm down.
 
     Raises:
@@ -85,7 +88,7 @@ def decide(
     rng = np.random.default_rng([seed, 1])
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
     ranking = history.ranking()
-    plans = [t for t in ranking if t.plan.digest not in names][:_PLANS]
+    plans = _finalists([t for t in ranking if t.plan.digest not in names], believed)
     firsts = _strongest([t for t in ranking if t.plan.digest in names])
     if not firsts:
         raise UnavailableError("no baseline could be measured", "see the failures in the trial log")
@@ -147,6 +150,13 @@ def settled(
             f"while it was measured, and the {len(_PAUSES_S)} times before were no steadier"
         )
     return found
+
+
+def _finalists(ranking: list[Trial], believed: Sequence[Plan] | None) -> list[Trial]:
+    """Return the plans that are measured again: those that are believed in, and the one that was fastest itself."""
+    own = {trial.plan.digest: trial for trial in ranking}
+    first = [own[plan.digest] for plan in believed or () if plan.digest in own][: _PLANS - 1]
+    return list({trial.plan.digest: trial for trial in (*first, *ranking[:_PLANS])}.values())[:_PLANS]
 
 
 def _strongest(ranking: list[Trial]) -> list[Trial]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evaluators.racing import ColdStart
 from evaluators.samples import Measurement, Samples
 from search_spaces.errors import PlanError, RunFolderError
 from search_spaces.plan import Plan
@@ -54,7 +55,7 @@ class Trial:
     @property
     def median_s(self) -> float:
         """The median latency in seconds, as at the machine's first speed; infinite where there is none."""
-        return self.measurement.latency_s.median / self.speed if self.measurement else float("inf")
+        return self.measurement.median_s / self.speed if self.measurement else float("inf")
 
     @property
     def raced(self) -> bool:
@@ -119,7 +120,7 @@ class _Ranked:
         if trial.measurement is None or trial.raced:
             return
         samples, warmup_s = trial.measurement.latency_s, trial.measurement.warmup_s
-        if warmup_s:
+        if warmup_s and not trial.measurement.promised:  # those were chosen for their fast first run
             insort(self.ratios, warmup_s[0] / samples.median)
         if self.best is None or trial.median_s < self.best.median_s:
             self.best = trial
@@ -241,10 +242,12 @@ class History:
         return sorted((t for t in self.known.values() if t.measurement), key=lambda trial: trial.median_s)
 
     @property
-    def cold(self) -> float:
-        """How many times longer first runs took than the later ones, for nine plans of ten; infinite if unknown."""
+    def cold(self) -> ColdStart:
+        """How many times longer first runs took than the later ones."""
         ratios = self._ranked.ratios
-        return ratios[len(ratios) * 9 // 10] if len(ratios) >= _SURE_PLANS else float("inf")
+        if len(ratios) < _SURE_PLANS:
+            return ColdStart()
+        return ColdStart(ratios[len(ratios) // 2], ratios[len(ratios) * 9 // 10])
 
     @property
     def incumbent(self) -> Samples | None:

@@ -14,7 +14,7 @@ from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
 from optimizer.history import OPTIMUM, UNSEEN, History, Trial
 from optimizer.samplers import make_proposer, make_sampler
-from optimizer.samplers.auto import Problem, Proposer
+from optimizer.samplers.auto import AutoProposer, Problem, Proposer
 from optimizer.storage import TrialLog
 from search_spaces.constraints import Violation
 from search_spaces.errors import PlanError, UnavailableError
@@ -25,6 +25,7 @@ from search_spaces.space import EnumerableSpace
 _DRAWS = 1000
 _CHOICES = 32
 _HOPELESS = 1.3
+_LOOK_EVERY = 8  # proposals that are run a second time whatever the first run took: a fair sample of cold starts
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 
 Origin = tuple[str, Plan]
@@ -96,6 +97,15 @@ class Loop:
             self._give_up_if_all_fail()
         return self.history.measured >= cardinality
 
+    def believed(self) -> list[Plan]:
+        """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
+        if self.problem is None:
+            return [trial.plan for trial in self.history.ranking()]
+        judge = AutoProposer(self.problem, self.seed)
+        for trial in (*self.history.outside, *self.history.trials):
+            _observe(judge, trial)
+        return [plan for plan, _ in judge.ranking()]
+
     @property
     def proven(self) -> bool:
         """Whether the queue is measured and the fastest plan is so near the bound that the search may end."""
@@ -128,7 +138,7 @@ class Loop:
         if before is None:
             for violation in self.violations(proposed):
                 asked.set_constraint(violation.statement, violation.gap)
-            trial = self._try(trial, race=plan is None or origin in (UNSEEN, OPTIMUM, self.sampler))
+            trial = self._try(trial, race=plan is None or self._proposed(origin))
         value = history.value_of(trial)
         if value is None:
             history.study.tell(asked, state=TrialState.FAIL)
@@ -140,9 +150,12 @@ class Loop:
     def _told(self, origin: str, plan: Plan) -> Trial:
         """Try a plan that no sampler of parameters was asked for; Optuna hears of it afterwards."""
         trial = Trial(self.history.next_number, plan, origin, self.space.encode(plan))
-        trial = self._try(trial, race=origin in (UNSEEN, OPTIMUM, self.sampler))
+        trial = self._try(trial, race=self._proposed(origin))
         self.history.tell(trial)
         return trial
+
+    def _proposed(self, origin: str) -> bool:
+        return origin in (UNSEEN, OPTIMUM, self.sampler)
 
     def _prescribed(self, cardinality: int, proposer: Proposer | None) -> tuple[str, Plan | None]:
         """Return the next plan of the queue, an unseen one after too many repeats, or leave it to the sampler."""
@@ -186,7 +199,8 @@ class Loop:
         if broken := [v for v in self.violations(trial.plan) if not (outside and v.unit == "stages")]:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
-            found = measure_plan(self, trial.plan, race=race)
+            glimpse = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
+            found = measure_plan(self, trial.plan, race=race, glimpse=glimpse)
             return replace(trial, measurement=found, speed=self.history.speed)
         except UnavailableError as error:
             return replace(trial, failure=str(error))
@@ -216,8 +230,12 @@ def _observe(proposer: Proposer, trial: Trial) -> None:
         proposer.observe(trial.plan, trial.measurement, trial.speed)
 
 
-def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:
+def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -> Measurement:
     """Load, measure and check one plan.
+
+    Args:
+        race: whether it may be given up as soon as it has lost against the best plan so far.
+        glimpse: whether one run will do, in a race; see :func:`~evaluators.sampling.measure`.
 
     Raises:
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
@@ -228,7 +246,9 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool) -> Measurement:
         if race:
             incumbent = loop.history.incumbent
             hopeless = incumbent is not None and loop.predict(plan) > _HOPELESS * incumbent.median
-            found = measure(candidate, loop.policy, incumbent, conditions, loop.history.cold, hopeless=hopeless)
+            found = measure(
+                candidate, loop.policy, incumbent, conditions, loop.history.cold, hopeless=hopeless, glimpse=glimpse
+            )
         else:
             found = measure(candidate, loop.named, conditions=conditions)
         # A plan that lost its race may have been broken off, and is not reported anywhere as a choice.

@@ -81,7 +81,7 @@ class Result:
         if self.verdict is None or compared is None or self.verdict.challenger is None:
             return None
         pairs = ((self.verdict.baseline[1], compared.baseline), (self.verdict.challenger, compared.candidate))
-        ratios = [s.median / m.latency_s.median for p, s in pairs if (m := self.measurement(p)) is not None]
+        ratios = [s.median / m.median_s for p, s in pairs if (m := self.measurement(p)) is not None]
         return math.sqrt(min(ratios) * max(ratios)) if ratios else None
 
     def measurement(self, plan: Plan) -> Measurement | None:

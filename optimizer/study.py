@@ -218,7 +218,16 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     verdict = study.kept_verdict(run)  # a finished study that is asked again has nothing new to measure
     if verdict is None:
         policy = ComparisonPolicy(precision=min(config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
-        verdict = decide(study.graph, session, history, study.baselines, policy, config.seed, study.watcher.message)
+        verdict = decide(
+            study.graph,
+            session,
+            history,
+            study.baselines,
+            policy,
+            config.seed,
+            study.watcher.message,
+            believed=loop.believed(),
+        )
         run.log.append("verdict", verdict.to_json())
     study.watcher.message("writing the stage files")
     deployed = _deploy(study, run, session, verdict.best)

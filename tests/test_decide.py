@@ -58,6 +58,18 @@ def test_a_plan_that_was_only_lucky_is_not() -> None:
     assert found.challenger == SPLIT
 
 
+def test_a_plan_that_its_parts_speak_for_is_a_finalist_whatever_its_own_run_said() -> None:
+    """Four plans had one lucky run each; the one that all measurements of its parts point to had an unlucky one."""
+    whole = NAMED["whole on cpu"]
+    lucky = [chain_plan(GRAPH, (cut,), ["cpu", "cpu"]) for cut in (1, 2, 5, 6)]
+    measured_s = {whole: 0.1, **dict.fromkeys(lucky, 0.05), SPLIT: 0.09}
+    evaluator = SyntheticEvaluator(interaction=lambda plan: 0.7 if plan == SPLIT else 1.0)
+    with evaluator.prepare(PLATFORM) as session:
+        history = history_of(measured_s)
+        assert decide(GRAPH, session, history, NAMED, POLICY, 0).best != SPLIT
+        assert decide(GRAPH, session, history, NAMED, POLICY, 0, believed=[SPLIT, *lucky]).best == SPLIT
+
+
 def test_a_cut_baseline_that_only_ties_with_the_whole_model_is_no_yardstick() -> None:
     whole, cut = NAMED["whole on cpu"], NAMED["layer length K=2"]
     evaluator = SyntheticEvaluator()

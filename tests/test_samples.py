@@ -29,9 +29,11 @@ MEASUREMENTS = st.builds(
     SAMPLES,
     LATENCIES,
     LATENCIES,
-    st.sampled_from(("precision", "limit", "raced")),
+    st.sampled_from(("precision", "limit", "raced", "glimpsed")),
     st.none() | TIMELINES,
     st.none() | AGREEMENTS,
+    st.floats(0.5, 3.0),
+    st.booleans(),
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evaluators.base import Agreement, Batch
 from evaluators.comparison import ComparisonPolicy, finals
-from evaluators.racing import MARGIN, grossly_slower, noise, slower
+from evaluators.racing import MARGIN, ColdStart, grossly_slower, noise, slower
 from evaluators.samples import Measurement, Samples
 from evaluators.sampling import WARM_S, SamplingPolicy, measure
 from search_spaces.errors import UnavailableError, UsageError
@@ -113,6 +113,23 @@ def test_a_known_cold_start_lets_the_first_run_decide() -> None:
     assert not grossly_slower([0.19], incumbent)
     assert grossly_slower([0.19], incumbent, cold=1.1)
     assert not grossly_slower([0.19], incumbent, cold=1.5)
+
+
+def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_no_time_for_another() -> None:
+    incumbent, cold, short = Samples((0.1,) * 9), ColdStart(1.05, 1.1), SamplingPolicy(max_s=0.15, min_runs=1)
+    tie = measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold, glimpse=True)
+    assert (tie.stopped, tie.latency_s.values_s, tie.warmup_s) == ("glimpsed", (0.106,), ())
+    assert tie.median_s == pytest.approx(0.106 / 1.05)
+    assert not tie.promised
+    fast = measure(Scripted([0.1, 0.095]), short, incumbent, cold=cold, glimpse=True)
+    assert (fast.stopped, fast.latency_s.values_s, fast.cold, fast.promised) == ("limit", (0.095,), 1.0, True)
+    for least in (
+        measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold),
+        measure(Scripted([0.106, 0.1]), short, incumbent, glimpse=True),
+        measure(Scripted([0.106, 0.1]), short, glimpse=True, cold=cold),
+        measure(Scripted([0.106, 0.1]), replace(short, max_s=0.3), incumbent, cold=cold, glimpse=True),
+    ):
+        assert least.stopped != "glimpsed"
 
 
 def test_the_limit_is_of_measured_seconds() -> None:

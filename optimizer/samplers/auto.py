@@ -168,7 +168,8 @@ class AutoProposer:
     def _correct(self, plan: Plan, measurement: Measurement, speed: float) -> None:
         """Learn from a measurement; of a race that was lost in the first runs only that it was lost."""
         samples, raced = measurement.latency_s, measurement.stopped == "raced"
-        stage_s, latency_s = tuple(s / speed for s in measurement.stage_s), samples.median / speed
+        usual = speed * measurement.cold
+        stage_s, latency_s = tuple(s / usual for s in measurement.stage_s), samples.median / usual
         noise = math.sqrt(_USUAL_RUNS / min(max(len(samples.values_s), 1), 2 * _USUAL_RUNS))
         if raced and (len(samples.values_s) < _WARM_RUNS or min(stage_s) <= 0.0):
             mean = self._correction.draw(0, np.random.default_rng(0))

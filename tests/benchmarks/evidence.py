@@ -30,7 +30,8 @@ from optimizer.provenance import provenance
 from search_spaces.chain import chain_plan
 from search_spaces.models import load
 
-THIRTY_PAIRS = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=5, max_rounds=5, min_pairs=6, max_pairs=6)
+# Of runs as short as these, two make one of a pair: ten rounds of three pairs.
+THIRTY_PAIRS = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=10, max_rounds=10, min_pairs=6, max_pairs=6)
 PARTS = ("quiet", "busy")
 FIVE_SECONDS = ComparisonPolicy(precision=0.002, max_s=5.0)
 
