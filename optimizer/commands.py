@@ -69,6 +69,18 @@ def report(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     return 0
 
 
+def schema(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize schema``."""
+    parser.add_argument("--markdown", action="store_true", help="the reference for people instead of the JSON Schema")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.campaign_file import json_schema
+    from optimizer.campaign_reference import reference
+
+    print(reference() if options.markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    return 0
+
+
 def plugins(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Do ``optimize plugins``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -98,22 +110,4 @@ def solve(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
     found = solve_file(options.file, options.objective, options.time_limit)
     print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
-    return 0
-
-
-def explain(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    """Do ``optimize explain``."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
-    options = parser.parse_args(arguments)
-    from optimizer.explain import explain_run, render
-
-    found = explain_run(options.run)
-    if options.json:
-        print(json.dumps(found.to_json(), indent=2))
-    else:
-        from optimizer.console import make_console
-
-        make_console().print(render(found), crop=False)
     return 0

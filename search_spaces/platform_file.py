@@ -22,81 +22,18 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import OptimizeError, UsageError
 from search_spaces.platform import Limits, Link, Platform, Processor
+from search_spaces.yaml_file import MAX_NBYTES, Value, parsed
 
-MAX_NBYTES = 256 << 10
-_MAX_DEPTH = 8
+__all__ = ["MAX_NBYTES", "read_platform"]
+
 _KINDS = ("cpu", "gpu", "npu")
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A node of the file and where it stands."""
-
-    node: Any
-    path: Path
-
-    def error(self, problem: str, hint: str = "") -> UsageError:
-        return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
-
-    def fields(self, what: str, known: Collection[str]) -> dict[str, _Value]:
-        """Return the values of a mapping whose keys must be among ``known``."""
-        found = {}
-        for key, value in self.items(what):
-            if key.text("a key") not in known:
-                near = difflib.get_close_matches(key.text("a key"), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(known)}"
-                raise key.error(f"{what} has no {key.text('a key')!r}", hint)
-            if key.text("a key") in found:
-                raise key.error(f"{what} has {key.text('a key')!r} twice")
-            found[key.text("a key")] = value
-        return found
-
-    def items(self, what: str) -> Iterator[tuple[_Value, _Value]]:
-        if self.node.id != "mapping":
-            raise self.error(f"{what} must be a mapping of keys to values")
-        for key, value in self.node.value:
-            yield _Value(key, self.path), _Value(value, self.path)
-
-    def each(self, what: str) -> list[_Value]:
-        if self.node.id != "sequence" or not self.node.value:
-            raise self.error(f"{what} must be a list with at least one entry")
-        return [_Value(node, self.path) for node in self.node.value]
-
-    def text(self, what: str) -> str:
-        if self.node.id != "scalar" or not self.node.value or not self.node.value.isprintable():
-            raise self.error(f"{what} must be a word of text")
-        return str(self.node.value)
-
-    def number(self, what: str, *, above: float = 0.0, most: float = math.inf) -> float:
-        try:
-            found = float(self.node.value)
-        except (TypeError, ValueError):
-            found = math.nan
-        if not above <= found <= most or not math.isfinite(found):
-            limits = f"from {above:g} to {most:g}" if math.isfinite(most) else f"of at least {above:g}"
-            raise self.error(f"{what} must be a number {limits}")
-        return found
-
-    def plain(self) -> Any:
-        """Return a scalar as a number, a truth value or text, and a list of them as a list."""
-        if self.node.id == "sequence":
-            return [_Value(node, self.path).plain() for node in self.node.value]
-        text = self.text("an option")
-        for convert in (int, float):
-            try:
-                return convert(text)
-            except ValueError:
-                continue
-        return {"true": True, "false": False}.get(text, text)
 
 
 def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platform:
@@ -109,7 +46,7 @@ def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platfo
         UsageError: the file is missing, no platform, or asks for what cannot be; the text begins with ``file:line``.
         UnavailableError: a processor cannot be used here.
     """
-    root = _parsed(path)
+    root = parsed(path, "a platform")
     fields = root.fields("a platform", ("name", "processors", "links", "limits"))
     if "processors" not in fields:
         raise root.error("a platform must have processors")
@@ -124,7 +61,7 @@ def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platfo
         raise fields["processors"].error(error.what, error.hint) from error
 
 
-def _processor(entry: _Value, find: Callable[[str], Processor] | None) -> Processor:
+def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Processor:
     if entry.node.id == "scalar" and entry.node.value:
         name = entry.text("a processor")
         raise entry.error("a processor must be a mapping of keys to values", f"write {{name: {name}}} for {name}")
@@ -154,7 +91,7 @@ def _processor(entry: _Value, find: Callable[[str], Processor] | None) -> Proces
     return replace(found, name=name, like=like, resources={**found.resources, **shares})
 
 
-def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, _Value]) -> Processor:
+def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, Value]) -> Processor:
     kind: Any = fields["kind"].text("the kind")
     if kind not in _KINDS:
         raise fields["kind"].error(f"there is no kind {kind!r} of processors", f"one of {', '.join(_KINDS)}")
@@ -167,7 +104,7 @@ def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, _Val
     return Processor(name, kind, shares or {name: 1.0}, like, options)
 
 
-def _link(entry: _Value) -> Link:
+def _link(entry: Value) -> Link:
     fields = entry.fields("a link", ("between", "bandwidth_bytes_per_s", "latency_s"))
     for key in ("between", "bandwidth_bytes_per_s"):
         if key not in fields:
@@ -180,41 +117,6 @@ def _link(entry: _Value) -> Link:
     return Link((ends[0], ends[1]), bandwidth, latency)
 
 
-def _limits(entry: _Value) -> Limits:
+def _limits(entry: Value) -> Limits:
     fields = entry.fields("limits", ("load_s", "run_s"))
     return Limits(**{key: value.number(key, above=0.01, most=86_400.0) for key, value in fields.items()})
-
-
-def _parsed(path: Path) -> _Value:
-    import yaml
-
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise UsageError(f"{path}: is no regular file", "give the path of a platform's YAML file")
-        with path.open("rb") as file:
-            content = file.read(MAX_NBYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path}: {reason.lower()}", "give the path of a platform's YAML file") from error
-    if len(content) > MAX_NBYTES:
-        raise UsageError(f"{path}: a platform file has at most {MAX_NBYTES} bytes")
-    try:
-        depth = 0
-        for event in yaml.parse(content, Loader=yaml.SafeLoader):
-            # A few lines of anchors can stand for gigabytes, and a few of brackets take minutes.
-            where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
-            if isinstance(event, yaml.AliasEvent):
-                raise UsageError(f"{where}: aliases (*{event.anchor}) are not read")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:
-                raise UsageError(f"{where}: is nested more than {_MAX_DEPTH} deep")
-        root = yaml.compose(content, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = path if mark is None else f"{path}:{mark.line + 1}"
-        raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error
-    if root is None:
-        raise UsageError(f"{path}:1: the file is empty", "a platform has a name and a list of processors")
-    return _Value(root, path)

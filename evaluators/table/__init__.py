@@ -1,0 +1,1 @@
+"""Times from elsewhere: published placement instances, and tables of times that a person types in."""

@@ -1,0 +1,180 @@
+"""Published device-placement instances: a graph of nodes timed on a CPU and on accelerators that are all alike.
+
+The problem, and its JSON, are those of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
+Operators" (NeurIPS 2020). Every node goes to the CPU or to one of ``accelerators`` accelerators:
+
+- the nodes of an accelerator fit into its memory, and are one contiguous part that runs once: no way leads out of it
+  and back into it, and the parts do not depend on each other in a circle (the CPU's nodes may be anywhere);
+- nodes of one colour are on one device;
+- to move a node's output between an accelerator's memory and the CPU's takes the accelerator ``transfer``: once to
+  send it out, if anybody elsewhere reads it, and once for each accelerator that reads it in. The CPU pays nothing.
+
+Costs have the unit of the file; the published ones are milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import UsageError, shown
+
+MAX_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementProblem:
+    """A graph to place; every sequence has one entry for each node, edges name nodes by their position.
+
+    Attributes:
+        name: of the instance.
+        names: what the file calls the nodes.
+        cpu, accelerator: cost of each node on the CPU and on an accelerator; infinite where it cannot run.
+        nbytes: what each node keeps in an accelerator's memory.
+        transfer: to move the node's output into an accelerator's memory or out of it.
+        successors: the nodes that read each node's output, ascending.
+        colours: nodes with the same number are on one device.
+        accelerators, memory_bytes: how many there are, and what each can keep.
+        predecessors: the nodes that each node reads from.
+        order: the nodes in a topological order.
+
+    Raises:
+        UsageError: the edges form a circle, or there is neither CPU nor accelerator for some node.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    cpu: tuple[float, ...]
+    accelerator: tuple[float, ...]
+    nbytes: tuple[float, ...]
+    transfer: tuple[float, ...]
+    successors: tuple[tuple[int, ...], ...]
+    colours: tuple[int, ...]
+    accelerators: int
+    memory_bytes: float
+    predecessors: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+    order: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        before: list[list[int]] = [[] for _ in self.names]
+        for node, after in enumerate(self.successors):
+            for reader in after:
+                before[reader].append(node)
+        object.__setattr__(self, "predecessors", tuple(tuple(p) for p in before))
+        waiting = [len(p) for p in before]
+        order = [node for node, count in enumerate(waiting) if not count]
+        for node in order:
+            for reader in self.successors[node]:
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    order.append(reader)
+        if len(order) < len(self.names):
+            stuck = next(node for node, count in enumerate(waiting) if count)
+            raise UsageError(f"{self.name}: the edges form a circle; node {self.names[stuck]!r} is in it or after it")
+        object.__setattr__(self, "order", tuple(order))
+        for node, name in enumerate(self.names):
+            if math.isinf(self.cpu[node]) and (math.isinf(self.accelerator[node]) or not self.accelerators):
+                raise UsageError(f"{self.name}: node {name!r} runs on no device")
+
+
+def is_placement(path: Path) -> bool:
+    """Return whether a file is to be read as a published instance: it is JSON by its name."""
+    return path.suffix.lower() == ".json"
+
+
+def read_placement(path: Path) -> PlacementProblem:
+    """Read a published instance.
+
+    Raises:
+        UsageError: the file is missing, damaged, or no instance; the text names the node or edge.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: is no regular file")
+        content = path.read_bytes() if path.stat().st_size <= MAX_NBYTES else b""
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is no JSON of at most {MAX_NBYTES >> 20} MiB: {error}") from error
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{path}: a placement instance is a JSON object, not {shown(data)}")
+    return _Reader(path, data).problem()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    path: Path
+    data: Mapping[str, Any]
+
+    def problem(self) -> PlacementProblem:
+        if self._number(self.data, "maxCPUs", "the instance") > 1:
+            raise UsageError(f"{self.path}: maxCPUs: instances with one CPU, or none, can be solved")
+        nodes, edges = self._entries("nodes"), self._entries("edges")
+        index: dict[Any, int] = {}
+        for position, node in enumerate(nodes):
+            number = node.get("id")
+            if not isinstance(number, int | str) or number in index:
+                raise UsageError(f"{self.path}: node {position} has the id {shown(number)}: not one of its own")
+            index[number] = position
+        successors, transfer = self._edges(edges, index, len(nodes))
+        cpus = self._number(self.data, "maxCPUs", "the instance") >= 1
+        times = [[self._number(n, key, f"node {n['id']}") for n in nodes] for key in ("cpuLatency", "fpgaLatency")]
+        colours: dict[Any, int] = {}
+        return PlacementProblem(
+            name=self.path.stem,
+            names=tuple(str(n.get("name", n["id"])) for n in nodes),
+            cpu=tuple(t if cpus else math.inf for t in times[0]),
+            accelerator=tuple(
+                t if n.get("supportedOnFpga", True) else math.inf for n, t in zip(nodes, times[1], strict=True)
+            ),
+            nbytes=tuple(self._number(n, "size", f"node {n['id']}") for n in nodes),
+            transfer=transfer,
+            successors=successors,
+            colours=tuple(
+                colours.setdefault(str(n["colorClass"]) if n.get("colorClass") is not None else i, i)
+                for i, n in enumerate(nodes)
+            ),
+            accelerators=int(self._number(self.data, "maxFPGAs", "the instance")),
+            memory_bytes=self._number(self.data, "maxSizePerFPGA", "the instance"),
+        )
+
+    def _edges(
+        self, edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int], count: int
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
+        successors: list[set[int]] = [set() for _ in range(count)]
+        transfer: dict[int, float] = {}
+        for position, edge in enumerate(edges):
+            ends = [edge.get("sourceId"), edge.get("destId")]
+            for end in ends:
+                if not isinstance(end, int | str) or end not in index:
+                    raise UsageError(f"{self.path}: edge {position} names node {shown(end)}, which is not there")
+            source, reader = (index[end] for end in ends)
+            cost = self._number(edge, "cost", f"edge {position}")
+            if transfer.setdefault(source, cost) != cost:
+                raise UsageError(
+                    f"{self.path}: edge {position}: moving the output of node {ends[0]} costs {cost:g} here and "
+                    f"{transfer[source]:g} elsewhere: it is one output"
+                )
+            successors[source].add(reader)
+        return tuple(tuple(sorted(s)) for s in successors), tuple(transfer.get(i, 0.0) for i in range(count))
+
+    def _entries(self, key: str) -> list[Mapping[str, Any]]:
+        found = self.data.get(key)
+        if not isinstance(found, list) or not all(isinstance(entry, Mapping) for entry in found):
+            raise UsageError(f"{self.path}: {key!r} is missing, or no list of objects")
+        if key == "nodes" and not found:
+            raise UsageError(f"{self.path}: there are no nodes")
+        return found
+
+    def _number(self, entry: Mapping[str, Any], key: str, what: str) -> float:
+        value = entry.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            given = f"is {shown(value)}" if key in entry else "is missing"
+            raise UsageError(f"{self.path}: {what}: {key} {given}; it must be a number of at least 0")
+        return float(value)

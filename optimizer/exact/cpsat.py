@@ -1,0 +1,56 @@
+"""The constraint solver CP-SAT of OR-Tools, an optional dependency: imported where it is used."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from search_spaces.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model as cp
+
+WORKERS = 2
+PROVEN = 1e-5  # a gap that rounding to integers makes
+Outcome = Literal["found", "infeasible", "no time"]
+"""There is a solution; there is proven to be none; or nothing is known."""
+
+
+def solver_module() -> Any:
+    """Return the module ``ortools.sat.python.cp_model``.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise UnavailableError(
+            "exact solutions of graphs need OR-Tools, which is not installed",
+            "install the extra: pip install 'partition-optimizer[exact]'",
+        ) from error
+    return cp_model
+
+
+def check_time_limit(seconds: float) -> float:
+    """Return a solver's time limit.
+
+    Raises:
+        UsageError: it is not more than 0.
+    """
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--time-limit {seconds:g}: must be more than 0 seconds", "a proof takes time; try 10")
+    return seconds
+
+
+def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS) -> tuple[cp.CpSolver, Outcome]:
+    """Solve a model; return the solver, to be asked for values and bound, and what became of it."""
+    module = solver_module()
+    solver = module.CpSolver()
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 1e-3)
+    solver.parameters.num_workers = workers
+    solver.parameters.random_seed = 0
+    status = solver.solve(model)
+    if status in (module.OPTIMAL, module.FEASIBLE):
+        return solver, "found"
+    return solver, "infeasible" if status == module.INFEASIBLE else "no time"

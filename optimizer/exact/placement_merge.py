@@ -1,0 +1,142 @@
+"""What of a placement problem is on one device in every solution that beats a known one: merged without loss.
+
+Given a value that is known to be reachable, in a better solution
+
+- a node whose work on the CPU, with all of its colour, is above it is on an accelerator;
+- what such a node would pay for a transfer above it is not paid, so both ends are on one device;
+- what lies between two nodes of one accelerator is on it too, for its part is contiguous;
+- a source without cost that one node reads, as a weight, is best where that node is, if memory is no matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from evaluators.table.placement import PlacementProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Nodes that are on one device.
+
+    Attributes:
+        of: the cluster of each node: the smallest node in it.
+        on_accelerator: clusters that the CPU cannot have.
+    """
+
+    of: tuple[int, ...]
+    on_accelerator: frozenset[int]
+
+    def members(self) -> dict[int, list[int]]:
+        """Return the nodes of each cluster, ascending."""
+        found: dict[int, list[int]] = {}
+        for node, cluster in enumerate(self.of):
+            found.setdefault(cluster, []).append(node)
+        return found
+
+
+def merge(problem: PlacementProblem, known: float, *, parallel_cpu: bool = False) -> Clusters:
+    """Return what is on one device in each solution better than ``known`` (infinite: nothing is known).
+
+    Args:
+        parallel_cpu: the CPU runs nodes side by side, so that only a single node can be too much for it; then nodes of
+            one colour make one cluster only if they are on an accelerator.
+    """
+    sets = _Sets(len(problem.names))
+    _join_weights(problem, sets)
+    of_colour: dict[int, list[int]] = {}
+    for node, colour in enumerate(problem.colours):
+        of_colour.setdefault(colour, []).append(node)
+    total = max if parallel_cpu else sum
+    dear = {c for c, members in of_colour.items() if total(problem.cpu[v] for v in members) > known}
+    dear |= {c for c, members in of_colour.items() if any(math.isinf(problem.cpu[v]) for v in members)}
+    for colour, members in of_colour.items():
+        if not parallel_cpu or colour in dear:
+            sets.join_all(members)
+    while True:
+        roots = [sets.root(v) for v in range(len(problem.names))]
+        load: dict[int, list[float]] = {root: [] for root in roots}
+        for node, root in enumerate(roots):
+            load[root].append(problem.cpu[node])
+        bound = {root for root, cpu in load.items() if total(cpu) > known}
+        bound |= {roots[v] for v, colour in enumerate(problem.colours) if colour in dear}
+        if not _join_dear_edges(problem, sets, roots, bound, known) and not any(
+            _close(problem, roots, bound, root, sets) for root in sorted(bound)
+        ):
+            return Clusters(tuple(roots), frozenset(bound))
+
+
+def _join_weights(problem: PlacementProblem, sets: _Sets) -> None:
+    if sum(problem.nbytes) > problem.memory_bytes:
+        return
+    count = Counter(problem.colours)
+    for node, readers in enumerate(problem.successors):
+        free = problem.cpu[node] == problem.accelerator[node] == 0.0 and not problem.predecessors[node]
+        if free and len(readers) == 1 and count[problem.colours[node]] == 1:
+            sets.join_all((node, readers[0]))
+
+
+def _join_dear_edges(problem: PlacementProblem, sets: _Sets, roots: list[int], bound: set[int], known: float) -> bool:
+    """Join the ends of edges of which one is on an accelerator that cannot afford the transfer."""
+    accelerator = dict.fromkeys(roots, 0.0)
+    for node, root in enumerate(roots):
+        accelerator[root] += problem.accelerator[node]
+    changed = False
+    for node, readers in enumerate(problem.successors):
+        for reader in readers:
+            ends = roots[node], roots[reader]
+            paid = max((accelerator[e] + problem.transfer[node] for e in ends if e in bound), default=0.0)
+            if ends[0] != ends[1] and problem.transfer[node] > 0 and paid > known:
+                changed |= sets.join_all(ends)
+    return changed
+
+
+def _close(problem: PlacementProblem, roots: list[int], bound: set[int], root: int, sets: _Sets) -> bool:
+    """Take in what lies on a way out of a cluster and back into it; return whether there was something."""
+    members: dict[int, list[int]] = {}
+    for node, other in enumerate(roots):
+        if other in bound:
+            members.setdefault(other, []).append(node)
+    after = _reach(problem.successors, members[root], roots, members)
+    between = after & _reach(problem.predecessors, members[root], roots, members)
+    return sets.join_all([root, *sorted(between)])
+
+
+def _reach(
+    edges: tuple[tuple[int, ...], ...], start: list[int], roots: list[int], members: dict[int, list[int]]
+) -> set[int]:
+    """Return the nodes that can be reached; those of one accelerator are reached together.
+
+    Nodes of one colour that the CPU may have are no way through: the CPU runs them at different times.
+    """
+    found: set[int] = set()
+    waiting = list(start)
+    while waiting:
+        for node in edges[waiting.pop()]:
+            if node not in found:
+                together = members.get(roots[node], [node])
+                found.update(together)
+                waiting += together
+    return found
+
+
+class _Sets:
+    """Disjoint sets; the smallest member stands for the set."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def root(self, node: int) -> int:
+        while self._parent[node] != node:
+            self._parent[node] = self._parent[self._parent[node]]
+            node = self._parent[node]
+        return node
+
+    def join_all(self, nodes: Iterable[int]) -> bool:
+        roots = sorted({self.root(node) for node in nodes})
+        for other in roots[1:]:
+            self._parent[other] = roots[0]
+        return len(roots) > 1

@@ -1,0 +1,89 @@
+"""A first solution of a placement problem: an order of its nodes cut into runs, one for each accelerator.
+
+The best runs of a given order, for the largest load, come from dynamic programming in time quadratic in the nodes;
+some orders are tried. It is no more than a good start for the proof, and a value to merge by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.table.placement import PlacementProblem
+from optimizer.exact.placement_merge import Clusters
+
+
+def first_solutions(problem: PlacementProblem, clusters: Clusters) -> Iterator[tuple[int, ...]]:
+    """Yield the accelerator of each node for some orders; nothing is on the CPU, not even what must be."""
+    for order in _orders(problem, clusters):
+        devices = _cut(problem, order)
+        if devices is not None:
+            yield devices
+
+
+def _orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list[int]]]:
+    """Yield orders of groups of nodes; groups that depend on each other in a circle are one."""
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(clusters.of)
+    for node, readers in enumerate(problem.successors):
+        graph.add_edges_from((clusters.of[node], clusters.of[r]) for r in readers)
+    members = clusters.members()
+    parts = nx.condensation(graph)
+    groups = {part: [v for c in parts.nodes[part]["members"] for v in members[c]] for part in parts}
+    rank = {v: i for i, v in enumerate(problem.order)}
+    first = {part: min(rank[v] for v in groups[part]) for part in parts}
+    for key in (first.__getitem__, lambda part: -first[part]):
+        yield [groups[part] for part in nx.lexicographical_topological_sort(parts, key=key)]
+    yield [groups[part] for part in reversed(list(nx.dfs_postorder_nodes(parts)))]
+
+
+def _cut(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """Return the runs of an order whose largest load is least; None where none fit into the memory."""
+    count, most = len(order), problem.accelerators
+    load = _loads(problem, order)
+    least = np.full((most + 1, count + 1), np.inf)
+    least[:, count] = 0.0
+    ends = np.zeros((most + 1, count), dtype=int)
+    for left in range(1, most + 1):
+        worst = np.maximum(load[:count], least[left - 1])
+        ends[left] = worst.argmin(axis=1)
+        least[left, :count] = worst.min(axis=1)
+    if not np.isfinite(least[most, 0]):
+        return None
+    devices, first, left = [0] * len(problem.names), 0, most
+    while first < count:
+        for group in order[first : ends[left, first]]:
+            for node in group:
+                devices[node] = most - left
+        first, left = int(ends[left, first]), left - 1
+    return tuple(devices)
+
+
+def _loads(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+    """Return the load of each run ``first … last-1`` on one accelerator; infinite where it does not fit."""
+    count = len(order)
+    place = {node: i for i, group in enumerate(order) for node in group}
+    last_use = [max((place[r] for r in readers), default=-1) for readers in problem.successors]
+    table = np.full((count + 1, count + 1), np.inf)
+    for first in range(count):
+        load = kept = 0.0
+        open_until: dict[int, float] = {}  # transfers out, by the group that reads the output last
+        seen: set[int] = set()
+        for last in range(first, count):
+            for node in order[last]:
+                load += problem.accelerator[node]
+                kept += problem.nbytes[node]
+                for before in problem.predecessors[node]:
+                    if place[before] < first and before not in seen:
+                        seen.add(before)
+                        load += problem.transfer[before]
+                if last_use[node] > last:
+                    open_until[last_use[node]] = open_until.get(last_use[node], 0.0) + problem.transfer[node]
+            open_until.pop(last, None)
+            if kept > problem.memory_bytes:
+                break
+            table[first, last + 1] = load + sum(open_until.values())
+    return table

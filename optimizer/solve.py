@@ -1,0 +1,220 @@
+"""``optimize solve FILE``: the best placement of a table of times or of a published instance, with its proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.table.placement import is_placement, read_placement
+from evaluators.table.table import Objective, Table, check_objective, read_table
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.cpsat import PROVEN, check_time_limit
+from optimizer.exact.dag import best_plan
+from optimizer.exact.graph_costs import GraphCosts
+from optimizer.exact.period import least_period
+from optimizer.exact.placement import CPU, PlacementObjective, loads, solve_placement
+from search_spaces.errors import UsageError
+from search_spaces.platform import Platform
+
+SCHEMA_VERSION = 1
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one device runs in one go; ``load`` is its time in one inference, None where it has no time of its own."""
+
+    device: str
+    chain: str
+    nodes: tuple[str, ...]
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A placement and its proof.
+
+    Attributes:
+        value, bound: of the objective, in ``unit``: what the placement gives, and what none goes below.
+        unit: ``ms``, or that of the file.
+        loads: what each device does in one inference.
+    """
+
+    name: str
+    objective: str
+    value: float
+    bound: float
+    unit: str
+    parts: tuple[Part, ...]
+    wall_s: float
+    loads: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def gap(self) -> float:
+        """How far the value can be above the best one, relative to the bound."""
+        return self.value / self.bound - 1.0 if self.bound > 0 else 0.0 if self.value == 0 else float("inf")
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is the best, up to the rounding of the solver's integers (1e-5)."""
+        return self.gap <= PROVEN
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "objective": self.objective,
+            "unit": self.unit,
+            "value": self.value,
+            "bound": self.bound,
+            "gap": self.gap if self.gap < float("inf") else None,
+            "proven": self.proven,
+            "parts": [{"device": p.device, "chain": p.chain, "nodes": list(p.nodes)} for p in self.parts],
+            "loads": dict(self.loads),
+            "wall_s": self.wall_s,
+        }
+
+
+def solve_file(path: Path, objective: str | None, time_limit_s: float) -> Solved:
+    """Solve a table (YAML) or a published instance (JSON).
+
+    Args:
+        objective: ``latency`` or ``period``; None for the one that the table names, ``period`` for an instance.
+
+    Raises:
+        UsageError: the file, the objective or the time limit is wrong.
+        InfeasibleError: nothing fits.
+        UnavailableError: OR-Tools is needed and missing, or the time was too short to find anything.
+    """
+    check_time_limit(time_limit_s)
+    if is_placement(path):
+        return _instance(path, objective or "period", time_limit_s)
+    table = read_table(path)
+    wanted = check_objective(objective, table)
+    if len(table.chains) == 1:
+        return _chain(table, wanted)
+    return _period(table, time_limit_s) if wanted == "period" else _latency(table, time_limit_s)
+
+
+def _instance(path: Path, objective: str, time_limit_s: float) -> Solved:
+    wanted: PlacementObjective
+    if objective == "period":
+        wanted = "period"
+    elif objective == "latency":
+        wanted = "latency"
+    else:
+        raise UsageError(f"--objective {objective}: an instance has the objectives latency and period")
+    problem = read_placement(path)
+    found = solve_placement(problem, wanted, time_limit_s)
+    names = {d: "cpu" if d == CPU else f"accelerator{d}" for d in range(CPU, problem.accelerators)}
+    parts = tuple(
+        Part(names[device], "", tuple(problem.names[v] for v in problem.order if found.devices[v] == device))
+        for device in sorted(set(found.devices), key=found.devices.index)
+    )
+    load = {names[device]: value for device, value in loads(problem, found.devices).items()}
+    unit = "of the file"
+    return Solved(problem.name, objective, found.value, found.bound, unit, parts, found.wall_s, load)
+
+
+def table_costs(table: Table, platform: Platform) -> ChainCosts:
+    """Return the costs of all layers, chain after chain; a hand-over before layer ``i`` is that of layer ``i - 1``."""
+    after = table.hand_over_s(platform)
+    return ChainCosts(
+        platform,
+        table.operator_s(platform),
+        table.overhead_s(platform),
+        np.concatenate((np.zeros_like(after[:1]), after[:-1])),
+        np.array([layer.memory_bytes for layer in table.layers]),
+        table.memory_bytes(platform),
+    )
+
+
+def _chain(table: Table, objective: Objective) -> Solved:
+    begin_s = time.monotonic()
+    platform = table.platform()
+    costs = table_costs(table, platform)
+    best = best_chains(costs, min(table.max_stages or len(table.layers), len(table.layers)), objective=objective)[0]
+    borders = [0, *best.cuts, len(table.layers)]
+    lane = {p.name: i for i, p in enumerate(platform.processors)}
+    lanes = [0] * len(table.layers)
+    for first, last, device in zip(borders, borders[1:], best.processors, strict=False):
+        lanes[first:last] = [lane[device]] * (last - first)
+    value = best.cost_s * 1e3
+    wall_s = time.monotonic() - begin_s
+    return Solved(table.name, objective, value, value, "ms", _parts(table, platform, lanes), wall_s)
+
+
+def _period(table: Table, time_limit_s: float) -> Solved:
+    platform = table.platform()
+    found = least_period(table_costs(table, platform), _ranges(table), table.max_stages, time_limit_s)
+    parts = _parts(table, platform, found.lanes)
+    return Solved(table.name, "period", found.period_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
+
+
+def _latency(table: Table, time_limit_s: float) -> Solved:
+    for limited, what in ((table.max_stages is not None, "max_stages"), (_tight(table), "memory_bytes of devices")):
+        if limited:
+            raise UsageError(
+                f"{table.name}: {what} with several chains is solved for the objective period only",
+                "leave it out, give --objective period, or solve the chains one by one",
+            )
+    platform, graph = table.platform(), table.graph()
+    between = np.zeros((len(graph.tensors), len(platform.processors), len(platform.processors)))
+    for layer, operator in enumerate(graph.operators):
+        between[operator.outputs[0]] = table.hand_over_s(platform)[layer]
+    costs = GraphCosts(platform, table.operator_s(platform), table.overhead_s(platform), between)
+    found = best_plan(graph, costs, time_limit_s)
+    starts = {r.start: name for r, (name, _) in zip(_ranges(table), table.chains, strict=True)}
+    chain_of = {o: starts[max(s for s in starts if s <= o)] for o in range(len(table.layers))}
+    parts = tuple(
+        Part(s.processor, chain_of[s.operators[0]], tuple(table.layers[o].name for o in s.operators))
+        for s in found.plan.stages
+    )
+    return Solved(table.name, "latency", found.makespan_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
+
+
+def _tight(table: Table) -> bool:
+    total = sum(layer.memory_bytes for layer in table.layers)
+    return any(device.memory_bytes < total for device in table.devices)
+
+
+def _ranges(table: Table) -> list[range]:
+    found, first = [], 0
+    for _, layers in table.chains:
+        found.append(range(first, first + len(layers)))
+        first += len(layers)
+    return found
+
+
+def _parts(table: Table, platform: Platform, lanes: list[int] | tuple[int, ...]) -> tuple[Part, ...]:
+    found: list[Part] = []
+    for (chain, _), operators in zip(table.chains, _ranges(table), strict=True):
+        for operator in operators:
+            device, name = platform.processors[lanes[operator]].name, table.layers[operator].name
+            if operator > operators[0] and lanes[operator - 1] == lanes[operator]:
+                found[-1] = Part(device, chain, (*found[-1].nodes, name))
+            else:
+                found.append(Part(device, chain, (name,)))
+    return tuple(found)
+
+
+def render(solved: Solved) -> str:
+    """Return what a person reads."""
+    what = {"latency": "latency of one inference", "period": "period: load of the busiest device"}[solved.objective]
+    unit = "" if solved.unit == "of the file" else f" {solved.unit}"
+    proof = "proven to be the best" if solved.proven else f"at least {solved.bound:.6g}{unit}: gap {solved.gap:.2%}"
+    lines = [f"{solved.name}: {what} {solved.value:.6g}{unit}, {proof}; {solved.wall_s:.2f} s"]
+    width = max(len(p.device) for p in solved.parts)
+    for part in solved.parts:
+        names = ", ".join(part.nodes[:_MOST_NAMES]) + (", …" if len(part.nodes) > _MOST_NAMES else "")
+        load = f", load {solved.loads[part.device]:.6g}" if part.device in solved.loads else ""
+        where = f"{part.chain}: " if part.chain else ""
+        lines.append(f"  {part.device:{width}}  {where}{len(part.nodes)} of them{load}: {names}")
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""Published placement instances, and small ones against brute force."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.table.placement import PlacementProblem, read_placement
+from optimizer.cli import main
+from optimizer.exact.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
+from optimizer.exact.placement_merge import merge
+from search_spaces.errors import InfeasibleError, UsageError
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = Path(os.environ.get("PARTITION_OPTIMIZER_REFERENCE", ROOT.parent / "shared" / "reference")) / "placement"
+# The largest load, as a model made for comparison proved it.
+PUBLISHED = {"l_bert24": 17.7899, "l_gnmt": 32.9106, "o_bert_l-3": 27.9186, "o_bert_l-6": 29.3826}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> PlacementProblem:
+    count = draw(st.integers(1, 5))
+    costs = st.sampled_from((0.0, 1.0, 2.0, 5.0))
+    edges = [(a, b) for b in range(count) for a in range(b) if draw(st.booleans())]
+    never = draw(st.lists(st.sampled_from((0, 0, 0, 1, 2)), min_size=count, max_size=count))
+    return PlacementProblem(
+        "drawn",
+        tuple(map(str, range(count))),
+        tuple(float("inf") if n == 1 else draw(costs) for n in never),
+        tuple(float("inf") if n == 2 else draw(costs) for n in never),
+        tuple(draw(costs) for _ in range(count)),
+        tuple(draw(costs) for _ in range(count)),
+        tuple(tuple(b for a, b in edges if a == node) for node in range(count)),
+        tuple(draw(st.lists(st.integers(0, count), min_size=count, max_size=count))),
+        2,
+        draw(st.sampled_from((3.0, 6.0, 100.0))),
+    )
+
+
+def _best(problem: PlacementProblem, objective: PlacementObjective) -> float:
+    devices = range(CPU, problem.accelerators)
+    return min(value(problem, d, objective) for d in product(devices, repeat=len(problem.names)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.sampled_from(("period", "latency")))
+def test_the_best_placement_is_the_one_that_brute_force_finds(
+    problem: PlacementProblem, objective: PlacementObjective
+) -> None:
+    best = _best(problem, objective)
+    if best == float("inf"):
+        with pytest.raises(InfeasibleError):
+            solve_placement(problem, objective, 10.0)
+        return
+    found = solve_placement(problem, objective, 10.0)
+    assert not broken(problem, found.devices)
+    assert found.value == value(problem, found.devices, objective) == pytest.approx(best, rel=1e-6)
+    assert found.bound <= best * (1 + 1e-9)
+    assert found.proven
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.booleans())
+def test_what_is_merged_is_together_in_every_better_solution(problem: PlacementProblem, parallel: bool) -> None:
+    objective: PlacementObjective = "latency" if parallel else "period"
+    devices = range(CPU, problem.accelerators)
+    every = sorted((value(problem, d, objective), d) for d in product(devices, repeat=len(problem.names)))
+    known = every[len(every) // 3][0]
+    if known == float("inf"):
+        return
+    clusters = merge(problem, known, parallel_cpu=parallel)
+    better = [d for v, d in every if v < known]
+    kept = [
+        d
+        for d in better
+        if all(d[v] == d[c] for v, c in enumerate(clusters.of))
+        and all(d[c] != CPU for c in clusters.of if c in clusters.on_accelerator)
+    ]
+    assert not better or min(value(problem, d, objective) for d in kept) == every[0][0]
+
+
+def _instance(**changes: Any) -> dict[str, Any]:
+    nodes = [{"id": i, "cpuLatency": 10.0, "fpgaLatency": 1.0, "size": 1.0, "supportedOnFpga": 1} for i in range(4)]
+    edges = [{"sourceId": i, "destId": i + 1, "cost": 0.25} for i in range(3)]
+    return {"maxSizePerFPGA": 100.0, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges} | changes
+
+
+def _file(folder: Path, data: Any) -> Path:
+    path = folder / "instance.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+def test_a_chain_is_cut_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _file(tmp_path, _instance())
+    problem = read_placement(path)
+    found = solve_placement(problem)
+    assert found.value == 2.25
+    assert loads(problem, found.devices) == {CPU: 0.0, 0: 2.25, 1: 2.25}
+    assert solve_placement(problem, "latency").value == 4.0
+    assert main(["solve", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["value"], document["proven"], document["objective"]) == (2.25, True, "period")
+    assert [p["nodes"] for p in document["parts"]] == [["0", "1"], ["2", "3"]]
+    assert main(["solve", str(path)]) == 0
+    assert "proven to be the best" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{", "is no JSON"),
+        ([], "is a JSON object"),
+        (_instance(nodes=[]), "there are no nodes"),
+        (_instance(edges=None), "'edges' is missing"),
+        (_instance(maxCPUs=2), "one CPU, or none"),
+        (_instance(maxFPGAs=-1), "maxFPGAs is -1; it must be a number of at least 0"),
+        (_instance(edges=[{"sourceId": 0, "destId": 9, "cost": 1}]), "edge 0 names node 9, which is not there"),
+        (_instance(edges=[{"sourceId": 0, "destId": 1, "cost": -1}]), "edge 0: cost is -1"),
+        (_instance(edges=[{"sourceId": 0, "destId": 1}]), "edge 0: cost is missing"),
+        (_instance(edges=[{"sourceId": a, "destId": 1 - a, "cost": 1} for a in (0, 1)]), "form a circle"),
+        (_instance(edges=[{"sourceId": 0, "destId": b, "cost": b} for b in (1, 2)]), "it is one output"),
+        (_instance(nodes=[_instance()["nodes"][0]] * 2), "not one of its own"),
+    ],
+)
+def test_wrong_instances_are_told(tmp_path: Path, data: Any, message: str) -> None:
+    path = _file(tmp_path, data)
+    with pytest.raises(UsageError, match="instance") as error:
+        read_placement(path)
+    assert message in str(error.value)
+
+
+def test_wrong_commands_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _file(tmp_path, _instance(maxCPUs=0, maxSizePerFPGA=1.0))
+    for words, code, text in (
+        (
+            [str(path)],
+            3,
+            "memory of the accelerators together: 4 B needed, at most 2 B possible, 2 B too much; use more",
+        ),
+        ([str(path), "--time-limit", "0"], 2, "--time-limit 0: must be more than 0 seconds"),
+        ([str(path), "--time-limit", "x"], 2, "--time-limit"),
+        (
+            [str(path), "--objective", "speed"],
+            2,
+            "--objective speed: an instance has the objectives latency and period",
+        ),
+        ([str(tmp_path / "none.json")], 2, "no such file"),
+        ([], 2, "FILE"),
+    ):
+        assert main(["solve", *words]) == code
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason="the published instances are not here")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_instances_are_proven(name: str) -> None:
+    problem = read_placement(REFERENCE / f"{name}_inference.json")
+    found = solve_placement(problem, "period", 60.0)
+    assert found.proven
+    assert found.value == pytest.approx(PUBLISHED[name], abs=1.1e-4)
+    assert found.value == value(problem, found.devices, "period")
