@@ -63,7 +63,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
     cells = list(_matrix(file))
     for index, cell in enumerate(campaign.include):
         first = {axis: getattr(campaign.matrix, axis)[0] for axis in AXES}
-        axes = {**first, **cell.model_dump(exclude_none=True)}
+        axes = {**first, **cell.values}
         if any(axes == other for other, _ in cells):
             raise file.error(("include", index), "this study is there already", "leave it out, or change an axis")
         cells.append((axes, ("include", index)))
@@ -85,7 +85,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
 
 def fits(cell: Cell, axes: dict[str, Any]) -> bool:
     """Tell whether a study has all values that a filter names."""
-    return all(axes[axis] == value for axis, value in cell.model_dump(exclude_none=True).items())
+    return all(axes[axis] == value for axis, value in cell.values.items())
 
 
 def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:

@@ -6,6 +6,7 @@ A campaign is a matrix of studies. ``experiments/campaign.schema.json`` describe
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,13 +34,15 @@ class Matrix(_Strict):
 
     Attributes:
         model: names of built-in models, or paths of ``.tflite`` files, relative to the campaign file.
-        platform: names of devices, or files; null for what the evaluator finds.
-        processors: for each value, the lanes to use, as ``cpu0,cpu1``; null for all.
-        evaluator, space, sampler: names of installed ones.
+        platform: names of devices that ship with the product, or paths of files; null for what the evaluator finds.
+        processors: the lanes to use, as ``cpu0,cpu1``; null for all.
+        evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
+        space: which plans are tried.
+        sampler: who proposes them; null for ``auto``.
         objective: what is made small.
-        max_stages: parts of a plan at most.
+        max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
         budget: distinct plans to try.
-        seed: of the sampler.
+        seed: the same seed proposes the same plans, given the same measurements.
     """
 
     model: tuple[str, ...] = Field(min_length=1)
@@ -60,7 +63,10 @@ class Matrix(_Strict):
 
 
 class Cell(_Strict):
-    """One value for some axes; see :class:`Matrix`. As a filter it means the studies that have all of them."""
+    """One value for some axes; see :class:`Matrix`. As a filter it means the studies that have all of them.
+
+    An axis that is left out may have any value; null is a value.
+    """
 
     model: str | None = None
     platform: str | None = None
@@ -72,6 +78,11 @@ class Cell(_Strict):
     max_stages: int | None = None
     budget: int | None = None
     seed: int | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The axes that are named, with their values."""
+        return self.model_dump(exclude_unset=True)
 
 
 class Settings(_Strict):
@@ -116,14 +127,16 @@ class Campaign(_Strict):
     """A campaign.
 
     Attributes:
-        schema_version: of this format.
-        name: a safe file name.
-        description: what question it answers.
+        schema_version: version of this format.
+        name: of the campaign and its folder: letters, digits, ``.``, ``_`` and ``-``.
+        description: which question it answers.
         matrix: the studies.
         include: studies beside those of the matrix; axes that are left out have the first value of the matrix.
         exclude: studies of the matrix that are left out.
         repetitions: how often each study is done, from the beginning each time.
         baselines: known plans that the tables show, beside the best plan; all where empty.
+        indicators: whether to tell how well work, weights and memory traffic of the models explain the latency of
+            their best plans, as seed 004 asks.
         settings: what all studies have in common.
         expect: published figures to show beside ours.
     """
@@ -136,6 +149,7 @@ class Campaign(_Strict):
     exclude: tuple[Cell, ...] = ()
     repetitions: int = Field(default=1, ge=1, le=1000)
     baselines: tuple[str, ...] = ()
+    indicators: bool = False
     settings: Settings = Settings()
     expect: tuple[Expectation, ...] = ()
 
@@ -184,10 +198,32 @@ def read_campaign(path: Path) -> CampaignFile:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of campaign files; axes may hold a single value instead of a list."""
     schema = Campaign.model_json_schema()
+    for part in (Campaign, Matrix, Cell, Settings, Expectation):
+        place = schema if part is Campaign else schema["$defs"][part.__name__]
+        about, told = _documented(part if part is not Cell else Matrix)
+        if part is not Cell:
+            place["description"] = about
+        for name, value in place["properties"].items():
+            value.pop("title", None)
+            value["description"] = told[name]
     for axis in schema["$defs"]["Matrix"]["properties"].values():
         many = {key: axis.pop(key) for key in ("type", "items", "minItems") if key in axis}
         axis["anyOf"] = [many, many["items"]]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _documented(part: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    """Return what a class's docstring says of it, and of each of its attributes."""
+    about, _, rest = (inspect.getdoc(part) or "").partition("\n\nAttributes:\n")
+    told: dict[str, str] = {}
+    names: list[str] = []
+    for line in rest.splitlines():
+        if not line.startswith("     "):
+            names = line.strip().partition(": ")[0].split(", ")
+        text = line.strip().removeprefix(f"{', '.join(names)}: ").replace("``", "`")
+        for name in names:
+            told[name] = f"{told.get(name, '')} {text}".strip()
+    return " ".join(about.split()).replace("``", "`"), told
 
 
 def _error(path: Path, lines: Mapping[Loc, int], loc: Loc, problem: str, hint: str = "") -> UsageError:

@@ -32,6 +32,7 @@ def summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[s
         "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
         "summary": tables.summary,
         "expected": tables.expected,
+        "explained": tables.explained,
         "mean_excess": {
             sampler: {n: curve[min(n, len(curve)) - 1] for n in _AT if n <= len(curve)}
             for sampler, curve in mean_excess(tables.curves).items()
@@ -71,7 +72,7 @@ def run_file(
         written = report(folder)
         notes.append(written.without_png)
     if as_json:
-        rows = {"results": tables.results, "summary": tables.summary, "expected": tables.expected}
+        rows = {name: getattr(tables, name) for name in ("results", "summary", "expected", "indicators", "explained")}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
         make_console().print(render_summary(run, tables), crop=False)

@@ -127,7 +127,7 @@ class CampaignRun:
             "file": str(self.file.path),
             "command": list(self.command),
             **self.begun,
-            "campaign": campaign.model_dump(mode="json"),
+            "campaign": campaign.model_dump(mode="json", exclude_unset=True),
             "studies": [state.to_json() for state in self.states],
         }
         write_json(self.folder / STATE, document)

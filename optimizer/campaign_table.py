@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.campaign_file import AXES, Expectation
+from optimizer.campaign_file import AXES, Campaign, Expectation
+from optimizer.campaign_indicators import explained_rows, indicator_row
 from optimizer.files import write_atomic
 from optimizer.report.data import points, read_study
 from search_spaces.errors import OptimizeError
@@ -30,6 +31,8 @@ class Tables:
         curves: best latency so far after each plan.
         summary: a row for each cell of the matrix, over its seeds and repetitions.
         expected: published figures beside ours.
+        indicators: work, weights and memory traffic of each model, with the latency of its best plan.
+        explained: how much of the latencies each of these explains.
         unreadable: study → why its folder could not be read.
     """
 
@@ -37,6 +40,8 @@ class Tables:
     curves: tuple[Row, ...]
     summary: tuple[Row, ...]
     expected: tuple[Row, ...]
+    indicators: tuple[Row, ...]
+    explained: tuple[Row, ...]
     unreadable: Mapping[str, str]
 
 
@@ -49,7 +54,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     results: list[Row] = []
     curves: list[Row] = []
     unreadable: dict[str, str] = {}
-    shown = set(state["campaign"]["baselines"])
+    measured: list[Row] = []
+    campaign = Campaign.model_validate(state["campaign"])
+    shown = set(campaign.baselines)
     for study in state["studies"]:
         if study["status"] != "done":
             continue
@@ -64,22 +71,31 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         except OptimizeError as error:
             unreadable[study["name"]] = str(error)
             continue
+        if campaign.indicators and (row := indicator_row(head, read, state.get("machine", {}))):
+            measured.append(row)
         results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
         curves += [
             {**head, "plans": p.number, "latency_ms": p.latency_s * 1e3, "best_ms": p.best_s * 1e3}
             for p in points(read)
         ]
-    expected = [_expected(Expectation.model_validate(e), results) for e in state["campaign"]["expect"]]
-    return Tables(tuple(results), tuple(curves), tuple(_summary(results)), tuple(expected), unreadable)
+    return Tables(
+        results=tuple(results),
+        curves=tuple(curves),
+        summary=tuple(_summary(results)),
+        expected=tuple(_expected(e, results) for e in campaign.expect),
+        indicators=tuple(measured),
+        explained=tuple(explained_rows(measured)),
+        unreadable=unreadable,
+    )
 
 
 def write_tables(tables: Tables, folder: Path) -> str:
-    """Write ``results.csv``, ``curves.csv`` and ``summary.csv``, and Parquet of the first; return why not, or "".
+    """Write each table that has rows as CSV, and the first also as Parquet; return why not, or "".
 
     Raises:
         RunFolderError: a file cannot be written.
     """
-    for name in ("results", "curves", "summary", "expected"):
+    for name in ("results", "curves", "summary", "expected", "indicators", "explained"):
         rows: Sequence[Row] = getattr(tables, name)
         if rows:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
@@ -189,7 +205,7 @@ def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | No
 
 def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     """Return a published figure beside ours: the median over the studies that it is about."""
-    wanted = expected.where.model_dump(exclude_none=True)
+    wanted = expected.where.values
     rows = [r for r in results if all(r[axis] == value for axis, value in wanted.items())]
     by_study: dict[str, dict[str, Row]] = {}
     for row in rows:

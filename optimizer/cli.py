@@ -369,6 +369,12 @@ COMMANDS: dict[str, tuple[str, Command]] = {
             words,
         ),
     ),
+    "schema": (
+        "print what may stand in a campaign's file",
+        lambda words: commands.schema(
+            _Parser(prog="optimize schema", description="Print the JSON Schema of campaign files."), words
+        ),
+    ),
     "solve": (
         "prove the best placement of a table of times, or of a published instance",
         lambda words: commands.solve(

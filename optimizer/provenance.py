@@ -31,6 +31,7 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
+        "own_cache_bytes": _own_cache_bytes(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.system(),
         "kernel": platform.release(),
@@ -42,6 +43,21 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _own_cache_bytes() -> int | None:
+    """Return the largest cache that a core shares with no other core."""
+    core = Path("/sys/devices/system/cpu/cpu0")
+    found = []
+    try:
+        threads = (core / "topology" / "thread_siblings_list").read_text(encoding="ascii")
+        for cache in (core / "cache").glob("index*"):
+            if (cache / "shared_cpu_list").read_text(encoding="ascii") == threads:
+                size = (cache / "size").read_text(encoding="ascii").strip()
+                found.append(int(size.removesuffix("K")) << 10)
+    except (OSError, ValueError):
+        return None
+    return max(found, default=None)
 
 
 def _cpu_model() -> str | None:

@@ -14,11 +14,11 @@ from optimizer.campaign_run import SCHEMA_VERSION, STATE
 from optimizer.campaign_table import Row, Tables, gather
 from optimizer.files import disk_errors
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text
+from optimizer.report.indicators import indicator_blocks
 from optimizer.report.svg import Plot, around, text_width
 from search_spaces.errors import RunFolderError
 
 _WIDTH = 920.0
-_SHAPES = ("baseline", "model", "search", "above")
 _AT = (10, 25, 50, 100, 200, 400)
 
 
@@ -57,6 +57,7 @@ def campaign_document(folder: Path) -> Document:
     sections = [
         Section("summary", "Summary", tuple(_summary(state, tables))),
         Section("paper", "Published and measured", tuple(_paper(tables))),
+        Section("explained", "What explains latency", tuple(indicator_blocks(tables))),
         Section("curves", "Best latency against plans tried", tuple(_curves(tables))),
         Section("studies", "Studies", tuple(_studies(state, tables))),
         Section("plans", "All plans", tuple(_plans(tables))),
@@ -158,12 +159,11 @@ def _curves(tables: Tables) -> Iterator[Block]:
     ends: list[float] = []
     for i, (sampler, curve) in enumerate(curves.items()):
         line = [(x(n), max(y(v * 100), y.end)) for n, v in enumerate(curve, 1)]
-        plot.line(line, f"series c{i % 4}", sampler)
+        plot.line(line, f"series c{i % 5}", sampler)
         below = line[-1][1]
         while any(abs(below - e) < 14 for e in ends):
             below -= 7
         ends.append(below)
-        plot.mark(line[-1][0], line[-1][1], _SHAPES[i % 4], f"{sampler}: {curve[-1]:.2%}")
         plot.text(line[-1][0] + 10, below + 4, sampler)
     columns = (Column("sampler"), *(Column(f"after {n}", ".2%") for n in at))
     rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())

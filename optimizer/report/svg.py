@@ -164,7 +164,8 @@ PLOT_STYLE = (
     ".plot .ci{stroke:var(--ink);stroke-width:1.5;fill:none}.plot .bar{stroke:var(--muted);stroke-width:.75}"
     ".plot .k1{fill:var(--a1)}.plot .k2{fill:var(--a2)}.plot .k3{fill:var(--a3);fill-opacity:.75}"
     ".plot .series{fill:none;stroke-width:2}.plot .c0{stroke:var(--a1)}.plot .c1{stroke:var(--a2)}"
-    ".plot .c2{stroke:var(--a3)}.plot .c3{stroke:var(--good)}.plot .k4{fill:none;stroke:var(--muted)}"
+    ".plot .c2{stroke:var(--a3)}.plot .c3{stroke:var(--good);stroke-dasharray:9 3}"
+    ".plot .c4{stroke:var(--ink);stroke-dasharray:3 2}.plot .k4{fill:none;stroke:var(--muted)}"
 )
 
 
