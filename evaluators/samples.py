@@ -96,7 +96,8 @@ class Measurement:
 
     Attributes:
         latency_s: the samples after the warm-up.
-        stage_s: median seconds of each stage of the plan over these samples, shape ``(stages,)``.
+        stage_s: median seconds of each stage of the plan over these samples, shape ``(stages,)``; 0 where every one was
+            broken off before the end of the stage.
         warmup_s: seconds of the runs before the samples; empty where the very first run is the sample.
         stopped: why no more runs were made: the interval is narrow enough, the limit of runs or seconds is reached,
             the candidate lost the race against the incumbent, or its first run did not promise to win, and there was

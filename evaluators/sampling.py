@@ -112,7 +112,9 @@ def measure(
         if stopped is None:
             record.run(_next_runs(record, policy))
     samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions()))
-    stages = np.median(np.concatenate(record.stage_s)[record.warm :], axis=0)
+    runs = np.concatenate(record.stage_s)[record.warm :]
+    whole = (runs > 0.0).all(axis=1)  # a run that was broken off has no times of its last stages
+    stages = np.median(runs[whole] if whole.any() else runs, axis=0)
     return Measurement(
         latency_s=samples,
         stage_s=tuple(float(s) for s in stages),

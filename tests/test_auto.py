@@ -288,3 +288,18 @@ def test_a_lost_race_teaches_only_that_it_was_lost() -> None:
         return measured(1e-3, tuple(1e-3 if i == 0 else 0.0 for i in range(len(plan.stages))), 1, raced=True)
 
     assert believed(usual, broken_off) > 1.1 * believed(usual, nothing)
+
+
+def test_parts_that_took_no_time_at_all_do_not_end_a_study() -> None:
+    """A clock may be too coarse for them, and a run that was broken off never came to its last ones."""
+    proposer = AutoProposer(problem(CHAIN), 0)
+    for index in range(60):
+        plan = CHAIN.space.plan_at(index)
+        stage_s = tuple(0.0 if index % 2 or i else 1.0 for i in range(len(plan.stages)))
+        proposer.observe(plan, measured(1.0, stage_s))
+    assert len(proposer.ranking()) == 60
+    assert proposer.propose() is not None
+    correction = Correction(CHAIN.model)
+    for _ in range(3):
+        correction.observe(CHAIN.space.plan_at(0).stages, (0.0,) * len(CHAIN.space.plan_at(0).stages))
+    correction.draw(4, np.random.default_rng(0))

@@ -132,6 +132,17 @@ def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_n
         assert least.stopped != "glimpsed"
 
 
+def test_a_run_that_was_broken_off_tells_nothing_of_its_stages() -> None:
+    class Broken(Scripted):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            found = super().run(n, stop_above_s)
+            found.stage_s[found.latency_s > 0.2, 1] = 0.0
+            return found
+
+    found = measure(Broken([0.1, 0.1, 0.25]), SamplingPolicy(max_s=0.3, min_runs=1), Samples((0.1,) * 9))
+    assert found.stage_s == pytest.approx((0.025, 0.075))
+
+
 def test_the_limit_is_of_measured_seconds() -> None:
     noisy = [0.1, 0.1, 0.13] * 100
     for max_s in (0.3, 1.0, 3.0):

@@ -179,6 +179,8 @@ class AutoProposer:
             if not short > 1.0 or math.isinf(short):
                 return
             stage_s, latency_s, noise = tuple(s * short for s in believed), believed_s * short, _CENSORED
+        elif min(stage_s) <= 0.0:
+            return  # broken off by something else than its own slowness
         elif not raced:
             self._best_s = min(self._best_s, latency_s)
         waits, gap_s = self._timing.waits(plan.stages, stage_s, latency_s, self._problem.model.hand_over_s)

@@ -40,6 +40,7 @@ OVERHEAD, HAND_OVER = 0.5, 0.3
 REFUSED = (
     1e4  # what a refused operator takes, as a multiple of the whole model on all processors: finite, so it adds up
 )
+_LEAST_SHARE = 1e-3  # of what the model says: no measurement is more exact than the usual noise of this
 MOST_PARTS = 400  # of one kind of processor that are learned from; more would cost more than they teach
 
 
@@ -139,7 +140,7 @@ class Correction:
         kind.shared.append((float(alone.sum()), float(self._overhead_s[like]), entry_s))
         kind.entering.append((int(index[0]), origin, entry_s))
         kind.residual_s.append(took_s - float(alone.sum() + self._model.overhead_s[lane]))
-        kind.measured_s.append(took_s)
+        kind.measured_s.append(max(took_s, _LEAST_SHARE * float(alone.sum())))
         kind.noise.append(noise)
 
     @property
