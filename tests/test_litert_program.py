@@ -84,9 +84,18 @@ def test_lanes_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_f
     for lane in order.lanes:
         assert lane.stages == sorted(lane.stages)
         assert {plan.stages[i].processor for i in lane.stages} == {lane.processor}
+    before = certain(order, order.edges, len(plan.stages))
     for edge in order.edges:
-        one, other = (platform[plan.stages[i].processor] for i in (edge.before, edge.after))
-        assert (edge.spin_ns == 0) == one.excludes(other)
+        mine = platform[plan.stages[edge.after].processor]
+        last = max((i for i in range(edge.after) if plan.stages[i].processor == mine.name), default=None)
+        over = set() if last is None else before[last] | {last}
+        # Earlier stages that need its cores and are not over when it begins to wait.
+        rivals = [i for i in range(edge.after) if i not in over and platform[plan.stages[i].processor].excludes(mine)]
+        assert (edge.spin_ns == 0) == any(plan.stages[i].processor != mine.name for i in rivals)
+    for edge in order.meetings()[len(order.edges) :]:
+        waits = order.lanes[0] if edge.after == -1 else next(x for x in order.lanes if edge.after in x.stages)
+        rest = [platform[stage.processor] for stage in plan.stages[waits.stages[-1] + 1 :]]
+        assert (edge.spin_ns == 0) == any(platform[waits.processor].excludes(lane) for lane in rest)
 
 
 class Memory:

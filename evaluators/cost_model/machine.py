@@ -7,17 +7,16 @@ process of its own, pinned to the lane's cores, in rounds between runs of a refe
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
 import sys
 import time
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluators.cost_model.machine_model import PROFILING, Loaded
 from evaluators.litert.settings import compile_settings
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
@@ -32,10 +31,7 @@ from evaluators.cost_model.machine import main
 main()
 """
 _LIMIT_S = 120.0
-_KERNEL_EVENTS = {2, 8}  # litert_profiler_event.h: an operator of the interpreter, one of a delegate
-_DELEGATE = "TfLiteXNNPackDelegate"
 _RESOLUTION_S = 1e-6  # times are given in whole microseconds, rounded down
-_ALIGNMENT, _SLACK = 64, 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,94 +97,6 @@ def profile_kernels(
     )
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", c_size_t), ("used", c_size_t), ("private", c_size_t))
-
-
-class _Event(ctypes.Structure):
-    # litert_profiler_event.h
-    _fields_ = (
-        ("tag", c_char_p),
-        ("type", c_int),
-        ("start_us", c_uint64),
-        ("elapsed_us", c_uint64),
-        ("before", _Memory),
-        ("after", _Memory),
-        ("index", c_uint64),
-        ("subgraph", c_uint64),
-        ("source", c_int),
-    )
-
-
-class _Loaded:
-    """A compiled model with buffers of its own, in the measuring process."""
-
-    def __init__(self, runtime: Any, path: str, settings: dict[str, Any]) -> None:
-        self._runtime = runtime
-        with Path(path).open("rb") as file:
-            self._compiled = runtime.compile(b"", [file.fileno()], 1, settings)
-        self._kept: list[Any] = []
-        self._inputs = self._buffers(self._compiled.ports[0][0])
-        self._outputs = self._buffers(self._compiled.ports[0][1])
-        self._call = runtime.function("LiteRtRunCompiledModel")
-        self._call.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
-
-    def _buffers(self, kinds: Any) -> Any:
-        found = []
-        for kind in kinds:
-            count = 8
-            for place in range(kind.layout.bits & 127):
-                count *= kind.layout.dimensions[place]
-            memory = ctypes.create_string_buffer(count + _SLACK)
-            address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
-            self._kept.append(memory)
-            found.append(self._runtime.bind(kind, address, _nbytes(kind)).value)
-        return (c_void_p * len(found))(*found)
-
-    def run(self) -> float:
-        begin = time.perf_counter()
-        inputs, outputs = self._inputs, self._outputs
-        status = self._call(self._compiled.handle, 0, len(inputs), inputs, len(outputs), outputs)
-        took_s = time.perf_counter() - begin
-        if status:
-            raise UnavailableError(f"LiteRT failed: status {status}")
-        return took_s
-
-    def median_s(self, runs: int) -> float:
-        return sorted(self.run() for _ in range(runs))[runs // 2]
-
-    def profiler(self) -> c_void_p:
-        found = c_void_p()
-        self._runtime.call("LiteRtCompiledModelGetProfiler", self._compiled.handle, byref(found))
-        if not found:
-            raise UnavailableError("the runtime has no profiler")
-        return found
-
-    def events(self, profiler: c_void_p) -> list[tuple[str, float]]:
-        """Run once and return the kernels that ran with their seconds."""
-        call = self._runtime.call
-        call("LiteRtResetProfiler", profiler)
-        call("LiteRtStartProfiler", profiler)
-        self.run()
-        call("LiteRtStopProfiler", profiler)
-        count = c_int()
-        call("LiteRtGetNumProfilerEvents", profiler, byref(count))
-        array = (_Event * count.value)()
-        call("LiteRtGetProfilerEvents", profiler, count, array)
-        return [
-            ((e.tag or b"").decode(), e.elapsed_us * 1e-6)
-            for e in array
-            if e.type in _KERNEL_EVENTS and e.tag != _DELEGATE.encode()
-        ]
-
-
-def _nbytes(kind: Any) -> int:
-    size = {1: 4, 2: 4, 4: 8, 6: 1, 7: 2, 9: 1, 10: 2}.get(kind.element_type, 4)  # litert_model_types.h
-    for place in range(kind.layout.bits & 127):
-        size *= kind.layout.dimensions[place]
-    return size
-
-
 def main() -> None:
     """Measure as the argument asks and print the result; this is the measuring process."""
     asked = json.loads(sys.argv[1])
@@ -197,18 +105,16 @@ def main() -> None:
 
     runtime = Runtime()
     runtime.start(asked["settings"]["accelerators"])
+    path, settings, cores = asked["model"], asked["settings"], asked["cores"]
     if asked["pack"]:
-        _Loaded(runtime, asked["model"], asked["settings"])
-    model = _Loaded(runtime, asked["model"], asked["settings"])
-    reference = _Loaded(runtime, asked["reference"], asked["reference_settings"])
-    watched = _Loaded(
-        runtime, asked["model"], {**asked["settings"], "runtime_options_string": {"enable_profiling": True}}
-    )
+        Loaded(runtime, path, settings, cores)
+    model = Loaded(runtime, path, settings, cores)
+    reference = Loaded(runtime, asked["reference"], asked["reference_settings"], cores)
+    watched = Loaded(runtime, path, {**settings, **PROFILING}, cores)
     print(json.dumps(_measure(model, watched, reference, asked["seconds"])))  # noqa: T201 - the parent reads it
 
 
-def _measure(model: _Loaded, watched: _Loaded, reference: _Loaded, seconds: float, rounds: int = 4) -> dict[str, Any]:
-    profiler = watched.profiler()
+def _measure(model: Loaded, watched: Loaded, reference: Loaded, seconds: float, rounds: int = 4) -> dict[str, Any]:
     model.run()
     watched.run()
     once_s = max(1e-6, model.median_s(3))
@@ -225,7 +131,7 @@ def _measure(model: _Loaded, watched: _Loaded, reference: _Loaded, seconds: floa
         between = reference.median_s(beats)
         watched.run()
         begin = time.perf_counter()
-        each = [watched.events(profiler) for _ in range(watches)]
+        each = [watched.events() for _ in range(watches)]
         profiled.append((time.perf_counter() - begin) / watches)
         after = reference.median_s(beats)
         wholes.append(whole / (before + between) * 2)

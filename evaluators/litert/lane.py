@@ -1,7 +1,7 @@
 """The process of one lane: compiles stages, binds them to shared memory, and runs its share of a plan.
 
 Several lanes run one plan together. They meet at edges: an edge is an ``eventfd`` that counts finished stages. A lane
-that waits polls its edge for a moment (``spin_ns``, 0 where the other lane needs the same core) and then sleeps on it.
+that waits polls its edge for a moment (``spin_ns``, 0 where another stage may need its cores) and then sleeps on it.
 The system calls on an edge also order memory between the processes, on every architecture.
 
 Every iteration begins when the leader (the lane of stage 0) gives the other lanes a token, and ends when the leader
@@ -24,6 +24,7 @@ from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from evaluators.litert.device import Copy, Device
 from evaluators.litert.mapping import Mapping
+from evaluators.litert.pinning import pinned_pool
 from evaluators.litert.stretches import NO_LIMIT_NS, Edge, Step, on_cpu, on_device, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
@@ -69,9 +70,10 @@ class Engine(Protocol):
 class Lane:
     """State of a lane and the operations that the parent may ask for."""
 
-    def __init__(self, runtime: Engine, device: Device | None = None) -> None:
+    def __init__(self, runtime: Engine, device: Device | None = None, cores: Sequence[int] = ()) -> None:
         self._runtime = runtime
         self._device = device
+        self._cores = cores
         self._run = runtime.run_function()
         self._mapping = Mapping()
         self._compiled: dict[int, Compiled] = {}
@@ -81,7 +83,9 @@ class Lane:
     def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
         """Compile stages: a header, whose weights lie in the files that came along."""
         begin = time.perf_counter()
-        compiled = self._runtime.compile(header, fds, head["signatures"], head["settings"])
+        settings = head["settings"]
+        with pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)):
+            compiled = self._runtime.compile(header, fds, head["signatures"], settings)
         self._compiled[head["id"]] = compiled
         return {"compile_s": time.perf_counter() - begin, "accelerated": compiled.accelerated}
 
@@ -235,10 +239,10 @@ class Lane:
         return {"copies": [[stage, *times] for stage, times in copies.items()]}
 
 
-def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str) -> Lane:
-    """Return a lane of LiteRT, whose accelerators are now looked for."""
+def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str, cores: Sequence[int] = ()) -> Lane:
+    """Return a lane of LiteRT on these cores, whose accelerators are now looked for."""
     runtime.start(accelerators, dispatch_folder)
-    return Lane(runtime, Device(runtime) if accelerators & ~_CPU else None)
+    return Lane(runtime, Device(runtime) if accelerators & ~_CPU else None, cores)
 
 
 def serve(channel: socket.socket, lane: Lane) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 
-# A lane that waits for another core's stage polls this long before it sleeps; waking costs tens of microseconds.
+# A lane that waits for another core's stage polls this long before it sleeps; waking costs tens of microseconds. It
+# sleeps at once where a stage that needs its cores may run meanwhile: polling would take half a core from it.
 SPIN_NS = 2_000_000
 
 
@@ -39,11 +40,13 @@ class Schedule:
         lanes: the lane of stage 0 (the leader) first.
         edges: the meetings that are needed, none implied by another.
         before: for each stage the stages certainly over when it starts, as a bit set.
+        sleepers: lanes on whose cores others may still run when their own last stage is over.
     """
 
     lanes: tuple[LaneProgram, ...]
     edges: tuple[Edge, ...]
     before: list[int]
+    sleepers: frozenset[str] = frozenset()
 
     def meetings(self) -> list[Edge]:
         """Return the plan's own edges, the leader's token to each other lane, and each lane's end back to the leader.
@@ -52,9 +55,13 @@ class Schedule:
         """
         leader = self.lanes[0]
         certain = self.before[leader.stages[-1]]
-        starts = [Edge(-1, lane.stages[0], SPIN_NS) for lane in self.lanes[1:]]
-        ends = [Edge(lane.stages[-1], -1, SPIN_NS) for lane in self.lanes[1:] if not certain >> lane.stages[-1] & 1]
+        starts = [Edge(-1, lane.stages[0], self._spin_ns(lane)) for lane in self.lanes[1:]]
+        spin_ns = self._spin_ns(leader)
+        ends = [Edge(lane.stages[-1], -1, spin_ns) for lane in self.lanes[1:] if not certain >> lane.stages[-1] & 1]
         return [*self.edges, *starts, *ends]
+
+    def _spin_ns(self, lane: LaneProgram) -> int:
+        return 0 if lane.processor in self.sleepers else SPIN_NS
 
     def recorded_with(self, stage: int) -> int:
         """Return the last of the stages whose times a lane writes down together, of those that hold ``stage``.
@@ -152,17 +159,24 @@ def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:
         over = 0
         if here.stages:
             over = before[here.stages[-1]] | 1 << here.stages[-1]
-        needs = {place[b] for o in stage.operators for b in graph.predecessors(o)} - {index}
-        for earlier in range(index):
-            other = plan.stages[earlier].processor
-            if other != stage.processor and platform[other].excludes(platform[stage.processor]):
-                needs.add(earlier)
+        shared = {i for i in range(index) if _shared(platform, plan.stages[i], stage)}
+        spin_ns = SPIN_NS if all(over >> i & 1 for i in shared) else 0
+        needs = ({place[b] for o in stage.operators for b in graph.predecessors(o)} | shared) - {index}
         # From the latest need backwards: what a later one implies needs no edge of its own.
         for need in sorted(needs, reverse=True):
             if not over >> need & 1:
-                shared = platform[plan.stages[need].processor].excludes(platform[stage.processor])
-                edges.append(Edge(need, index, 0 if shared else SPIN_NS))
+                edges.append(Edge(need, index, spin_ns))
                 over |= before[need] | 1 << need
         before.append(over)
         here.stages.append(index)
-    return Schedule(tuple(lanes.values()), tuple(edges), before)
+    sleepers = {
+        name
+        for name, lane in lanes.items()
+        if any(_shared(platform, plan.stages[lane.stages[-1]], later) for later in plan.stages[lane.stages[-1] + 1 :])
+    }
+    return Schedule(tuple(lanes.values()), tuple(edges), before, frozenset(sleepers))
+
+
+def _shared(platform: Platform, one: Stage, other: Stage) -> bool:
+    """Return whether two stages on different lanes need the same core or device."""
+    return one.processor != other.processor and platform[one.processor].excludes(platform[other.processor])

@@ -40,9 +40,9 @@ def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: R
             # A driver that brings a loader of its own needs it before the accelerator looks for one.
             vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
         if isinstance(runtime, Runtime):
-            served = lane.litert_lane(runtime, start["accelerators"], start["dispatch_folder"])
+            served = lane.litert_lane(runtime, start["accelerators"], start["dispatch_folder"], start["cores"])
         else:
-            served = lane.Lane(runtime)
+            served = lane.Lane(runtime, cores=start["cores"])
         lane.serve(channel, served)
 
 
