@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import comb
 from typing import TYPE_CHECKING, Any
 
 from search_spaces.errors import PlanError, UsageError
 from search_spaces.graph import Graph
+from search_spaces.lane_words import count_words, word_at
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform
 
@@ -122,7 +122,7 @@ class ChainSpace:
             if index < size:
                 cut_rank, word_rank = divmod(index, self._words(parts))
                 cuts = _combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
-                return chain_plan(self._graph, cuts, list(self._word(parts, word_rank)))
+                return chain_plan(self._graph, cuts, word_at(word_rank, parts, self._classes))
             index -= size
         raise IndexError(index)
 
@@ -130,40 +130,7 @@ class ChainSpace:
         return comb(len(self._graph.operators) - 1, parts - 1) * self._words(parts)
 
     def _words(self, parts: int) -> int:
-        return _canonical_words(parts, tuple(0 for _ in self._classes), tuple(len(c) for c in self._classes))
-
-    def _word(self, parts: int, rank: int) -> Iterator[str]:
-        """Yield the lanes of canonical word number ``rank``: alike lanes appear in the order of first use."""
-        sizes = tuple(len(c) for c in self._classes)
-        used = tuple(0 for _ in sizes)
-        for left in range(parts - 1, -1, -1):
-            for which, members in enumerate(self._classes):
-                for lane in range(min(used[which] + 1, len(members))):
-                    after = tuple(max(u, lane + 1) if i == which else u for i, u in enumerate(used))
-                    count = _canonical_words(left, after, sizes)
-                    if rank < count:
-                        break
-                    rank -= count
-                else:
-                    continue
-                break
-            used = after
-            yield members[lane]
-
-
-@cache
-def _canonical_words(length: int, used: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    """Count the ways to give ``length`` more parts a lane, ``used`` of ``sizes`` alike lanes per class being in use."""
-    if length == 0:
-        return 1
-    total = 0
-    for which, (taken, size) in enumerate(zip(used, sizes, strict=True)):
-        if taken:
-            total += taken * _canonical_words(length - 1, used, sizes)
-        if taken < size:
-            after = tuple(u + (i == which) for i, u in enumerate(used))
-            total += _canonical_words(length - 1, after, sizes)
-    return total
+        return count_words(parts, self._classes)
 
 
 def _combination(top: int, size: int, rank: int) -> list[int]:
