@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
     signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks “…”, or a path that is no text
@@ -354,6 +355,13 @@ COMMANDS: dict[str, tuple[str, Command]] = {
         "open a study in optuna-dashboard",
         lambda words: commands.dashboard(
             _Parser(prog="optimize dashboard", description="Open a finished study in optuna-dashboard."), words
+        ),
+    ),
+    "pretrain": (
+        "train a policy for the sampler reinforce on cost models, at no device time",
+        lambda words: commands.pretrain(
+            _Parser(prog="optimize pretrain", description="Train a policy for --sampler reinforce@FILE."),
+            words,
         ),
     ),
     "report": (

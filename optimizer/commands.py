@@ -54,6 +54,41 @@ def dashboard(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     return 0
 
 
+def pretrain(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize pretrain``."""
+    add = parser.add_argument
+    add("--model", metavar="NAME|FILE", action="append", required=True, help="to learn on; may be given several times")
+    add(
+        "--platform",
+        metavar="FILE|NAME",
+        type=Path,
+        action="append",
+        required=True,
+        help="a device's profile, a file or a name; may be given several times",
+    )
+    add("--out", metavar="FILE", type=Path, required=True, help="the policy, a .npz file")
+    add("--max-stages", metavar="K", type=int, default=4, help="parts of a plan at most (default 4)")
+    add("--batches", metavar="N", type=int, default=0, help="batches of plans to draw (default 40 a model and device)")
+    add("--seed", metavar="S", type=int, default=0, help="the same seed gives the same policy (default 0)")
+    add("--json", action="store_true", help="print one JSON document")
+    add("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed}: must be 0 or more")
+    from optimizer.pretrain import render, train
+
+    found = train(
+        options.model,
+        options.platform,
+        options.out,
+        max_stages=options.max_stages,
+        batches=options.batches,
+        seed=options.seed,
+    )
+    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    return 0
+
+
 def report(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Do ``optimize report``."""
     parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")

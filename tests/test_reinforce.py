@@ -79,7 +79,7 @@ def test_it_learns_from_the_model_at_no_device_time() -> None:
     later: list[float] = []
     task = lesson(problem(SMALL))
     begun = Weights.new(0)
-    learned = pretrain(begun, [task], 40, 0, lambda batch, s: (at_first if batch < 5 else later).append(s))
+    learned = pretrain(begun, [task], 40, 0, lambda batch, s, _: (at_first if batch < 5 else later).append(s))
     assert np.mean(later[-5:]) < 0.9 * np.mean(at_first)
     again = pretrain(begun, [task], 40, 0)
     assert all(np.array_equal(a, b) for a, b in zip(learned.arrays(), again.arrays(), strict=True))

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from optimizer.samplers import DEFAULT, SAMPLERS, make_sampler, quiet_optuna
 from optimizer.samplers.fixed import FixedTpeSampler
 from search_spaces.chain import ChainSpace
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor
 from tests.strategies import chain_graph
 
@@ -137,7 +137,7 @@ def test_unknown_names_are_met_with_near_ones() -> None:
 @pytest.mark.parametrize("name", sorted(n for n, kind in SAMPLERS.items() if kind.requires))
 def test_a_sampler_whose_package_is_missing_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UnavailableError, match=rf"pip install 'partition-optimizer\[{SAMPLERS[name].extra}\]'"):
+    with pytest.raises(UsageError, match=rf"pip install 'partition-optimizer\[{SAMPLERS[name].extra}\]'"):
         make_sampler(name, 0, 0)
 
 

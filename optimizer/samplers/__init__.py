@@ -24,10 +24,12 @@ import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UsageError
 from search_spaces.plugins import entries, find_entry, load_entry, origin
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from optimizer.samplers.auto import Problem, Proposer
 
 DEFAULT = "auto"
+_WITH_POLICY = "reinforce@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,15 @@ def make_sampler(name: str, seed: int, number: int, problem: Problem | None = No
     """Return the sampler for trial ``number`` of a study; set it as ``study.sampler`` before the study is asked.
 
     Args:
-        name: a key of ``SAMPLERS``, or ``module:Class`` for any other Optuna sampler that takes a ``seed``.
+        name: a key of ``SAMPLERS``, ``reinforce@FILE`` for one that begins with the policy of a file, or
+            ``module:Class`` for any other Optuna sampler that takes a ``seed``.
         seed: the study's seed, 0 or more.
         number: the trial's number in the study.
         problem: what is searched, for samplers that must know it; they draw at random where it is not given.
 
     Raises:
-        UsageError: the name is unknown, or what it names is no sampler that takes a seed, or none for this problem.
-        UnavailableError: the sampler needs a package that is not installed.
+        UsageError: the name is unknown, or what it names is no sampler that takes a seed, or none for this problem, or
+            the sampler needs a package that is not installed.
     """
     import numpy as np
 
@@ -91,8 +95,7 @@ def make_proposer(name: str, seed: int, problem: Problem) -> Proposer | None:
     """Return what proposes the plans of a study, or None for a sampler that proposes parameters.
 
     Raises:
-        UsageError: the name is unknown.
-        UnavailableError: the sampler needs a package that is not installed.
+        UsageError: the name is unknown, or the sampler needs a package that is not installed.
     """
     kind = _find(name)
     return None if kind.proposes is None else kind.proposes(problem, seed)
@@ -107,6 +110,8 @@ def quiet_optuna() -> None:
 
 
 def _find(name: str) -> SamplerKind:
+    if name.startswith(_WITH_POLICY):
+        return _with_policy(Path(name.removeprefix(_WITH_POLICY)))
     if ":" in name:
         return _imported(name)
     if name not in SAMPLERS and name in {entry.name for entry in entries("sampler")}:
@@ -117,10 +122,20 @@ def _find(name: str) -> SamplerKind:
         raise UsageError(f"unknown sampler {name!r}", f"did you mean {' or '.join(near)}? module:Class works too")
     kind = SAMPLERS[name]
     if kind.requires and importlib.util.find_spec(kind.requires) is None:
-        raise UnavailableError(
+        raise UsageError(
             f"sampler {name!r} needs the package {kind.requires!r}", f"pip install 'partition-optimizer[{kind.extra}]'"
         )
     return kind
+
+
+@lru_cache(maxsize=1)
+def _with_policy(path: Path) -> SamplerKind:
+    """Return the sampler ``reinforce`` that begins with a policy from a file."""
+    from optimizer.samplers.policy import Weights
+    from optimizer.samplers.reinforce import reinforce
+
+    Weights.load(path)  # what is wrong with it is told before a model is built
+    return replace(SAMPLERS["reinforce"], knows=partial(reinforce, policy=path.resolve()))
 
 
 def _imported(path: str) -> SamplerKind:
@@ -204,7 +219,7 @@ SAMPLERS: dict[str, SamplerKind] = {
         proposes=_auto,
     ),
     "reinforce": SamplerKind(
-        "policy gradient over cuts and placements, trained on the model first",
+        "policy gradient over cuts and placements, trained on the model first; reinforce@FILE begins with a policy",
         _of_optuna("RandomSampler"),
         knows=_reinforce,
     ),

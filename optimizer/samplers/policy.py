@@ -49,6 +49,10 @@ class Weights:
         """Return the three arrays."""
         return self.inner, self.bias, self.out
 
+    def softened(self, certainty: float) -> Weights:
+        """Return the weights of a policy whose scores are that share of these; 0 has learned nothing."""
+        return self if certainty == 1.0 else Weights(self.inner, self.bias, self.out * certainty)
+
     def save(self, path: Path) -> None:
         """Write the weights as ``.npz``, with the names of the features that they are for.
 

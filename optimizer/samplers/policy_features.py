@@ -40,6 +40,7 @@ NAMES = (
     "parts left, if cut",
     "length of the part, if cut",
 )
+_LEAST_SHARE = 1e-3  # of the mean: some operators take no time at all, and ratios of times are features
 DYNAMIC = 2
 """The last features depend on the decisions before, the others are the same for every plan."""
 
@@ -67,6 +68,7 @@ def features(graph: Graph, model: ChainCosts, max_stages: int) -> Features:
     lanes, count = model.operator_s.shape
     finite = np.isfinite(model.operator_s)
     seconds = np.where(finite, model.operator_s, model.operator_s[finite].max())
+    seconds = np.maximum(seconds, _LEAST_SHARE * max(float(seconds.mean()), 1e-12))
     fastest = seconds.min(axis=0)
     mean_s, total_s = max(float(fastest.mean()), 1e-12), max(float(fastest.sum()), 1e-12)
     table = np.zeros((count, lanes, 1 + lanes, len(NAMES) - DYNAMIC))

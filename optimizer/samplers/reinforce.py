@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ BATCHES = 80
 DRAWS = 24
 TRIALS_IN_BATCH = 8
 RATE_ON_DEVICE = 0.005
+CERTAINTIES = (1.0, 0.7, 0.4, 0.0)
 
 
 def lesson(problem: Problem) -> Lesson:
@@ -112,7 +114,10 @@ class ReinforceSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Return the parameters of a plan that the policy draws; of several draws the first that is new, if any is."""
+        """Return the parameters of a plan that the policy draws: of several draws the first that is new.
+
+        A policy that has settled draws what it knows; it is then drawn from with less and less certainty.
+        """
         done = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         finished = [(t.params, float(t.value)) for t in done if t.number < trial.number and t.value is not None]
         weights = self._learner.weights_after(finished)
@@ -121,13 +126,15 @@ class ReinforceSampler(BaseSampler):
         rng = np.random.default_rng(self._seed)
         known = {tuple(params.values()) for params, _ in finished}
         fallback: dict[str, Any] = {}
-        for cuts, lanes in dict.fromkeys(roll_out(weights, self._learner.lesson.seen, DRAWS, rng).chains()):
-            plan = chain_plan(problem.graph, cuts, [names[lane] for lane in lanes])
-            params = problem.space.encode(plan)
-            if problem.fits(plan):
-                fallback = {name: params[name] for name in search_space}
-                if tuple(params.values()) not in known:
-                    break
+        for certainty in CERTAINTIES:
+            drawn = roll_out(weights.softened(certainty), self._learner.lesson.seen, DRAWS, rng)
+            for cuts, lanes in dict.fromkeys(drawn.chains()):
+                plan = chain_plan(problem.graph, cuts, [names[lane] for lane in lanes])
+                params = problem.space.encode(plan)
+                if problem.fits(plan):
+                    fallback = {name: params[name] for name in search_space}
+                    if tuple(params.values()) not in known:
+                        return fallback
         return fallback
 
     def sample_independent(
@@ -138,10 +145,18 @@ class ReinforceSampler(BaseSampler):
 
 
 @lru_cache(maxsize=4)
-def _learner(problem: Problem, seed: int) -> Learner:
-    return Learner(problem, seed)
+def _learner(problem: Problem, seed: int, policy: Path | None) -> Learner:
+    return Learner(problem, seed, Weights.load(policy) if policy is not None else None)
 
 
-def reinforce(problem: Problem, seed: int, trial_seed: int) -> ReinforceSampler:
-    """Return the sampler of one trial; the trials of a study share what was learned."""
-    return ReinforceSampler(_learner(problem, seed), problem, trial_seed)
+def reinforce(problem: Problem, seed: int, trial_seed: int, policy: Path | None = None) -> ReinforceSampler:
+    """Return the sampler of one trial; the trials of a study share what was learned.
+
+    Args:
+        problem, seed, trial_seed: of the study, of the study, and of the trial.
+        policy: weights to begin with, as :meth:`~optimizer.samplers.policy.Weights.save` wrote them.
+
+    Raises:
+        UsageError: the problem's plans are no chains, or the file is no policy.
+    """
+    return ReinforceSampler(_learner(problem, seed, policy), problem, trial_seed)

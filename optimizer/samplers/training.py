@@ -62,12 +62,12 @@ def pretrain(
     lessons: Sequence[Lesson],
     batches: int,
     seed: int,
-    told: Callable[[int, float], None] | None = None,
+    told: Callable[[int, float, float], None] | None = None,
 ) -> Weights:
     """Return the weights after so many batches of plans, each on one of the lessons in turn.
 
     Args:
-        told: gets the number of each batch and its mean latency in seconds.
+        told: gets the number of each batch, and the mean and the least latency of its plans that run, in seconds.
     """
     rng = np.random.default_rng([seed, 78])
     adam = Adam(weights)
@@ -76,8 +76,9 @@ def pretrain(
         rollout = roll_out(adam.weights, lesson.seen, BATCH, rng)
         seconds = lesson.predict(rollout.chains())
         adam.step(gradient(adam.weights, rollout, advantages(seconds), ENTROPY))
-        if told is not None:
-            told(batch, float(seconds.mean()))
+        runs = seconds[np.isfinite(seconds)]
+        if told is not None and len(runs):
+            told(batch, float(runs.mean()), float(runs.min()))
     return adam.weights
 
 

@@ -2,10 +2,13 @@
 
 ``python -m tests.benchmarks.samplers truth OUT.json`` runs every sampler on the 60 instances of
 :mod:`tests.benchmarks.instances`, whose truth is not the model. ``… model OUT.json`` runs them on models of the zoo and
-three platforms, where measuring gives what the model says, without noise.
+three phones, where measuring gives what the shipped cost model says, without noise; the optimum is known from pricing
+every plan. ``… table RESULT.json …`` prints a Markdown table of results.
 
-A trial is a plan that was not tried before; a sampler that repeats itself gets 50 repeats in a row, then a random plan
-is drawn, as in a study. Regret is what the recommended plan takes more than the known optimum, relative and without
+Finished curves are kept beside OUT until all are there, so a run that was stopped goes on where it was.
+
+A trial is a plan that was not tried before; where a sampler repeats itself too often, a random plan is drawn, as in a
+study. Regret is what the recommended plan takes more than the known optimum, relative and without
 noise. Recommended is the plan that looked fastest; ``auto`` recommends the measured plan that it believes to be the
 fastest, and has a second line for the one that looked fastest.
 """
@@ -14,33 +17,36 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 
+from evaluators.cost_model.chains import ChainSimulator, all_chains
+from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.samples import Measurement, Samples
-from evaluators.testing import HAND_OVER_S, LINK_BYTES_PER_S, schedule
-from optimizer.exact.chain import ChainCosts, best_chains, chain_cost
+from optimizer.history import MOST_REPEATS
+from optimizer.profile import profile
 from optimizer.provenance import provenance
 from optimizer.samplers import make_proposer, make_sampler, quiet_optuna
 from optimizer.samplers.auto import AutoProposer, Problem
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.cuts import cut_points
-from search_spaces.graph import Graph
+from search_spaces.chain import ChainSpace
 from search_spaces.models import load
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from search_spaces.platform import Platform
 from tests.benchmarks.instances import COUNT, instance
 
 BUDGETS = (1, 5, 10, 25, 50, 100, 200)
-REPEATS = 50
 ZOO = ("vgg16", "squeezenet1_1", "googlenet", "resnet50", "mobilenet_v2")
+PHONES = {"pixel4": ("gpu", "1large", "3med"), "mi8se": ("gpu", "2large", "6small"), "s10": ("gpu", "2large", "4small")}
+ZOO_STAGES, GP_SEEDS = 3, 3
 Measure = Callable[[Plan], tuple[float, tuple[float, ...]]]
 
 
@@ -96,9 +102,10 @@ class Study:
         known: dict[str, float] = {}
         found: list[tuple[float, Plan]] = []
         number = repeats = 0
+        patience = MOST_REPEATS
         begin = time.perf_counter()
         while len(found) < budget:
-            if repeats >= REPEATS:
+            if drawn := repeats >= patience:
                 study.enqueue_trial(space.encode(self._unseen(set(known), rng)))
             study.sampler = make_sampler(name, seed, number, self.problem)
             asked = study.ask(distributions)
@@ -107,7 +114,7 @@ class Study:
             if plan.digest not in known:
                 known[plan.digest] = self.measure(plan)[0]
                 found.append((known[plan.digest], plan))
-                repeats = 0
+                repeats, patience = 0, max(1, patience // 2) if drawn else MOST_REPEATS
             study.tell(asked, known[plan.digest])
         return Curve(self._looked(found), (), (time.perf_counter() - begin) / budget)
 
@@ -151,82 +158,79 @@ class Kept:
 
 def truth(names: Sequence[str], budget: int, every: int, kept: Kept) -> dict[str, Any]:
     """Run the samplers on the instances, one seed each."""
-    curves: dict[str, list[Curve]] = {name: [] for name in names}
-    numbers = range(0, COUNT, every)
-    for number in numbers:
+
+    def run(number: int, name: str) -> Curve:
         of = instance(number)
-        optimum_s = of.optimum_s
-        for name in names:
-            study = Study(
-                Problem(of.graph, of.model.platform, of.space, of.model),
-                partial(of.measure, rng=np.random.default_rng([number, 1])),
-                partial(regret, of.true_s, optimum_s),
-            )
-            key = f"truth {number} {name} {budget}"
-            curves[name].append(kept.get(key, partial(study.run, name, number, budget)))
+        study = Study(
+            Problem(of.graph, of.model.platform, of.space, of.model),
+            partial(of.measure, rng=np.random.default_rng([number, 1])),
+            partial(regret, of.true_s, of.optimum_s),
+        )
+        return study.run(name, number, budget)
+
+    numbers = range(0, COUNT, every)
+    curves = {
+        name: [kept.get(f"truth {number} {name} {budget}", partial(run, number, name)) for number in numbers]
+        for name in names
+    }
     return {"instances": list(numbers), "samplers": {name: summary(found) for name, found in curves.items()}}
 
 
-def platforms() -> list[Platform]:
-    """Return three platforms: two lanes, three, and four of which two are alike."""
-
-    def lane(name: str, kind: Any, like: str, cores: float) -> Processor:
-        return Processor(name, kind, {f"{name}{i}": 1.0 for i in range(int(cores))}, like)
-
-    cpu, gpu, npu = lane("cpu", "cpu", "cpu", 2), lane("gpu", "gpu", "gpu", 4), lane("npu", "npu", "npu", 3)
-    cores = [lane(f"core{i}", "cpu", "core", 1) for i in range(2)]
-    return [
-        Platform("two lanes", (cpu, gpu)),
-        Platform("three lanes", (cpu, gpu, npu)),
-        Platform("four lanes", (*cores, gpu, npu)),
-    ]
+def lanes_of(device: str) -> tuple[CostModelEvaluator, Platform]:
+    """Return the cost model of a phone, and the lanes of it that are searched."""
+    evaluator = CostModelEvaluator()
+    described = evaluator.described(device)
+    if described is None:
+        raise ValueError(device)
+    return evaluator, described.restrict(PHONES[device])
 
 
-def costs_of(graph: Graph, platform: Platform) -> ChainCosts:
-    """Return the law of :mod:`evaluators.testing` as an additive model: what crosses a cut is handed over there."""
-    lanes, count = platform.processors, len(graph.operators)
-    operator_s = np.empty((len(lanes), count))
-    for row, lane in enumerate(lanes):
-        plan = chain_plan(graph, range(1, count), [lane.name] * count)
-        timeline = schedule(graph, plan, platform)
-        reads = [len([t for t in graph.boundary(s.operators).inputs if t in graph.producer]) for s in plan.stages]
-        took = {event.stage: event.end_s - event.start_s for event in timeline.events}
-        operator_s[row] = [took[i] - reads[i] * HAND_OVER_S for i in range(count)]
-    hand_over_s = np.zeros((count, len(lanes), len(lanes)))
-    for point in cut_points(graph):
-        hand_over_s[point.position] = HAND_OVER_S * len(point.tensors)
-        hand_over_s[point.position] += (1 - np.eye(len(lanes))) * point.nbytes / LINK_BYTES_PER_S
-    return ChainCosts(platform, operator_s, np.zeros(len(lanes)), hand_over_s)
+@cache
+def zoo_study(source: str, device: str) -> Study:
+    """Return a study of a model on a phone, where measuring gives what the cost model says.
+
+    What samplers may know is what a study learns when it times the operators one by one. The optimum comes from pricing
+    every plan of the space.
+    """
+    graph = load(source)
+    evaluator, platform = lanes_of(device)
+    with evaluator.prepare(platform) as session:
+        costs = profile(session, graph, platform).costs(platform)
+        simulator = session.simulator(graph)
+    chains = ChainSimulator(simulator)
+    batches = all_chains(len(graph.operators), platform, ZOO_STAGES)
+    best_s = min(float(chains.latency_s(batch).min()) for batch in batches)
+
+    def measure(plan: Plan) -> tuple[float, tuple[float, ...]]:
+        timeline = simulator.run(plan)
+        events = sorted(timeline.events, key=lambda event: event.stage)
+        return timeline.makespan_s, tuple(event.end_s - event.start_s for event in events)
+
+    space = ChainSpace(graph, platform, ZOO_STAGES)
+    return Study(Problem(graph, platform, space, costs), measure, partial(regret, simulator.latency_s, best_s))
+
+
+def _zoo_curve(source: str, device: str, name: str, seed: int, budget: int) -> Curve:
+    return zoo_study(source, device).run(name, seed, budget)
 
 
 def model(names: Sequence[str], budget: int, seeds: int, kept: Kept) -> dict[str, Any]:
-    """Run the samplers on models of the zoo, where the truth is the model."""
-    found: dict[str, Any] = {}
-    for source in ZOO:
-        graph = load(source)
-        for platform in platforms():
-            costs = costs_of(graph, platform)
-            space = ChainSpace(graph, platform, 4)
-            best = best_chains(costs, 4)[0].cost_s
-
-            def measure(plan: Plan, costs: ChainCosts = costs) -> tuple[float, tuple[float, ...]]:
-                parts = [chain_cost(costs, Plan(plan.graph_digest, (stage,))) for stage in plan.stages]
-                return chain_cost(costs, plan), tuple(parts)
-
-            study = Study(
-                Problem(graph, platform, space, costs), measure, partial(regret, partial(chain_cost, costs), best)
-            )
-            case = f"{source} on {platform.name}"
-            found[case] = {
-                name: summary(
-                    [
-                        kept.get(f"{case} {name} {seed} {budget}", partial(study.run, name, seed, budget))
-                        for seed in range(seeds if name != "gp" else min(seeds, 3))
-                    ]
-                )
-                for name in names
-            }
-    return {"seeds": seeds, "cases": found}
+    """Run the samplers on models of the zoo, where the truth is the cost model."""
+    found: dict[str, dict[str, list[Curve]]] = {}
+    for name in names:
+        for source, device in product(ZOO, PHONES):
+            case = f"{source} on {device}"
+            curves = found.setdefault(case, {}).setdefault(name, [])
+            for seed in range(seeds if name != "gp" else min(seeds, GP_SEEDS)):
+                make = partial(_zoo_curve, source, device, name, seed, budget)
+                curves.append(kept.get(f"{case} {name} {seed} {budget}", make))
+    return {
+        "seeds": {name: len(next(iter(found.values()))[name]) for name in names},
+        "lanes": {device: list(names) for device, names in PHONES.items()},
+        "max_stages": ZOO_STAGES,
+        "samplers": {name: summary([c for of in found.values() for c in of[name]]) for name in names},
+        "cases": {case: {name: summary(curves) for name, curves in of.items()} for case, of in found.items()},
+    }
 
 
 def summary(curves: Sequence[Curve]) -> dict[str, Any]:
@@ -248,27 +252,45 @@ def summary(curves: Sequence[Curve]) -> dict[str, Any]:
     return found
 
 
+def table(document: dict[str, Any]) -> str:
+    """Return the mean regret of each sampler at each budget as a Markdown table."""
+    rows: list[tuple[str, dict[str, float]]] = []
+    for name, found in document["samplers"].items():
+        rows.append((name, found["looked_fastest_percent"]))
+        if "believed_fastest_percent" in found:
+            rows[-1:] = [(name, found["believed_fastest_percent"]), (f"{name}, fastest as measured", rows[-1][1])]
+    budgets = list(rows[0][1])
+    lines = [f"| trials | {' | '.join(budgets)} |", "|---" * (len(budgets) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(f'{r:.2f}' for r in of.values())} |" for name, of in rows]
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Run one part and write the document."""
+    """Run one part and write the document, or print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["truth", "model"])
-    parser.add_argument("out", type=Path)
+    parser.add_argument("part", choices=["truth", "model", "table"])
+    parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--samplers", default="auto,reinforce,random,tpe,nsga2,cmaes")
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--every", type=int, default=1, help="take one instance of so many")
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
-    names = options.samplers.split(",")
-    command = f"python -m tests.benchmarks.samplers {options.part} {options.out} --samplers {options.samplers}"
+    if options.part == "table":
+        sys.stdout.write(
+            "\n\n".join(f"`{path.name}`\n\n{table(json.loads(path.read_text()))}" for path in options.out) + "\n"
+        )
+        return
+    names, out = options.samplers.split(","), options.out[0]
+    command = f"python -m tests.benchmarks.samplers {options.part} {out.name} --samplers {options.samplers}"
     command += f" --budget {options.budget}"
     command += f" --every {options.every}" if options.part == "truth" else f" --seeds {options.seeds}"
-    partly = options.out.with_suffix(".partial")
+    partly = out.with_suffix(".partial")
     if options.part == "truth":
         result = truth(names, options.budget, options.every, Kept(partly))
     else:
         result = model(names, options.budget, options.seeds, Kept(partly))
     document = {"schema_version": 1, "made_by": command, **provenance(), **result}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    out.write_text(json.dumps(document, indent=1) + "\n")
     partly.unlink(missing_ok=True)
 
 

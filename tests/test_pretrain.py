@@ -1,0 +1,74 @@
+"""``optimize pretrain``: a policy from cost models, used by a study on a device that it has not seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimizer.cli import main
+from optimizer.pretrain import lesson_of
+from optimizer.samplers.policy import Weights, roll_out
+
+TRAIN = ["pretrain", "--model", "squeezenet1_1", "--platform", "snapdragon855", "--max-stages", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_policy_is_trained_kept_and_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*TRAIN, "--out", "policy.npz", "--batches", "60", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["lessons"] == ["squeezenet1_1 on snapdragon855"]
+    assert 1.0 <= document["slower_than_best_last"] < 0.8 * document["slower_than_best_first"]
+    study = ["--model", "squeezenet1_0", "--evaluator", "cost-model", "--platform", "kirin990", "--budget", "12", "-q"]
+    assert main([*study, "--max-stages", "3", "--sampler", "reinforce@policy.npz", "--json", "--out", "run"]) == 0
+    assert json.loads(capsys.readouterr().out)["trials"] >= 12
+    assert (tmp_path / "run").is_dir()
+
+
+def test_the_same_seed_gives_the_same_policy(tmp_path: Path) -> None:
+    weights = []
+    for number, seed in enumerate(("0", "0", "1")):
+        assert main([*TRAIN, "--out", f"{number}.npz", "--batches", "4", "--seed", seed]) == 0
+        weights.append(Weights.load(tmp_path / f"{number}.npz").out)
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+
+
+def test_what_was_trained_starts_better_on_an_unseen_model_and_device(tmp_path: Path) -> None:
+    assert main([*TRAIN, "--out", "policy.npz", "--batches", "60"]) == 0
+    unseen = lesson_of("mobilenet_v1", Path("kirin990"), 3)
+    drawn = [
+        unseen.predict(roll_out(weights, unseen.seen, 200, np.random.default_rng(0)).chains()).mean()
+        for weights in (Weights.new(0), Weights.load(tmp_path / "policy.npz"))
+    ]
+    assert drawn[1] < 0.8 * drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (TRAIN[:3], "--platform, --out"),
+        ([*TRAIN, "--out", "no/where.npz"], "--out no/where.npz: there is no folder no"),
+        ([*TRAIN, "--out", "."], "--out .: is a directory"),
+        ([*TRAIN, "--out", "x.npz", "--batches", "1"], "--batches 1: 1 lessons need at least 2"),
+        ([*TRAIN, "--out", "x.npz", "--max-stages", "0"], "a plan has at least 1 stage"),
+        ([*TRAIN, "--out", "x.npz", "--seed", "-1"], "--seed -1: must be 0 or more"),
+        ([*TRAIN[:-2], "--platform", "no-such", "--out", "x.npz"], "no-such"),
+        (["--model", "squeezenet1_1", "-q", "--sampler", "reinforce@x.npz"], "x.npz: not a policy"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
