@@ -148,14 +148,12 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
     from evaluators.registry import make_evaluator, measures_here
     from optimizer.config import most_stages
-    from optimizer.devices import choose_platform
-    from search_spaces.models import load
+    from optimizer.devices import choose_model_and_platform
     from search_spaces.registry import make_space
 
     config = planned.config
     evaluator = make_evaluator(config.evaluator)
-    graph = load(config.model, config.input_shape)
-    platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     return len(graph.operators), space.cardinality(), measures_here(evaluator)
 

@@ -186,14 +186,10 @@ def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
     from evaluators.registry import make_evaluator
     from optimizer.baselines import baselines
     from optimizer.config import most_stages
-    from optimizer.devices import choose_platform
-    from search_spaces.models import load
+    from optimizer.devices import choose_model_and_platform
     from search_spaces.registry import make_space
 
-    graph = load(config.model, config.input_shape)
-    platform = choose_platform(
-        make_evaluator(config.evaluator), config.processors, config.platform, allow_fallback=config.allow_fallback
-    )
+    graph, platform = choose_model_and_platform(make_evaluator(config.evaluator), config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     named = baselines(graph, platform, platform.processors[0].name)
     document = {
@@ -342,6 +338,12 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "compare": ("tell which of two runs' plans is faster", _compare),
     "doctor": ("tell what this machine offers, and what to do about problems", _doctor),
     "execute": ("run a plan from its files", _execute),
+    "explain": (
+        "tell why a study's plan is the best: what changing it would cost, and what binds",
+        lambda words: commands.explain(
+            _Parser(prog="optimize explain", description="Tell why the plan of a study is what it is."), words
+        ),
+    ),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),
     "run": (

@@ -132,6 +132,25 @@ def plugins(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     return UnavailableError.exit_code if any(p.problem for p in found) else 0
 
 
+def explain(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Do ``optimize explain``."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--debug", action="store_true", help="a traceback with every error")
+    options = parser.parse_args(arguments)
+    from optimizer.explain import explain_run
+
+    found = explain_run(options.run)
+    if options.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        from optimizer.console import make_console
+        from optimizer.explain_text import render
+
+        make_console().print(render(found), crop=False)
+    return 0
+
+
 def solve(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Do ``optimize solve``."""
     add = parser.add_argument

@@ -193,15 +193,32 @@ def _conclusions(result: Result) -> list[Text]:
         if compared.unstable:
             lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))
     lines += [Text(text) for text in _disturbances(result)]
-    if result.model_bound_s is not None and result.gap is not None:
-        text = f"optimum of the model of single operators {result.model_bound_s * 1e3:.2f} ms, gap {result.gap:+.1%}"
-        if result.gap < -_NOISE:
-            text += ": the model is wrong by that much"
-        lines.append(Text(text))
+    lines += _bound(result)
     if result.deployed is not None:
         same = "bit for bit as" if result.deployed.identical else f"within {result.deployed.max_rel_error:.1e} of"
         lines.append(Text(f"the written stage files compute {same} the whole model"))
     return lines
+
+
+def _bound(result: Result) -> list[Text]:
+    """Return how far the best plan can be from the best possible one, as far as the model knows."""
+    bounds, gap = result.bounds, result.gap
+    if bounds is None or gap is None:
+        return []
+    what = "no plan of the space takes less than" if bounds.own else "by the profiled operators no plan takes less than"
+    text = f"{what} {bounds.space_s * 1e3:.2f} ms: gap {max(gap, 0.0):.1%}"
+    if bounds.proven and bounds.own and gap < _NOISE:
+        text = (
+            f"proven by the evaluator's own costs: no plan of the space takes less than {bounds.space_s * 1e3:.2f} ms"
+        )
+    if gap < -_NOISE:
+        text = (
+            f"{what} {bounds.space_s * 1e3:.2f} ms, and one was measured {-gap:.1%} below: the model is wrong by that"
+        )
+    return [
+        Text(text),
+        Text(f"whatever the cuts and overlaps, none takes less than {bounds.all_plans.latency_s * 1e3:.2f} ms"),
+    ]
 
 
 def _disturbances(result: Result) -> list[str]:

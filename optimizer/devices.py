@@ -5,14 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evaluators.base import Describer, Evaluator, Namer
+from evaluators.tabulated import GraphSource
 from search_spaces.errors import UsageError
+from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor, tell_apart
 from search_spaces.platform_file import read_platform
 from search_spaces.platform_names import find_platform_file
 
+if TYPE_CHECKING:
+    from optimizer.config import StudyConfig
+
 _FALLBACK = ":fallback"
+
+
+def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tuple[Graph, Platform]:
+    """Return the model and the platform that a study asks for.
+
+    An evaluator may bring the model (:class:`~evaluators.tabulated.GraphSource`): it is then asked for it before its
+    platform.
+
+    Raises:
+        UsageError: a name or a file is wrong.
+        UnavailableError: a processor cannot be used here.
+    """
+    from search_spaces.models import load
+
+    brought = evaluator.graph_of(config.model) if isinstance(evaluator, GraphSource) else None
+    platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    return brought if brought is not None else load(config.model, config.input_shape), platform
 
 
 def choose_platform(

@@ -17,6 +17,7 @@ import numpy as np
 from evaluators.base import Refuser, Session
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
+from evaluators.tabulated import PartCosts
 from optimizer.exact.chain import ChainCosts
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer
@@ -92,6 +93,29 @@ class Profile:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"the profile of the operators is damaged: {error!r}") from error
+
+
+def known_profile(tables: PartCosts, platform: Platform) -> Profile:
+    """Return the profile of a session that tells its costs: nothing is timed.
+
+    A model that does not fit into a processor's memory takes for ever there.
+    """
+    lane = {p.name: i for i, p in enumerate(platform.processors)}
+    first = {like: lane[members[0].name] for like, members in platform.classes().items()}
+    whole_s = tables.operator_s.sum(axis=1) + tables.overhead_s + tables.beyond_s[:, 0, -1]
+    if tables.operator_nbytes is not None and tables.memory_bytes is not None:
+        whole_s = np.where(tables.operator_nbytes.sum() > tables.memory_bytes, np.inf, whole_s)
+    between = tables.hand_over_s[1:] if len(tables.hand_over_s) > 1 else tables.hand_over_s
+    hand_over_s = {
+        pair: float(between[:, [lane[a], lane[b]], [lane[b], lane[a]]].mean())
+        for pair, (a, b) in _pairs(platform).items()
+    }
+    return Profile(
+        {like: tuple(tables.operator_s[i].tolist()) for like, i in first.items()},
+        {like: float(tables.overhead_s[i]) for like, i in first.items()},
+        hand_over_s,
+        {like: float(whole_s[i]) for like, i in first.items()},
+    )
 
 
 def _finite(seconds: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from evaluators.base import Agreement
 from evaluators.samples import Measurement, Samples
+from optimizer.bounds import Bounds
 from optimizer.decide import Verdict
 from optimizer.history import History
 from search_spaces.graph import Graph
@@ -26,7 +27,7 @@ class Result:
     Attributes:
         baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
         verdict: None where the study was interrupted before the end.
-        model_bound_s: the optimum of the additive model of the profiled operators, within the space.
+        bounds: what no plan goes below in the model; None where nothing is known of it yet.
         deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
         exhausted: whether every plan of the space was tried.
         wall_s: of this session, not of those that it resumed.
@@ -38,7 +39,7 @@ class Result:
     history: History
     baselines: Mapping[str, Plan]
     verdict: Verdict | None
-    model_bound_s: float | None
+    bounds: Bounds | None
     deployed: Agreement | None
     cardinality: int
     exhausted: bool
@@ -90,12 +91,23 @@ class Result:
         return trial.measurement if trial else None
 
     @property
+    def model_bound_s(self) -> float | None:
+        """What no plan of the space goes below in the model: its optimum, where that is proven."""
+        return self.bounds.space_s if self.bounds else None
+
+    @property
     def gap(self) -> float | None:
-        """How far the best plan's median is above the model's optimum, relative; below 0 the model is wrong."""
+        """How far the best plan's median is above the model's bound, relative; below 0 the model is wrong."""
         samples = self.samples(self.best) if self.best else None
         if samples is None or not self.model_bound_s:
             return None
         return samples.median / self.model_bound_s - 1.0
+
+    @property
+    def model_error(self) -> float | None:
+        """By what share of the bound the best plan's median is below it: the model is wrong by so much at least."""
+        samples = self.samples(self.best) if self.best else None
+        return self.bounds.error(samples.median) if samples is not None and self.bounds is not None else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
@@ -123,6 +135,8 @@ class Result:
             "slower_at_the_end": self.slower_at_the_end,
             "model_bound_ms": self.model_bound_s * 1e3 if self.model_bound_s is not None else None,
             "gap": self.gap,
+            "model_error": self.model_error,
+            "bounds": self.bounds.to_json() if self.bounds else None,
             "trials": len(self.history.trials),
             "unique_plans": self.history.measured,
             "cache_hits": self.history.repeats,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,24 +13,25 @@ from evaluators.base import Agreement, Deployer, Session
 from evaluators.comparison import ComparisonPolicy
 from evaluators.registry import make_evaluator
 from evaluators.sampling import SamplingPolicy
-from optimizer.baselines import baselines
+from evaluators.tabulated import Tabulated
+from optimizer.baselines import Baseline, baselines
+from optimizer.bounds import Beliefs, Bounds, beliefs
 from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict, decide
-from optimizer.devices import choose_platform
-from optimizer.exact.chain import best_chains, chain_cost
+from optimizer.devices import choose_model_and_platform
+from optimizer.exact.chain_costs import chain_cost
 from optimizer.feasibility import violations
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, Origin, in_space, measure_plan
-from optimizer.profile import Profile, profile
+from optimizer.profile import Profile, known_profile, profile
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
 from optimizer.samplers.auto import Problem
 from optimizer.watch import Watchman
-from search_spaces.chain import chain_plan
+from search_spaces.constraints import Violation
 from search_spaces.errors import OptimizeError, UnstableError
 from search_spaces.graph import Graph
-from search_spaces.models import load
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.registry import make_space
@@ -39,6 +40,7 @@ from search_spaces.space import EnumerableSpace
 _MODEL_OPTIMA = (8, 1)
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
+_NO_OTHER = "the model's optimum"
 _KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
 
 
@@ -88,7 +90,7 @@ class _Study:
     history: History
     begin_s: float = field(default_factory=time.monotonic)
     baselines: dict[str, Plan] = field(default_factory=dict)
-    bound_s: float | None = None
+    bounds: Bounds | None = None
     exhausted: bool = False
     restored: int = 0  # plans that the log knew
 
@@ -107,7 +109,7 @@ class _Study:
             self.history,
             self.baselines,
             verdict,
-            self.bound_s,
+            self.bounds,
             deployed,
             self.space.cardinality(),
             self.exhausted,
@@ -125,9 +127,8 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     """
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
-    platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     watcher.message(f"reading {config.model}")
-    graph = load(config.model, config.input_shape)
+    graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
@@ -169,24 +170,22 @@ def _interrupted(study: _Study, run: RunFolder) -> Interrupted:
 
 def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     config, history = study.config, study.history
+    most = most_stages(config, len(study.graph.operators))
     profiled = _profile(study, run, session)
-    costs = profiled.costs(study.platform)
-    named = baselines(study.graph, study.platform, profiled.fastest(study.platform))
-    study.baselines = {b.name: b.plan for b in named}
     # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
-    optima = best_chains(
-        costs, most_stages(config, len(study.graph.operators)), _MODEL_OPTIMA[config.sampler == "auto"]
-    )
-    study.bound_s = optima[0].cost_s
+    optima = _MODEL_OPTIMA[config.sampler == "auto"]
+    believed = beliefs(study.graph, session, profiled, study.platform, study.space, most, optima)
+    costs, study.bounds = believed.costs, believed.bounds
+    breaks = partial(violations, study.graph, costs, most)
+    named = _named(study, profiled, believed, breaks)
+    study.baselines = {b.name: b.plan for b in named}
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
         watchman.after(trial)
 
-    breaks = partial(violations, study.graph, costs, most_stages(config, len(study.graph.operators)))
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
-    chains = [chain_plan(study.graph, o.cuts, o.processors) for o in optima]
-    queue += [(OPTIMUM, plan) for plan in chains if in_space(study.space, plan)]
+    queue += [(OPTIMUM, plan) for plan in believed.optima if in_space(study.space, plan)]
     loop = Loop(
         study.graph,
         study.space,
@@ -202,7 +201,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         notify,
         Problem(study.graph, study.platform, study.space, costs, lambda plan: not breaks(plan)),
         breaks,
-        study.bound_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
+        study.bounds.space_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
     )
     watchman = Watchman(
         session,
@@ -217,23 +216,37 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     study.exhausted = loop.run()
     verdict = study.kept_verdict(run)  # a finished study that is asked again has nothing new to measure
     if verdict is None:
-        policy = ComparisonPolicy(precision=min(config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
-        verdict = decide(
-            study.graph,
-            session,
-            history,
-            study.baselines,
-            policy,
-            config.seed,
-            study.watcher.message,
-            believed=loop.believed(),
-        )
+        verdict = _decide(study, session, loop)
         run.log.append("verdict", verdict.to_json())
     study.watcher.message("writing the stage files")
     deployed = _deploy(study, run, session, verdict.best)
     result = study.result(run, verdict, deployed)
     write_json(run.path / "result.json", result.to_json())
     return result
+
+
+def _named(
+    study: _Study, profiled: Profile, believed: Beliefs, breaks: Callable[[Plan], tuple[Violation, ...]]
+) -> tuple[Baseline, ...]:
+    """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
+    named = baselines(study.graph, study.platform, profiled.fastest(study.platform))
+    if all(any(v.unit != "stages" for v in breaks(b.plan)) for b in named):
+        return (*named, Baseline(_NO_OTHER, believed.optima[0]))
+    return named
+
+
+def _decide(study: _Study, session: Session, loop: Loop) -> Verdict:
+    policy = ComparisonPolicy(precision=min(study.config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
+    return decide(
+        study.graph,
+        session,
+        study.history,
+        study.baselines,
+        policy,
+        study.config.seed,
+        study.watcher.message,
+        believed=loop.believed(),
+    )
 
 
 def _policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
@@ -251,7 +264,10 @@ def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:
     for record in run.contents.records:
         if record.kind == "profile":
             return Profile.from_json(record.data)
-    found = profile(session, study.graph, study.platform, study.watcher.message)
+    if isinstance(session, Tabulated):
+        found = known_profile(session.part_costs(study.graph), study.platform)
+    else:
+        found = profile(session, study.graph, study.platform, study.watcher.message)
     run.log.append("profile", found.to_json())
     return found
 

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cost_model.plans import PlanSimulator
+from evaluators.tabulated import PartCosts
 from search_spaces.chain import chain_plan
+from search_spaces.cuts import cut_points
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -52,13 +54,14 @@ def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[
     Of lanes that are alike only those are named that come first, as in :func:`search_spaces.plan.canonical`.
     """
     for parts in range(1, min(max_stages, operators) + 1):
-        words = np.array(list(_words(platform, parts)), np.int64).reshape(-1, parts)
+        words = np.array(list(lane_words(platform, parts)), np.int64).reshape(-1, parts)
         chosen = list(combinations(range(1, operators), parts - 1))
         cuts = np.array(chosen, np.int64).reshape(len(chosen), parts - 1)
         yield Chains(np.repeat(cuts, len(words), axis=0), np.tile(words, (len(cuts), 1)))
 
 
-def _words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
+def lane_words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield the lanes of each canonical chain of so many parts; alike ones appear in the order of first use."""
     index = {p.name: i for i, p in enumerate(platform.processors)}
     groups = [tuple(index[p.name] for p in members) for members in platform.classes().values()]
     place = {lane: (which, rank) for which, group in enumerate(groups) for rank, lane in enumerate(group)}
@@ -194,19 +197,60 @@ def _rectangle(sums: Seconds, c: Whole, d: Whole, a: Whole, b: Whole) -> Seconds
 
 def _part_table(simulator: PlanSimulator) -> Seconds:
     """Return what operators ``first … last-1`` take as one part on a lane, ``[P, first, last]``, transfers apart."""
-    graph, p = simulator.graph, simulator.prices
-    lanes, count = p.operator_s.shape
+    p = simulator.prices
+    return _operators_s(simulator) + p.invocation_s[:, None, None] + _beyond_s(simulator)
+
+
+def _operators_s(simulator: PlanSimulator) -> Seconds:
+    """Return what operators ``first … last-1`` take together, ``[P, first, last]``; infinite where there are none."""
+    lanes, count = simulator.prices.operator_s.shape
     inside = np.triu(np.ones((count, count), bool))
     table = np.full((lanes, count + 1, count + 1), np.inf)
-    sums = np.cumsum(np.where(inside, p.operator_s[:, None, :], 0.0), axis=2)
+    sums = np.cumsum(np.where(inside, simulator.prices.operator_s[:, None, :], 0.0), axis=2)
     table[:, :-1, 1:] = np.where(inside, sums, np.inf)
-    if p.capacity_bytes.any():
-        beyond = np.maximum(0.0, _weight_bytes(graph)[None] - p.capacity_bytes[:, None, None])
-        table *= 1.0 + np.where(p.capacity_bytes > 0, p.pressure_per_byte, 0.0)[:, None, None] * beyond
-    table += p.invocation_s[:, None, None]
-    if p.io_s_per_byte.any():
-        table += p.io_s_per_byte[:, None, None] * _border_bytes(graph)
     return table
+
+
+def _beyond_s(simulator: PlanSimulator) -> Seconds:
+    """Return what operators ``first … last-1`` as one part take beside operators and invocation, ``[P, first, last]``.
+
+    It is 0 where a lane does not take some of them.
+    """
+    p = simulator.prices
+    operators_s = _operators_s(simulator)
+    finite = np.isfinite(operators_s)
+    found = np.zeros_like(operators_s)
+    if p.capacity_bytes.any():
+        over = np.maximum(0.0, _weight_bytes(simulator.graph)[None] - p.capacity_bytes[:, None, None])
+        share = np.where(p.capacity_bytes > 0, p.pressure_per_byte, 0.0)[:, None, None] * over
+        found += np.where(finite, operators_s, 0.0) * share
+    if p.io_s_per_byte.any():
+        found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
+    return found
+
+
+def part_costs(simulator: PlanSimulator) -> PartCosts:
+    """Return what consecutive parts cost; what tensors that skip a part cost is not in the least hand-overs.
+
+    Surely handed over, whichever parts lie beside a cut, is what the operator after it reads of the one before it.
+    """
+    graph, p = simulator.graph, simulator.prices
+    lanes, count = p.operator_s.shape
+    crossing, sure = np.zeros((count, 1, 1)), np.zeros((count, 1, 1))
+    for point in cut_points(graph):
+        after = set(graph.operators[point.position].inputs)
+        for tensor in point.tensors:
+            nbytes, writer = graph.tensors[tensor].nbytes, graph.producer.get(tensor)
+            crossing[point.position] += nbytes if writer is not None else 0
+            sure[point.position] += nbytes if writer == point.position - 1 and tensor in after else 0
+    apart = 1.0 - np.eye(lanes)
+    return PartCosts(
+        operator_s=p.operator_s,
+        overhead_s=p.invocation_s,
+        beyond_s=_beyond_s(simulator),
+        hand_over_s=apart * ((crossing > 0) * p.latency_s + crossing * p.byte_s),
+        least_hand_over_s=apart * (p.latency_s + sure * p.byte_s),
+    )
 
 
 def _border_bytes(graph: Graph) -> Seconds:

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Agreement, Batch
+from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.files import find_profile, profile_digest
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
 from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.tabulated import PartCosts
 from evaluators.timeline import Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -125,6 +127,10 @@ class CostModelSession:
         """See :class:`~evaluators.base.Refuser`."""
         lane = [p.name for p in self._platform.processors].index(processor)
         return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[lane]))]
+
+    def part_costs(self, graph: Graph) -> PartCosts:
+        """See :class:`~evaluators.tabulated.Tabulated`."""
+        return part_costs(self.simulator(graph))
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`; a rebuilt instance is predicted the same.

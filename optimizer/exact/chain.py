@@ -26,7 +26,7 @@ from optimizer.exact.chain_tables import Lanes, latency_to_go, part_costs, perio
 from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import InfeasibleError
 
-__all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost"]
+__all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_order"]
 
 _MOST_TRIED = 64  # parts; beyond, nobody is told how many would do
 _MOST_TIMES = 2.0**40
@@ -47,14 +47,28 @@ def best_chains(
         InfeasibleError: no chain has a finite cost and fits into the memory.
         ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
+    found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages)
+    return sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
+
+
+def chains_in_order(
+    costs: ChainCosts, max_stages: int, k: int, *, objective: Objective = "latency", min_stages: int = 1
+) -> Iterator[CostedChain]:
+    """Yield the same plans one by one, as soon as each is known to be the next; equal costs come in any order.
+
+    Raises:
+        InfeasibleError, ValueError: as :func:`best_chains`.
+    """
     if max_stages < 1 or k < 1:
         raise ValueError(f"at least 1 stage and 1 plan, not {max_stages} and {k}")
     if not 1 <= min_stages <= max_stages:
         raise ValueError(f"at least {min_stages} stages and at most {max_stages}")
-    found = list(_Search(costs, objective, min_stages, max_stages).chains(k))
+    found = False
+    for chain in _Search(costs, objective, min_stages, max_stages).chains(k):
+        found = True
+        yield chain
     if not found:
         raise _why_none(costs, min_stages, max_stages)
-    return sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
 
 
 class _Node(NamedTuple):

@@ -30,6 +30,8 @@ class ChainCosts:
             and the next on the other (``[i, from, to]``), in the time of the next one; row 0 is not read.
         operator_nbytes: shape ``(n,)``: what each operator keeps in the memory of its processor; None for nothing.
         memory_bytes: shape ``(P,)``: how much each processor can keep; None for no limit.
+        beyond_s: shape ``(P, n+1, n+1)``: what operators ``first … last-1`` as one part add beside the above,
+            ``[lane, first, last]``; None for nothing.
 
     Raises:
         ValueError: a shape does not fit, or a number is no number.
@@ -41,6 +43,7 @@ class ChainCosts:
     hand_over_s: Seconds
     operator_nbytes: Bytes | None = None
     memory_bytes: Bytes | None = None
+    beyond_s: Seconds | None = None
 
     def __post_init__(self) -> None:
         lanes = len(self.platform.processors)
@@ -51,6 +54,7 @@ class ChainCosts:
             ("hand_over_s", self.hand_over_s, (count, lanes, lanes)),
             ("operator_nbytes", self.operator_nbytes, (count,)),
             ("memory_bytes", self.memory_bytes, (lanes,)),
+            ("beyond_s", self.beyond_s, (lanes, count + 1, count + 1)),
         ):
             if array is None:
                 continue
@@ -92,6 +96,8 @@ def chain_cost(costs: ChainCosts, plan: Plan, objective: Objective = "latency") 
     for stage in plan.stages:
         lane, operators = index[stage.processor], list(stage.operators)
         load_s[lane] += costs.operator_s[lane, operators].sum() + costs.overhead_s[lane]
+        if costs.beyond_s is not None:
+            load_s[lane] += costs.beyond_s[lane, operators[0], operators[-1] + 1]
         if before >= 0:
             load_s[lane] += costs.hand_over_s[operators[0], before, lane]
         before = lane

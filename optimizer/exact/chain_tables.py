@@ -55,6 +55,8 @@ def part_costs(costs: ChainCosts) -> Seconds:
     sums = np.cumsum(np.where(inside, costs.operator_s[:, None, :], 0.0), axis=2) + costs.overhead_s[:, None, None]
     table = np.full((lanes, count + 1, count + 1), np.inf)
     table[:, :-1, 1:] = np.where(inside, sums, np.inf)
+    if costs.beyond_s is not None:
+        table += costs.beyond_s
     if costs.operator_nbytes is not None and costs.memory_bytes is not None:
         total = np.concatenate(([0.0], np.cumsum(costs.operator_nbytes)))
         table[(total[None, :] - total[:, None])[None] > costs.memory_bytes[:, None, None]] = np.inf

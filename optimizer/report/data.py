@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
+from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
+from evaluators.tabulated import GraphSource
 from evaluators.timeline import Timeline
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
@@ -298,11 +300,20 @@ def _graph(config: Mapping[str, Any], digest: str) -> tuple[Graph | None, str]:
     """Return the model where it is still what it was, else why there is none."""
     from search_spaces.models import load
 
+    source = str(config.get("model"))
     try:
-        graph = load(str(config.get("model")), tuple(config.get("input_shape") or ()))
+        graph = _brought(config, source) or load(source, tuple(config.get("input_shape") or ()))
     except OptimizeError as error:
         return None, str(error)
     return (graph, "") if graph.digest == digest else (None, f"{config.get('model')} is another model now")
+
+
+def _brought(config: Mapping[str, Any], source: str) -> Graph | None:
+    """Return the model that the evaluator brought, if it did; none does from a model's own file."""
+    if not source.endswith((".yaml", ".yml")):
+        return None
+    evaluator = make_evaluator(str(config.get("evaluator")))
+    return evaluator.graph_of(source) if isinstance(evaluator, GraphSource) else None
 
 
 def _platform(data: Mapping[str, Any]) -> Platform:

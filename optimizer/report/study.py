@@ -16,7 +16,7 @@ from optimizer.report.document import Block, Code, Column, Document, Figure, Sec
 from optimizer.report.explorer import node_data
 from optimizer.report.svg import part_colour
 from optimizer.report.trace import trace
-from search_spaces.errors import shown
+from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
 
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
@@ -34,6 +34,7 @@ def study_document(study: Study) -> Document:
         files["best/partition.json"] = json.dumps(node_data(study.graph, study.best), indent=1)
     sections = [
         Section("answer", "Answer", tuple(_answer(study))),
+        Section("why", "Why this plan", tuple(_why(study))),
         Section("baselines", "Known plans", tuple(_baselines(study))),
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
         Section("stages", "Latency by number of stages", tuple(_stages(found))),
@@ -74,11 +75,28 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Text("The study was interrupted before its final comparison: this is what was known then.")
     if result["speedup"] and result["speedup"]["unstable"]:
         yield Text("The machine's speed changed during the final comparison; repeat it when the machine is quiet.")
-    bound, gap = result["model_bound_ms"], result["gap"]
-    if bound is not None and gap is not None:
-        text = f"The optimum of the model of single operators, within this space, is {bound:.4g} ms; gap {gap:+.1%}."
-        yield Text(text + (" A plan below it shows that the model is wrong by that much." if gap < 0 else ""))
+    yield from _bound(result)
     yield _plan_table(study, study.best)
+
+
+def _bound(result: dict[str, Any]) -> Iterator[Block]:
+    """Yield how far the plan can be from the best one; a result of an earlier version has fewer fields."""
+    bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
+    if bound is None or gap is None:
+        return
+    own = more.get("model") == "the evaluator's own"
+    whose = "By the evaluator's own costs" if own else "By the model of single operators"
+    text = f"{whose}, no plan of this space takes less than {bound:.4g} ms; gap {max(gap, 0.0):.1%}."
+    if gap < -1e-9:
+        text = (
+            f"{whose}, no plan of this space takes less than {bound:.4g} ms. This one was measured {-gap:.1%} below: "
+        )
+        text += "by that much at least the model is wrong."
+    elif more.get("proven") is False:
+        text += " That it could be reached is not proven."
+    yield Text(text)
+    if "all_plans_ms" in more:
+        yield Text(f"Whatever the cuts and overlaps, none takes less than {more['all_plans_ms']:.4g} ms in that model.")
 
 
 def _plan_table(study: Study, plan: Plan) -> Table:
@@ -101,6 +119,18 @@ def _plan_table(study: Study, plan: Plan) -> Table:
         Column("hands over"),
     )
     return Table("The best plan, stage by stage", columns, tuple(rows))
+
+
+def _why(study: Study) -> Iterator[Block]:
+    from optimizer.explain import explain
+    from optimizer.explain_text import blocks
+
+    try:
+        found = explain(study)
+    except OptimizeError as error:
+        yield Text(f"The plan is not explained: {error}", "note")
+        return
+    yield from blocks(found)
 
 
 def _baselines(study: Study) -> Iterator[Block]:

@@ -1,0 +1,178 @@
+"""The evaluator ``table``: plans timed by a table that a person typed in; it brings its own graph and devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import CONTRACT_VERSION
+from evaluators.cost_model.simulate import Law, Task, run_tasks
+from evaluators.table.table import Table, read_table
+from evaluators.tabulated import PartCosts
+from evaluators.testing import Noise, SyntheticCandidate
+from evaluators.timeline import Event, Timeline
+from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+_EXACT = Noise(run=0.0, instance=0.0, spike_share=0.0, cold=0.0)
+_HINT = "give the table as the model: --model FILE.yaml --evaluator table"
+_LEAST_S = 1e-12  # what takes no time by the table takes this long, for a run cannot take none
+
+
+class TableEvaluator:
+    """Times plans by a table; see :class:`~evaluators.base.Evaluator`.
+
+    Args:
+        table: as :func:`~evaluators.table.table.read_table` returns it; None until :meth:`described` is asked.
+    """
+
+    name = "table"
+    measures_here = False
+
+    def __init__(self, table: Table | None = None) -> None:
+        self._table = table
+
+    def described(self, source: str | Path) -> Platform:
+        """Read the table, and return its devices; see :class:`~evaluators.base.Describer`."""
+        path = Path(source)
+        self._table = read_table(path)
+        if self._table.objective != "latency":
+            raise UsageError(
+                f"{path}: a study makes the latency small, and the table asks for the {self._table.objective}",
+                f"use optimize solve {path}, or let the table's objective be latency",
+            )
+        return self._table.platform()
+
+    @property
+    def table(self) -> Table:
+        """The table.
+
+        Raises:
+            UsageError: none was given.
+        """
+        if self._table is None:
+            raise UsageError("the evaluator 'table' has no table", _HINT)
+        return self._table
+
+    def platform(self) -> Platform:
+        """Return the devices of the table."""
+        return self.table.platform()
+
+    def graph_of(self, source: str) -> Graph:
+        """Read the table, and return its layers as a graph; see :class:`~evaluators.tabulated.GraphSource`."""
+        self.described(source)
+        return self.table.graph()
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[TableSession]:  # noqa: ARG002
+        """Open a session on devices of the table; nothing is written to ``scratch``."""
+        kinds = {device.kind for device in self.table.devices}
+        strange = next((p.name for p in platform.processors if p.like not in kinds), None)
+        if strange is not None:
+            raise UnavailableError(f"the table has no times for processor {strange!r}", f"it has {', '.join(kinds)}")
+        session = TableSession(self.table, platform)
+        try:
+            yield session
+        finally:
+            session.closed = True
+
+
+class TableSession:
+    """A session of :class:`TableEvaluator`; see :class:`~evaluators.base.Session`."""
+
+    def __init__(self, table: Table, platform: Platform) -> None:
+        self._table, self._platform, self._graph = table, platform, table.graph()
+        self._operator_s = table.operator_s(platform)
+        self._overhead_s = table.overhead_s(platform)
+        self._hand_over_s = table.hand_over_s(platform)
+        self._memory_bytes = table.memory_bytes(platform)
+        self.closed = False
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`: all numbers of the table."""
+        return {
+            "evaluator": TableEvaluator.name,
+            "contract_version": CONTRACT_VERSION,
+            "platform": self._platform.to_json(),
+            "operator_s": [[s if math.isfinite(s) else None for s in row] for row in self._operator_s.tolist()],
+            "overhead_s": self._overhead_s.tolist(),
+            "hand_over_s": self._hand_over_s.tolist(),
+            "memory_bytes": [m if math.isfinite(m) else None for m in self._memory_bytes.tolist()],
+        }
+
+    def refused(self, graph: Graph, processor: str) -> Sequence[int]:
+        """See :class:`~evaluators.base.Refuser`: the layers with ``never``."""
+        self._check(graph)
+        lane = [p.name for p in self._platform.processors].index(self._platform[processor].name)
+        return np.flatnonzero(~np.isfinite(self._operator_s[lane])).tolist()
+
+    def part_costs(self, graph: Graph) -> PartCosts:
+        """See :class:`~evaluators.tabulated.Tabulated`."""
+        self._check(graph)
+        lanes, count = self._operator_s.shape
+        hand_over_s = np.zeros((count, lanes, lanes))
+        for layer in range(1, count):
+            if layer - 1 in graph.predecessors(layer):
+                hand_over_s[layer] = self._hand_over_s[layer - 1]
+        limited = bool(np.isfinite(self._memory_bytes).any())
+        return PartCosts(
+            operator_s=self._operator_s,
+            overhead_s=self._overhead_s,
+            beyond_s=np.zeros((lanes, count + 1, count + 1)),
+            hand_over_s=hand_over_s,
+            least_hand_over_s=hand_over_s,
+            operator_nbytes=np.array([layer.memory_bytes for layer in self._table.layers]) if limited else None,
+            memory_bytes=self._memory_bytes if limited else None,
+        )
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SyntheticCandidate:  # noqa: ARG002
+        """See :class:`~evaluators.base.Session`.
+
+        Raises:
+            PlanError: the plan is not for this graph.
+            UnavailableError: the graph is not the table's, a device refuses a layer or lacks memory for its layers, or
+                the session is over.
+        """
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        plan.validate(graph, self._platform)
+        self._check(graph)
+        lanes = {p.name: i for i, p in enumerate(self._platform.processors)}
+        kept = np.zeros(len(lanes))
+        for stage in plan.stages:
+            kept[lanes[stage.processor]] += sum(self._table.layers[o].memory_bytes for o in stage.operators)
+        for name, lane in lanes.items():
+            if kept[lane] > self._memory_bytes[lane]:
+                raise UnavailableError(f"{name!r} has {self._memory_bytes[lane]:g} B of memory, not {kept[lane]:g}")
+        tasks = self._tasks(graph, plan, lanes)
+        spans = run_tasks(tasks, Law.of(self._platform))
+        events = [Event(i, s.processor, *span) for i, (s, span) in enumerate(zip(plan.stages, spans, strict=True))]
+        timeline = Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
+        return SyntheticCandidate(timeline, _EXACT, np.random.default_rng(0))
+
+    def _tasks(self, graph: Graph, plan: Plan, lanes: dict[str, int]) -> list[Task]:
+        """Return the stages; what a stage is handed takes its own lane's time."""
+        place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
+        tasks = []
+        for index, stage in enumerate(plan.stages):
+            lane = lanes[stage.processor]
+            work_s = float(self._overhead_s[lane] + self._operator_s[lane, list(stage.operators)].sum())
+            if not math.isfinite(work_s):
+                raise UnavailableError(f"{stage.processor!r} cannot run stage {index}: the table says `never`")
+            writers = {b for o in stage.operators for b in graph.predecessors(o)} - set(stage.operators)
+            for writer in writers:
+                work_s += float(self._hand_over_s[writer, lanes[plan.stages[place[writer]].processor], lane])
+            needs = tuple((before, 0.0) for before in sorted({place[w] for w in writers}))
+            tasks.append(Task(lane, max(work_s, _LEAST_S), needs))
+        return tasks
+
+    def _check(self, graph: Graph) -> None:
+        if graph.digest != self._graph.digest:
+            raise UnavailableError(f"the table has no times for the model {graph.name!r}", _HINT)

@@ -1,0 +1,178 @@
+"""The least that a session says of any chain plan of a space, proven on the session's own tables.
+
+Where each part reads from the one before it, parts run one after another and the additive model of
+:mod:`optimizer.exact.chain` with the least hand-overs is a bound; its plans are priced by the session in ascending
+order until the bound passes the best price. What is left are plans in which neighbouring parts do not depend on each
+other and may overlap: in most networks few triples of borders allow that, and those are gone through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from evaluators.cost_model.chains import lane_words
+from evaluators.tabulated import PartCosts
+from optimizer.exact.bound import relax
+from optimizer.exact.chain import chains_in_order
+from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.chain_tables import part_costs
+from search_spaces.chain import chain_plan
+from search_spaces.errors import InfeasibleError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+_MOST_PRICED = 400  # plans, of either kind
+_MOST_CUTS = 20_000  # ways to cut so that some parts may overlap
+_MOST_PARTS = 6  # of a plan of overlapping parts, all of whose lanes are gone through
+_HAIR = 1e-12
+
+Price = Callable[[Plan], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The fastest chain plan that is known, and what none goes below.
+
+    Attributes:
+        plan: canonical.
+        cost_s: what the session says of it.
+        bound_s: no plan of the space takes less.
+    """
+
+    plan: Plan
+    cost_s: float
+    bound_s: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is no faster one."""
+        return self.cost_s <= self.bound_s * (1 + 1e-9)
+
+
+def chain_costs(platform: Platform, tables: PartCosts, *, least: bool = False) -> ChainCosts:
+    """Return a session's tables as an additive model.
+
+    Args:
+        least: with the least hand-overs, for a bound, instead of the usual ones.
+    """
+    return ChainCosts(
+        platform,
+        tables.operator_s,
+        tables.overhead_s,
+        tables.least_hand_over_s if least else tables.hand_over_s,
+        tables.operator_nbytes,
+        tables.memory_bytes,
+        tables.beyond_s,
+    )
+
+
+def least_chain(graph: Graph, costs: ChainCosts, price: Price, max_stages: int, *, min_stages: int = 1) -> Least:
+    """Return the fastest chain of ``min_stages`` to ``max_stages`` parts, with a bound on all of them.
+
+    Args:
+        costs: with the least hand-overs.
+        price: what the session says of a plan, in seconds; infinite for one that it refuses.
+
+    Raises:
+        InfeasibleError: no chain fits.
+    """
+    best: tuple[float, Plan] | None = None
+    bound_s, left = math.inf, _MOST_PRICED
+    for chain in chains_in_order(costs, max_stages, _MOST_PRICED, min_stages=min_stages):
+        left -= 1
+        bound_s = chain.cost_s
+        if best is not None and bound_s >= best[0] * (1 - _HAIR):
+            bound_s = best[0]
+            break
+        plan = chain_plan(graph, chain.cuts, chain.processors)
+        found_s = price(plan)
+        if best is None or found_s < best[0]:
+            best = found_s, plan
+    if best is None or math.isinf(best[0]):
+        raise InfeasibleError(f"no chain of at most {max_stages} parts runs on {costs.platform.name!r}")
+    if left:  # all that could be faster were priced
+        bound_s = best[0]
+    found, left_s = _Overlapping(graph, costs, price).best(min_stages, max_stages, best[0])
+    best = found or best
+    return Least(best[1], best[0], min(best[0], bound_s, left_s))
+
+
+class _Overlapping:
+    """Chains of which two neighbours do not depend on each other."""
+
+    def __init__(self, graph: Graph, costs: ChainCosts, price: Price) -> None:
+        self._graph, self._costs, self._price = graph, costs, price
+        self._count = len(graph.operators)
+        self._least_s: Seconds = part_costs(costs).min(axis=0)
+        edges = np.zeros((self._count + 1, self._count + 1))
+        for operator in range(self._count):
+            for before in graph.predecessors(operator):
+                edges[before + 1, operator + 1] += 1
+        self._edges = edges.cumsum(axis=0).cumsum(axis=1)
+
+    def best(self, min_stages: int, max_stages: int, known_s: float) -> tuple[tuple[float, Plan] | None, float]:
+        """Return the fastest that beats ``known_s``, or None, and what none that was not looked at goes below."""
+        best: tuple[float, Plan] | None = None
+        priced = 0
+        seen: set[tuple[int, ...]] = set()
+        for number, cuts in enumerate(self._cuts(min_stages, max_stages)):
+            if number >= _MOST_CUTS or len(cuts) >= _MOST_PARTS:
+                return best, relax(self._graph, self._costs).latency_s
+            if cuts in seen:
+                continue
+            seen.add(cuts)
+            if self._bound_s(cuts) >= known_s:
+                continue
+            for word in lane_words(self._costs.platform, len(cuts) + 1):
+                if priced >= _MOST_PRICED:
+                    return best, relax(self._graph, self._costs).latency_s
+                priced += 1
+                names = [self._costs.platform.processors[lane].name for lane in word]
+                plan = chain_plan(self._graph, cuts, names)
+                found_s = self._price(plan)
+                if found_s < known_s:
+                    known_s, best = found_s, (found_s, plan)
+        return best, math.inf
+
+    def _cuts(self, min_stages: int, max_stages: int) -> Iterator[tuple[int, ...]]:
+        """Yield ways to cut so that two neighbours are apart; some come more than once."""
+        for first, middle, last in self._triples():
+            own = {first, middle, last} - {0, self._count}
+            others = [c for c in range(1, self._count) if c < first or c > last]
+            for more in range(max(0, min_stages - 1 - len(own)), max_stages - len(own)):
+                for extra in combinations(others, more):
+                    yield tuple(sorted((*own, *extra)))
+
+    def _triples(self) -> Iterator[tuple[int, int, int]]:
+        """Yield borders of two neighbours of which the second reads nothing of the first."""
+        for middle in range(1, self._count):
+            for first in range(middle - 1, -1, -1):
+                if self._reads(first, middle, middle + 1):
+                    break
+                for last in range(middle + 1, self._count + 1):
+                    if self._reads(first, middle, last):
+                        break
+                    yield first, middle, last
+
+    def _reads(self, first: int, middle: int, last: int) -> bool:
+        """Return whether operators ``middle … last-1`` read from ``first … middle-1``."""
+        return self._arcs(first, middle, middle, last) > 0
+
+    def _arcs(self, a: int, b: int, c: int, d: int) -> float:
+        e = self._edges
+        return float(e[b, d] - e[a, d] - e[b, c] + e[a, c])
+
+    def _bound_s(self, cuts: tuple[int, ...]) -> float:
+        """Return the longest path through the parts, each on its fastest lane."""
+        parts = list(pairwise((0, *cuts, self._count)))
+        ends: list[float] = []
+        for c, d in parts:
+            before = [end for (a, b), end in zip(parts, ends, strict=False) if self._arcs(a, b, c, d) > 0]
+            ends.append(max(before, default=0.0) + float(self._least_s[c, d]))
+        return max(ends)

@@ -1,0 +1,368 @@
+"""Why the plan of a study is what it is: what changing it would cost, what stands in the way, what else there was.
+
+Everything that is predicted says so, and whatever of it was also measured in the study stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.console import describe_operators
+from optimizer.exact.bound import Relaxation, relax
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.explain_model import Model, best_by_costs, model_of
+from optimizer.report.data import Study, read_study
+from search_spaces.cuts import cut_points
+from search_spaces.plan import Plan, Stage, canonical
+
+SCHEMA_VERSION = 1
+_MOST_PARTS = 8
+_HAIR = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a plan.
+
+    Attributes:
+        predicted_s: by the model; None where it cannot run, or where the model does not tell.
+        measured_s: the median in the study; None where it was not measured.
+        why_not: why it cannot be, or "".
+    """
+
+    predicted_s: float | None
+    measured_s: float | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut of the plan, and its neighbours.
+
+    Attributes:
+        before: the operator before which it lies.
+        nbytes: what crosses there.
+        left, right: the plan with the cut one operator earlier, and later.
+    """
+
+    before: int
+    nbytes: int
+    left: Told
+    right: Told
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the plan: what it does, what it took, and what the plan would take with it on each other processor."""
+
+    operators: str
+    processor: str
+    measured_s: float | None
+    elsewhere: tuple[tuple[str, Told], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A constraint, or a cost, and what the best plan would take without it.
+
+    Attributes:
+        what: in words.
+        without_s: what the best chain takes without it in the model; None where none is left.
+        saves_s: by how much that is faster than the best chain with it; it binds where this is more than 0.
+    """
+
+    what: str
+    without_s: float | None
+    saves_s: float | None
+
+    @property
+    def binds(self) -> bool:
+        """Whether the best plan would be faster without it."""
+        return self.saves_s is not None and self.saves_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ByStages:
+    """The best plan of so many parts: in the model, and of those that were measured."""
+
+    stages: int
+    predicted_s: float | None
+    predicted: Plan | None
+    measured_s: float | None
+    measured: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why this plan.
+
+    Attributes:
+        run: folder of the study.
+        model: who predicts, in words.
+        best: the plan, and what is known of it.
+        limits: constraints first, then costs and processors.
+        baselines: the counterfactuals that a person would have tried, by name.
+        relaxed: what no plan whatsoever goes below in the model.
+        note: what could not be told, or "".
+    """
+
+    run: Path
+    model: str
+    plan: Plan
+    best: Told
+    cuts: tuple[Cut, ...]
+    parts: tuple[Part, ...]
+    limits: tuple[Limit, ...]
+    by_stages: tuple[ByStages, ...]
+    baselines: tuple[tuple[str, Told], ...]
+    relaxed: Relaxation
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``; times are in milliseconds."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run_dir": str(self.run),
+            "predicted_by": self.model,
+            "plan": self.plan.to_json(),
+            "best": _told(self.best, self.best),
+            "cuts": [
+                {"before": c.before, "nbytes": c.nbytes, "left": _told(c.left, self.best)}
+                | {"right": _told(c.right, self.best)}
+                for c in self.cuts
+            ],
+            "parts": [
+                {
+                    "operators": p.operators,
+                    "processor": p.processor,
+                    "measured_ms": _ms(p.measured_s),
+                    "elsewhere": {name: _told(told, self.best) for name, told in p.elsewhere},
+                }
+                for p in self.parts
+            ],
+            "limits": [
+                {"what": x.what, "binds": x.binds, "without_ms": _ms(x.without_s), "saves_ms": _ms(x.saves_s)}
+                for x in self.limits
+            ],
+            "by_stages": [
+                {
+                    "stages": k.stages,
+                    "predicted_ms": _ms(k.predicted_s),
+                    "predicted": k.predicted.to_json() if k.predicted else None,
+                    "measured_ms": _ms(k.measured_s),
+                    "measured": k.measured.to_json() if k.measured else None,
+                }
+                for k in self.by_stages
+            ],
+            "baselines": {name: _told(told, self.best) for name, told in self.baselines},
+            "no_plan_below": {
+                "predicted_ms": _ms(self.relaxed.latency_s),
+                "critical_path_ms": _ms(self.relaxed.critical_path_s),
+                "work_ms": _ms(self.relaxed.work_s),
+            },
+            "note": self.note or None,
+        }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _told(told: Told, best: Told) -> dict[str, Any]:
+    more = None if told.predicted_s is None or best.predicted_s is None else told.predicted_s - best.predicted_s
+    return {
+        "predicted_ms": _ms(told.predicted_s),
+        "predicted_more_ms": _ms(more),
+        "measured_ms": _ms(told.measured_s),
+        "why_not": told.why_not or None,
+    }
+
+
+def explain_run(path: Path) -> Explanation:
+    """Explain a finished study.
+
+    Raises:
+        RunFolderError: it is no finished study, or what predicts cannot be had any more.
+    """
+    return explain(read_study(path))
+
+
+def explain(study: Study) -> Explanation:
+    """Explain a study that was read; see :func:`explain_run`."""
+    with model_of(study) as model:
+        work = _Work(study, model)
+        best = work.told(study.best)
+        cuts, note = tuple(work.cuts()), ""
+        if not work.is_chain:
+            note = "the plan is no chain of consecutive operators: what moving its cuts would cost is not told"
+        return Explanation(
+            study.path,
+            model.name,
+            study.best,
+            best,
+            cuts,
+            tuple(work.parts()),
+            (*work.constraints(), *work.costs(), *work.processors()),
+            tuple(work.by_stages()),
+            tuple((name, work.told(plan)) for name, plan in study.plans.items()),
+            relax(model.graph, model.costs),
+            note,
+        )
+
+
+class _Work:
+    """A study and its model, while the explanation is made."""
+
+    def __init__(self, study: Study, model: Model) -> None:
+        self._study, self._model = study, model
+        self._graph, self._plan = model.graph, study.best
+        self._measured = {t.plan.digest: t.median_s for t in study.trials if t.measurement and not t.raced}
+        for entry in (study.result["best"], *study.result["baselines"].values()):
+            if entry["latency_ms"] is not None:  # as the final comparison has it, where there was one
+                self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3
+        self._most = min(int(study.config.get("max_stages") or 4), len(self._graph.operators))
+        self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
+        self._known = best_by_costs(self._graph, model.costs, 1, self._most)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the plan's parts are consecutive operators, one after another."""
+        return [o for s in self._plan.stages for o in s.operators] == list(range(len(self._graph.operators)))
+
+    def told(self, plan: Plan) -> Told:
+        """Return what is known of a plan."""
+        measured_s = self._measured.get(plan.digest)
+        refused = self._refused(plan)
+        seconds = self._model.price(plan) if not refused else math.inf
+        if math.isfinite(seconds):
+            return Told(seconds, measured_s)
+        return Told(None, measured_s, refused or "it does not run there")
+
+    def _refused(self, plan: Plan) -> str:
+        costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._study.platform.processors)}
+        kept = np.zeros(len(index))
+        for stage in plan.stages:
+            lane, operators = index[stage.processor], list(stage.operators)
+            bad = next((o for o in operators if not math.isfinite(costs.operator_s[lane, o])), None)
+            if bad is not None:
+                return f"{stage.processor} refuses operator {bad}, {self._graph.operators[bad].kind}"
+            if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+                kept[lane] += costs.operator_nbytes[operators].sum()
+                if kept[lane] > costs.memory_bytes[lane]:
+                    return f"it does not fit into the memory of {stage.processor}"
+        return ""
+
+    def cuts(self) -> Iterator[Cut]:
+        """Yield the cuts of a chain with their neighbours."""
+        if not self.is_chain:
+            return
+        nbytes = {point.position: point.nbytes for point in cut_points(self._graph)}
+        for index, stage in enumerate(self._plan.stages[1:], 1):
+            before = stage.operators[0]
+            yield Cut(before, nbytes[before], self._moved(index, before - 1), self._moved(index, before + 1))
+
+    def _moved(self, index: int, to: int) -> Told:
+        """Return what is known of the plan whose part ``index`` begins at operator ``to``."""
+        stages = list(self._plan.stages)
+        both = (*stages[index - 1].operators, *stages[index].operators)
+        if not both[0] < to <= both[-1]:
+            return Told(None, None, "the part would be empty")
+        stages[index - 1] = Stage(tuple(o for o in both if o < to), stages[index - 1].processor)
+        stages[index] = Stage(tuple(o for o in both if o >= to), stages[index].processor)
+        return self.told(replace(self._plan, stages=tuple(stages)))
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts, each with what the plan would take with it elsewhere."""
+        stage_ms = self._study.result["best"].get("stage_ms")
+        for index, stage in enumerate(self._plan.stages):
+            elsewhere = []
+            for name in (p.name for p in self._study.platform.processors if p.name != stage.processor):
+                stages = list(self._plan.stages)
+                stages[index] = Stage(stage.operators, name)
+                moved = canonical(replace(self._plan, stages=tuple(stages)), self._graph, self._study.platform)
+                elsewhere.append((name, self.told(moved)))
+            took_s = stage_ms[index] / 1e3 if stage_ms else None
+            yield Part(describe_operators(self._graph, stage.operators), stage.processor, took_s, tuple(elsewhere))
+
+    def constraints(self) -> Iterator[Limit]:
+        """Yield what the study was not allowed to do."""
+        costs = self._model.costs
+        if self._most < len(self._graph.operators):
+            yield self._limit(f"at most {self._most} parts (--max-stages)", costs, self._most + 1)
+        if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+            yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
+        lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
+        for lane, processor in enumerate(costs.platform.processors):
+            count = int((~np.isfinite(costs.operator_s[lane])).sum())
+            if count:
+                allowed = costs.operator_s.copy()
+                allowed[lane] = lifted[lane]
+                what = f"{processor.name} refuses {count} operators (else as fast as on the fastest other one)"
+                yield self._limit(what, replace(costs, operator_s=allowed))
+
+    def costs(self) -> Iterator[Limit]:
+        """Yield what parts cost beside their operators."""
+        costs = self._model.costs
+        if costs.hand_over_s.any():
+            yield self._limit("hand-overs take time", replace(costs, hand_over_s=np.zeros_like(costs.hand_over_s)))
+        if costs.overhead_s.any():
+            yield self._limit("starting a part takes time", replace(costs, overhead_s=np.zeros_like(costs.overhead_s)))
+        if costs.beyond_s is not None and costs.beyond_s.any():
+            what = "large parts slow down, and what crosses a border is copied"
+            yield self._limit(what, replace(costs, beyond_s=None))
+
+    def processors(self) -> Iterator[Limit]:
+        """Yield what the best chain would be without each kind of processor."""
+        costs = self._model.costs
+        kinds = costs.platform.classes()
+        if len(kinds) < 2:
+            return
+        for like, members in kinds.items():
+            names = {p.name for p in members}
+            without = costs.operator_s.copy()
+            without[[p.name in names for p in costs.platform.processors]] = np.inf
+            what = f"with {', '.join(sorted(names))}" if len(names) < 4 else f"with the {len(names)} lanes like {like}"
+            yield self._limit(what, replace(costs, operator_s=without))
+
+    def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Limit:
+        """Return what the best chain would be under other costs, both by the additive model."""
+        found = best_by_costs(self._graph, costs, 1, most or self._most)
+        if found is None or self._known is None:
+            return Limit(what, None, None)
+        saves_s = self._known[1] - found[1]
+        return Limit(what, found[1], saves_s if abs(saves_s) > _HAIR * self._known[1] else 0.0)
+
+    def by_stages(self) -> Iterator[ByStages]:
+        """Yield the best plan of each number of parts, one more than was allowed included."""
+        best: dict[int, tuple[float, Plan]] = {}
+        for trial in self._study.trials:
+            seconds = self._measured.get(trial.plan.digest)
+            count = len(trial.plan.stages)
+            if seconds is not None and (count not in best or seconds < best[count][0]):
+                best[count] = seconds, trial.plan
+        for count in range(1, min(self._most + 1, _MOST_PARTS, len(self._graph.operators)) + 1):
+            found = self._model.best(count, count)
+            measured = best.get(count)
+            yield ByStages(
+                count,
+                found[1] if found else None,
+                found[0] if found else None,
+                measured[0] if measured else None,
+                measured[1] if measured else None,
+            )
+
+
+def borders(plan: Plan) -> str:
+    """Return a chain as ``0–9 cpu0 | 10–21 gpu``."""
+    return " | ".join(
+        f"{s.operators[0]}–{s.operators[-1]} {s.processor}"
+        if len(s.operators) == s.operators[-1] - s.operators[0] + 1
+        else f"{len(s.operators)} operators {s.processor}"
+        for s in plan.stages
+    )

@@ -1,0 +1,140 @@
+"""An explanation as tables: for a terminal, and for the report of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from optimizer.explain import Explanation, Told, borders
+from optimizer.report.document import Block, Column, Table, Text, shown
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_TIME = ".4g"
+
+
+def blocks(found: Explanation) -> Iterator[Block]:
+    """Yield the explanation as blocks of a report."""
+    predicted, measured = _ms(found.best.predicted_s), _ms(found.best.measured_s)
+    yield Text(
+        f"Predicted by {found.model}: {shown(predicted, _TIME)} ms for this plan; measured: "
+        f"{shown(measured, _TIME)} ms. All other predictions are by the same model, and read as differences from it."
+    )
+    if found.note:
+        yield Text(f"Note: {found.note}.", "note")
+    if found.cuts:
+        yield _cuts(found)
+    yield _parts(found)
+    yield _limits(found)
+    yield _by_stages(found)
+    yield _baselines(found)
+    relaxed = found.relaxed
+    why = "all the work shared out" if relaxed.work_s >= relaxed.critical_path_s else "the longest path of operators"
+    yield Text(
+        f"However it is cut and overlapped, none takes less than {relaxed.latency_s * 1e3:.4g} ms (predicted): {why} "
+        f"(work {relaxed.work_s * 1e3:.4g} ms, path {relaxed.critical_path_s * 1e3:.4g} ms)."
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _more(told: Told, best: Told) -> float | None:
+    if told.predicted_s is None or best.predicted_s is None:
+        return None
+    more = (told.predicted_s - best.predicted_s) * 1e3
+    return more + 0.0  # no minus before a zero
+
+
+def _cuts(found: Explanation) -> Table:
+    rows = []
+    for cut in found.cuts:
+        for name, told in (("one operator left", cut.left), ("one operator right", cut.right)):
+            where = f"before {cut.before}, {cut.nbytes:,} B cross"
+            rows.append((where, name, _more(told, found.best), _ms(told.measured_s), told.why_not))
+    columns = (Column("cut"), Column("moved"), Column("predicted, ms", "+.4g"), Column("measured, ms", _TIME),
+               Column("remark"))  # fmt: skip
+    return Table("What moving a cut would cost", columns, tuple(rows))
+
+
+def _parts(found: Explanation) -> Table:
+    rows = [
+        (part.operators, part.processor, _ms(part.measured_s), name, _more(told, found.best), _ms(told.measured_s),
+         told.why_not)
+        for part in found.parts
+        for name, told in (part.elsewhere or (("–", Told(None, None, "there is no other processor")),))
+    ]  # fmt: skip
+    columns = (Column("part"), Column("on"), Column("took, ms", _TIME), Column("moved to"),
+               Column("predicted, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))  # fmt: skip
+    return Table("What each part would cost on another processor", columns, tuple(rows))
+
+
+def _limits(found: Explanation) -> Table:
+    rows = []
+    for limit in found.limits:
+        change = None if limit.saves_s is None else -limit.saves_s * 1e3 + 0.0
+        word = "binds" if limit.binds else "no plan is left" if limit.without_s is None else ""
+        word = "needed" if change is not None and change > 0 else word
+        rows.append((limit.what, _ms(limit.without_s), change, word))
+    columns = (Column("limit"), Column("best without it, predicted, ms", _TIME), Column("change, ms", "+.4g"),
+               Column("remark"))  # fmt: skip
+    return Table("What binds", columns, tuple(rows))
+
+
+def _by_stages(found: Explanation) -> Table:
+    rows = tuple(
+        (
+            k.stages,
+            _ms(k.predicted_s),
+            borders(k.predicted) if k.predicted else "none fits",
+            _ms(k.measured_s),
+            borders(k.measured) if k.measured and k.stages <= 8 else "",
+        )
+        for k in found.by_stages
+    )
+    columns = (Column("K", "d"), Column("predicted, ms", _TIME), Column("best in the model"),
+               Column("measured, ms", _TIME), Column("best measured"))  # fmt: skip
+    return Table("The best plan for every K", columns, rows)
+
+
+def _baselines(found: Explanation) -> Table:
+    best = found.best.measured_s
+    rows = tuple(
+        (
+            name,
+            _more(told, found.best),
+            _ms(told.measured_s),
+            told.measured_s / best if told.measured_s is not None and best else None,
+            told.why_not,
+        )
+        for name, told in found.baselines
+    )
+    columns = (Column("instead"), Column("predicted, ms", "+.4g"), Column("measured, ms", _TIME),
+               Column("times as long", ".4f"), Column("remark"))  # fmt: skip
+    return Table("What else a person would have tried", columns, rows)
+
+
+def render(found: Explanation) -> Group:
+    """Return what a person reads in a terminal."""
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    parts: list[RichText | RichTable] = [RichText(f"{found.run}: {borders(found.plan)}", style="bold")]
+    for block in blocks(found):
+        parts.append(RichText())
+        if isinstance(block, Text):
+            parts.append(RichText(block.text))
+        elif isinstance(block, Table):
+            title = RichText(block.caption, style="bold")
+            table = RichTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+            used = [i for i in range(len(block.columns)) if any(row[i] not in (None, "") for row in block.rows)]
+            for i in used:
+                column = block.columns[i]
+                table.add_column(column.name, justify="right" if column.form else "left")
+            for row in block.rows:
+                table.add_row(*(RichText(shown(row[i], block.columns[i].form)) for i in used))
+            parts.append(table)
+    return Group(*parts)
