@@ -6,6 +6,7 @@
     ├── UsageError            2  the command line or the configuration asks for what cannot be
     │   ├── ModelError        2  the model is unknown, missing, not a model, or damaged
     │   ├── PlanError         2  a plan does not fit its graph, or its file is damaged
+    │   ├── RewriteError      2  a rewrite cannot be made of this model
     │   ├── ProfileError      2  a cost profile is damaged, or does not fit the platform or the model
     │   └── RunFolderError    2  a run folder cannot be written, read, or belongs to another study
     ├── InfeasibleError       3  no plan satisfies the constraints
@@ -64,6 +65,10 @@ class ModelError(UsageError):
 
 class PlanError(UsageError):
     """A plan does not fit its graph, or a plan file is damaged."""
+
+
+class RewriteError(UsageError):
+    """A rewrite cannot be made of this model: which operator is in the way, and why."""
 
 
 class ProfileError(UsageError):

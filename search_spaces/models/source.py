@@ -40,8 +40,9 @@ class ModelSource:
         operators: for each operator of the graph, the operators of the main subgraph that it stands for, in the order
             of execution; empty where they are the same.
         recipes: tensor → operator of the main subgraph that computes it from constants alone.
-        fixed: whether shapes were given to open dimensions, so that the structure is no longer the file's. Buffers
-            that hold data and have no extent were made on that occasion.
+        fixed: whether shapes were given to open dimensions, or operators rewritten, so that the structure is no longer
+            the file's. Buffers that hold data and have no extent were made on that occasion.
+        rewritten: what was rewritten, in words; empty where nothing was.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class ModelSource:
     operators: tuple[tuple[int, ...], ...] = ()
     recipes: Mapping[int, int] = field(default_factory=dict)
     fixed: bool = False
+    rewritten: str = ""
 
     def file_operators(self, operators: Iterable[int]) -> list[int]:
         """Return the operators of the main subgraph that operators of the graph stand for, in their order."""
@@ -59,7 +61,7 @@ class ModelSource:
     def content_digest(self) -> str:
         """Return the SHA-256 (hex) of the whole file, weights included (about 0.4 s for 553 MB).
 
-        Where open dimensions were given sizes, those count as well.
+        Where open dimensions were given sizes, or operators rewritten, that counts as well.
 
         Raises:
             ModelError: the file is gone, unreadable, or no longer has the size it had.
@@ -73,4 +75,4 @@ class ModelSource:
         if not self.fixed:
             return digest
         sizes = [list(t.shape) for t in self.schema.subgraphs[0].tensors]
-        return hashlib.sha256(f"{digest} {sizes}".encode()).hexdigest()
+        return hashlib.sha256(f"{digest} {sizes}{self.rewritten}".encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Rewrites: from a model to another one that computes the same."""

@@ -1,0 +1,290 @@
+"""What an operator reads for a part of what it writes, along height or channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from search_spaces.errors import RewriteError
+from search_spaces.graph import Graph, Operator
+from search_spaces.models.constants import integers
+from search_spaces.rewrites.windows import Range, Slice, Window, padding, transposed
+
+Axis = Literal["height", "channels"]
+
+
+class Part(NamedTuple):
+    """Indices ``first`` … ``last - 1`` of a tensor along its dimension ``dimension``."""
+
+    dimension: int
+    first: int
+    last: int
+
+
+Need = Part | None
+"""A part of a tensor, or all of it."""
+
+MEETS_IN_A_SUM = frozenset({"MEAN"})
+"""What is split along height by summing up what the sides found."""
+
+CONVOLUTIONS = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D"})
+POOLS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D"})
+ELEMENTWISE = frozenset(
+    """ABS ADD CEIL COS DEQUANTIZE DIV ELU EXP FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGISTIC MAXIMUM MINIMUM MUL NEG
+    POW PRELU QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIN SQRT SQUARE SQUARED_DIFFERENCE SUB
+    TANH""".split()  # noqa: SIM905 - a list that is read as words
+)
+_PACKED = frozenset({"int2", "int4", "uint4"})  # several elements in a byte
+
+
+def what(graph: Graph, index: int) -> str:
+    """Return what an error calls an operator."""
+    return f"operator {index} ({graph.operators[index].kind})"
+
+
+def axis_of(shape: tuple[int, ...], axis: Axis) -> int | None:
+    """Return which dimension of a tensor is the axis: height is the second of four, channels are the last."""
+    if axis == "height":
+        return 1 if len(shape) == 4 else None
+    return len(shape) - 1 if len(shape) > 1 else None
+
+
+def needs(graph: Graph, index: int, axis: Axis, rows: Range) -> tuple[Need, ...]:
+    """Return, for each input of an operator, what it reads for ``rows`` of its output along the axis.
+
+    For what meets in a sum, ``rows`` are those of its input.
+
+    Raises:
+        RewriteError: it cannot be split along that axis, or not there.
+    """
+    operator = graph.operators[index]
+    rule = _RULES[axis].get(operator.kind)
+    if rule is None:
+        raise RewriteError(f"{what(graph, index)} cannot be split along {axis}", "split the operators around it")
+    try:
+        found = rule(graph, operator, rows)
+    except ValueError as error:
+        raise RewriteError(f"{what(graph, index)} cannot be split along {axis}: {error}") from None
+    for read, need in zip(operator.inputs, found, strict=True):
+        if need is not None and graph.tensors[read].constant:
+            _check_constant(graph, index, read)
+    return found
+
+
+def _check_constant(graph: Graph, index: int, tensor: int) -> None:
+    """Check that a part of a constant can be had.
+
+    Raises:
+        RewriteError: it is computed, sparse, or packed.
+    """
+    held = graph.tensors[tensor]
+    source = graph.source
+    if source is not None and tensor in source.recipes:
+        raise RewriteError(
+            f"{what(graph, index)}: its weights {held.name!r} are computed (float16, say), so no part of them lies "
+            f"in the file",
+            "split it along height",
+        )
+    sparse = source is not None and source.schema.subgraphs[0].tensors[tensor].sparsity is not None
+    if sparse or held.dtype in _PACKED:
+        kind = "sparse" if sparse else f"packed ({held.dtype})"
+        raise RewriteError(f"{what(graph, index)}: its weights {held.name!r} are {kind}", "split it along height")
+
+
+def window(graph: Graph, operator: Operator, dimension: int = 1) -> Window:
+    """Return the window of a convolution or a pooling along height (1) or width (2)."""
+    side = "h" if dimension == 1 else "w"
+    options = operator.options
+    if operator.kind in POOLS:
+        size = int(options["filter_height" if dimension == 1 else "filter_width"])
+    else:
+        size = graph.tensors[operator.inputs[1]].shape[dimension]
+        size = (size - 1) * int(options.get(f"dilation_{side}_factor", 1)) + 1
+    return Window(
+        size,
+        int(options[f"stride_{side}"]),
+        graph.tensors[operator.inputs[0]].shape[dimension],
+        graph.tensors[operator.outputs[0]].shape[dimension],
+        options.get("padding") == "SAME",
+    )
+
+
+def pool_slice(graph: Graph, operator: Operator, rows: Range) -> Slice:
+    """Return what a pooling reads for rows of its output; it leaves padding out of its results, so it pads itself."""
+    high, wide = window(graph, operator), window(graph, operator, 2)
+    found = high.needs(rows)
+    if sum(padding(wide.size, wide.stride, wide.rows_in, wide.rows_out)) * wide.same == 0 == found.before + found.after:
+        return Slice(found.read, 0, rows[1] - rows[0])
+    return high.same_slice(rows)
+
+
+def transposed_slice(graph: Graph, operator: Operator, rows: Range) -> Slice:
+    """Return what a transposed convolution reads for rows of its output."""
+    size = graph.tensors[operator.inputs[1]].shape[1]
+    rows_in, rows_out = graph.tensors[operator.inputs[2]].shape[1], graph.tensors[operator.outputs[0]].shape[1]
+    same = operator.options.get("padding") == "SAME"
+    return transposed(size, int(operator.options["stride_h"]), rows_in, rows_out, rows, same=same)
+
+
+def padded_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Range, int, int]:
+    """Return the rows of its input that a PAD reads for rows of its output, and what it adds above and below.
+
+    Raises:
+        ValueError: it would read nothing.
+    """
+    above = _paddings(graph, operator)[2]
+    height = graph.tensors[operator.inputs[0]].shape[1]
+    read = max(0, rows[0] - above), min(height, rows[1] - above)
+    if read[0] >= read[1]:
+        raise ValueError(f"rows {rows[0]} to {rows[1] - 1} are nothing but padding")
+    return read, max(0, above - rows[0]), max(0, rows[1] - above - height)
+
+
+def _paddings(graph: Graph, operator: Operator) -> list[int]:
+    found = integers(graph, operator.inputs[1])
+    if found is None or len(found) != 8:
+        raise ValueError("its padding is not known, or not that of four dimensions")
+    return found
+
+
+def _convolution_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    read = window(graph, operator).needs(rows).read
+    return (Part(1, *read), *(None for _ in operator.inputs[1:]))
+
+
+def _pool_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    return (Part(1, *pool_slice(graph, operator, rows).read),)
+
+
+def _transposed_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    read = transposed_slice(graph, operator, rows).read
+    return (None, None, Part(1, *read), *(None for _ in operator.inputs[3:]))
+
+
+def _pad_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    return (Part(1, *padded_rows(graph, operator, rows)[0]), *(None for _ in operator.inputs[1:]))
+
+
+def _mean_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    axes = integers(graph, operator.inputs[1])
+    if axes is None or 1 not in [a % 4 for a in axes]:
+        raise ValueError("it is a mean over other axes")
+    if graph.tensors[operator.outputs[0]].dtype != "float32":
+        raise ValueError("the sum of two rounded means is not the mean")
+    return (Part(1, *rows), None)
+
+
+def _elementwise_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    return _elementwise(graph, operator, rows, 1)
+
+
+def _elementwise_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    return _elementwise(graph, operator, rows, len(graph.tensors[operator.outputs[0]].shape) - 1)
+
+
+def _elementwise(graph: Graph, operator: Operator, rows: Range, dimension: int) -> tuple[Need, ...]:
+    """Return what broadcasting reads: dimensions are counted from the last one, and one of size 1 serves all."""
+    shape = graph.tensors[operator.outputs[0]].shape
+    found: list[Need] = []
+    for index in operator.inputs:
+        tensor = graph.tensors[index]
+        place = dimension - len(shape) + len(tensor.shape)
+        if place < 0 or tensor.shape[place] == 1 != shape[dimension]:
+            found.append(None)
+        elif operator.kind in {"DEQUANTIZE", "QUANTIZE"} and _per_channel(graph, index, operator.outputs[0]):
+            raise ValueError("it is quantised per channel")
+        else:
+            found.append(Part(place, *rows))
+    return tuple(found)
+
+
+def _per_channel(graph: Graph, *tensors: int) -> bool:
+    if graph.source is None:
+        return False
+    held = [graph.source.schema.subgraphs[0].tensors[t].quantization for t in tensors]
+    return any(q is not None and q.scale is not None and len(q.scale) > 1 for q in held)
+
+
+def _concatenation(dimension: int) -> _Rule:
+    def rule(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+        rank = len(graph.tensors[operator.outputs[0]].shape)
+        if int(operator.options.get("axis", 0)) % rank == dimension % rank:
+            raise ValueError("it joins along this very axis")
+        return tuple(Part(dimension % rank, *rows) for _ in operator.inputs)
+
+    return rule
+
+
+def _convolution_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    weights = graph.tensors[operator.inputs[1]].shape
+    groups = graph.tensors[operator.inputs[0]].shape[3] // max(1, weights[3])
+    bias = [Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]]
+    if groups == 1:
+        return (None, Part(0, *rows), *bias)
+    each = weights[0] // groups
+    if rows[0] % each or rows[1] % each:
+        raise ValueError(f"a cut must lie between two of its {groups} groups, at a multiple of {each}")
+    read = Part(3, rows[0] // each * weights[3], rows[1] // each * weights[3])
+    return (read, Part(0, *rows), *bias)
+
+
+def _depthwise_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    times = graph.tensors[operator.outputs[0]].shape[3] // graph.tensors[operator.inputs[0]].shape[3]
+    if rows[0] % times or rows[1] % times:
+        raise ValueError(f"a cut must lie at a multiple of its {times} filters for each channel")
+    bias = [Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]]
+    return (Part(3, rows[0] // times, rows[1] // times), Part(3, *rows), *bias)
+
+
+def _dense_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    if not graph.tensors[operator.inputs[1]].constant:
+        raise ValueError("its weights are computed")
+    return (None, Part(0, *rows), *(Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]))
+
+
+def _transposed_channels(_: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    return (None, Part(0, *rows), None, *(Part(0, *rows) if t != -1 else None for t in operator.inputs[3:]))
+
+
+def _pool_channels(_: Graph, __: Operator, rows: Range) -> tuple[Need, ...]:
+    return (Part(3, *rows),)
+
+
+def _pad_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    if any(_paddings(graph, operator)[6:]):
+        raise ValueError("it adds channels")
+    return (Part(3, *rows), *(None for _ in operator.inputs[1:]))
+
+
+def _mean_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
+    axes = integers(graph, operator.inputs[1])
+    rank = len(graph.tensors[operator.inputs[0]].shape)
+    if axes is None or rank - 1 in [a % rank for a in axes]:
+        raise ValueError("it is a mean over channels, or over axes that are not known")
+    return (Part(rank - 1, *rows), None)
+
+
+_Rule = Callable[[Graph, Operator, Range], tuple[Need, ...]]
+
+_RULES: Mapping[Axis, Mapping[str, _Rule]] = {
+    "height": {
+        **dict.fromkeys(ELEMENTWISE, _elementwise_rows),
+        **dict.fromkeys(CONVOLUTIONS, _convolution_rows),
+        **dict.fromkeys(POOLS, _pool_rows),
+        "CONCATENATION": _concatenation(1),
+        "MEAN": _mean_rows,
+        "PAD": _pad_rows,
+        "TRANSPOSE_CONV": _transposed_rows,
+    },
+    "channels": {
+        **dict.fromkeys(ELEMENTWISE, _elementwise_channels),
+        **dict.fromkeys(POOLS, _pool_channels),
+        "CONCATENATION": _concatenation(-1),
+        "CONV_2D": _convolution_channels,
+        "DEPTHWISE_CONV_2D": _depthwise_channels,
+        "FULLY_CONNECTED": _dense_channels,
+        "MEAN": _mean_channels,
+        "PAD": _pad_channels,
+        "TRANSPOSE_CONV": _transposed_channels,
+    },
+}

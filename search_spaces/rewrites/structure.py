@@ -1,0 +1,188 @@
+"""A model's structure while it is rewritten: new tensors and operators, weights as views of the file.
+
+A part of a weight is a run of the file's bytes wherever its dimension comes first, and then it is a buffer that points
+there. Other parts (channels of a depthwise filter) are copied, and so are short ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from search_spaces.errors import ModelError
+from search_spaces.graph import Graph
+from search_spaces.models.dtypes import tensor_nbytes
+from search_spaces.models.source import Extent, ModelSource
+from search_spaces.rewrites.locality import Part
+
+_COPIED_NBYTES = 4096  # parts of weights up to here are copied: they lie aligned then
+
+
+class Structure:
+    """The main subgraph of a model, to which tensors and operators are added.
+
+    Attributes:
+        operators: what is to be its operators, in order.
+    """
+
+    def __init__(self, graph: Graph, source: ModelSource) -> None:
+        self.graph = graph
+        self.source = source
+        self.model = copy.copy(source.schema)
+        self.main = copy.copy(source.schema.subgraphs[0])
+        self.tensors: list[Any] = list(self.main.tensors)
+        self.operators: list[Any] = []
+        self.shapes = [t.shape for t in graph.tensors]
+        self._buffers: list[Any] = list(self.model.buffers) or [schema.BufferT()]
+        self._codes: list[Any] = list(self.model.operatorCodes)
+        self._extents = dict(source.extents)
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._floats: dict[float, int] = {}
+        self._parts: dict[tuple[int, Part], int] = {}
+
+    def tensor(self, like: int, shape: Sequence[int], name: str) -> int:
+        """Add a computed tensor with the type and quantisation of another one, and return its number."""
+        made = copy.copy(self.tensors[like])
+        made.shape, made.shapeSignature = np.array(shape, np.int32), None
+        made.buffer, made.isVariable, made.hasRank = 0, False, True
+        made.name = (self.tensors[like].name or b"") + f"/{name}".encode()
+        return self._add(made, tuple(shape))
+
+    def integers(self, values: Sequence[int], shape: Sequence[int] | None = None) -> int:
+        """Return a constant of whole numbers; equal ones are one tensor."""
+        key = (len(shape or (0,)), *values)
+        if key not in self._numbers:
+            self._numbers[key] = self._constant(np.array(values, np.int32).reshape(shape or (len(values),)))
+        return self._numbers[key]
+
+    def number(self, value: float) -> int:
+        """Return a constant of one float."""
+        if value not in self._floats:
+            self._floats[value] = self._constant(np.array(value, np.float32))
+        return self._floats[value]
+
+    def _constant(self, values: NDArray[Any]) -> int:
+        made = schema.TensorT(
+            shape=np.array(values.shape, np.int32),
+            type=schema.TensorType.INT32 if values.dtype == np.int32 else schema.TensorType.FLOAT32,
+            buffer=self._data(np.frombuffer(values.tobytes(), np.uint8)),
+            name=f"split/constant_{len(self.tensors)}".encode(),
+            hasRank=True,
+        )
+        return self._add(made, values.shape)
+
+    def part(self, tensor: int, part: Part) -> int:
+        """Return a part of a constant as a constant; equal ones are one tensor."""
+        if (tensor, part) not in self._parts:
+            shape = list(self.shapes[tensor])
+            if (part.first, part.last) == (0, shape[part.dimension]):
+                return tensor
+            made = copy.copy(self.tensors[tensor])
+            made.buffer = self._part_of_buffer(tensor, part)
+            shape[part.dimension] = part.last - part.first
+            made.shape, made.shapeSignature = np.array(shape, np.int32), None
+            made.quantization = part_of_quantization(made.quantization, part)
+            made.name = (made.name or b"") + f"/{part.first}_{part.last}".encode()
+            self._parts[tensor, part] = self._add(made, tuple(shape))
+        return self._parts[tensor, part]
+
+    def _part_of_buffer(self, tensor: int, part: Part) -> int:
+        held = self.graph.tensors[tensor]
+        shape, extent = held.shape, self._extents.get(int(self.tensors[tensor].buffer))
+        each = tensor_nbytes((1,) * (part.dimension + 1) + shape[part.dimension + 1 :], held.dtype)
+        nbytes = each * (part.last - part.first)
+        leads = prod(shape[: part.dimension]) == 1
+        if extent is None:
+            whole = np.asarray(self._buffers[int(self.tensors[tensor].buffer)].data, np.uint8)
+        elif leads and nbytes > _COPIED_NBYTES:
+            self._extents[len(self._buffers)] = Extent(extent.offset + part.first * each, nbytes, inline=False)
+            return self._empty()
+        else:
+            whole = self._read(extent)
+        rows = whole[: prod(shape[: part.dimension]) * shape[part.dimension] * each]
+        rows = rows.reshape(-1, shape[part.dimension], each)[:, part.first : part.last]
+        return self._data(np.ascontiguousarray(rows).reshape(-1))
+
+    def _read(self, extent: Extent) -> NDArray[np.uint8]:
+        try:
+            with self.source.path.open("rb") as file:
+                file.seek(extent.offset)
+                data = file.read(extent.nbytes)
+        except OSError as error:
+            raise ModelError(f"{self.source.path}: {error.strerror}") from error
+        return np.frombuffer(data, np.uint8)
+
+    def _empty(self) -> int:
+        self._buffers.append(schema.BufferT())
+        return len(self._buffers) - 1
+
+    def _data(self, data: NDArray[np.uint8]) -> int:
+        self._buffers.append(schema.BufferT(data=data))
+        return len(self._buffers) - 1
+
+    def _add(self, tensor: Any, shape: tuple[int, ...]) -> int:
+        self.tensors.append(tensor)
+        self.shapes.append(shape)
+        return len(self.tensors) - 1
+
+    def operator(self, kind: str, inputs: Sequence[int], output: int, **options: Any) -> None:
+        """Add an operator of a builtin kind, with its options by the schema's names."""
+        name = {"CONCATENATION": "Concatenation", "MUL": "Mul", "ADD": "Add", "SLICE": "Slice", "PAD": "Pad"}[kind]
+        self.operators.append(
+            schema.OperatorT(
+                opcodeIndex=self._code(getattr(schema.BuiltinOperator, kind), self.tensors[output].type),
+                inputs=np.array(inputs, np.int32),
+                outputs=np.array([output], np.int32),
+                builtinOptionsType=getattr(schema.BuiltinOptions, f"{name}Options"),
+                builtinOptions=getattr(schema, f"{name}OptionsT")(**options),
+            )
+        )
+
+    def copied(self, operator: Any, inputs: Sequence[int], output: int, options: Mapping[str, Any]) -> None:
+        """Add an operator of the file again, with other tensors, and with some of its options changed."""
+        made = copy.copy(operator)
+        made.inputs, made.outputs = np.array(inputs, np.int32), np.array([output], np.int32)
+        if options:
+            made.builtinOptions = copy.copy(operator.builtinOptions)
+            for name, value in options.items():
+                setattr(made.builtinOptions, name, value)
+        self.operators.append(made)
+
+    def _code(self, number: int, dtype: int) -> int:
+        version = 1 if dtype == schema.TensorType.FLOAT32 else 2  # the first version that takes int8
+        for index, code in enumerate(self._codes):
+            if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version >= version:
+                return index
+        self._codes.append(
+            schema.OperatorCodeT(deprecatedBuiltinCode=min(number, 127), builtinCode=number, version=version)
+        )
+        return len(self._codes) - 1
+
+    def finished(self, how: str) -> ModelSource:
+        """Return the model as it is now.
+
+        Args:
+            how: what was done, in words that differ for whatever differs.
+        """
+        self.main.tensors, self.main.operators = self.tensors, self.operators
+        self.model.subgraphs = [self.main, *self.model.subgraphs[1:]]
+        self.model.buffers, self.model.operatorCodes = self._buffers, self._codes
+        return ModelSource(self.source.path, self.source.nbytes, self.model, self._extents, fixed=True, rewritten=how)
+
+
+def part_of_quantization(found: Any, part: Part) -> Any:
+    """Return what the schema says of a tensor's quantisation for a part of the tensor."""
+    if found is None or found.scale is None or len(found.scale) < 2 or found.quantizedDimension != part.dimension:
+        return found
+    made = copy.copy(found)
+    for name in ("scale", "zeroPoint", "min", "max"):
+        values = getattr(found, name)
+        if values is not None and len(values) == len(found.scale):
+            setattr(made, name, values[part.first : part.last])
+    return made
