@@ -112,12 +112,9 @@ def measure(
         if stopped is None:
             record.run(_next_runs(record, policy))
     samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions()))
-    runs = np.concatenate(record.stage_s)[record.warm :]
-    whole = (runs > 0.0).all(axis=1)  # a run that was broken off has no times of its last stages
-    stages = np.median(runs[whole] if whole.any() else runs, axis=0)
     return Measurement(
         latency_s=samples,
-        stage_s=tuple(float(s) for s in stages),
+        stage_s=record.stages_s(),
         warmup_s=tuple(record.values_s[: record.warm]),
         stopped=stopped,
         timeline=record.timeline,
@@ -151,6 +148,12 @@ class _Record:
         self.values_s += Samples(tuple(float(v) for v in batch.latency_s)).values_s
         self.stage_s.append(batch.stage_s)
         self.timeline = batch.timeline
+
+    def stages_s(self) -> tuple[float, ...]:
+        """Return the stages' medians; a run that was broken off has no times of its last stages."""
+        runs = np.concatenate(self.stage_s)[self.warm :]
+        whole = (runs > 0.0).all(axis=1)
+        return tuple(float(s) for s in np.median(runs[whole] if whole.any() else runs, axis=0))
 
 
 def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
