@@ -316,6 +316,78 @@ def test_the_committed_schema_is_that_of_the_program() -> None:
     assert committed == json_schema()
 
 
+def test_the_reference_is_that_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--markdown"]) == 0
+    made = capsys.readouterr().out.rstrip("\n")
+    assert made in (ROOT / "experiments" / "README.md").read_text()
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+
+
+def test_two_studies_with_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a b.tflite", "a+b.tflite"):
+        (tmp_path / name).write_bytes(b"a model")
+    path = written(tmp_path, "name: x\nmatrix:\n  model: [a b.tflite, a+b.tflite]\n")
+    assert main(["run", str(path)]) == 2
+    assert ":2: two studies have one name, 'a_b.tflite'" in capsys.readouterr().err
+
+
+def test_null_is_a_value_of_a_filter(tmp_path: Path) -> None:
+    text = """
+name: x
+matrix: {model: vgg16, platform: [null, exynos2200], evaluator: [litert, cost-model]}
+exclude: [{evaluator: litert, platform: exynos2200}, {evaluator: cost-model, platform: null}]
+"""
+    found = plan_studies(read_campaign(written(tmp_path, text)))
+    assert [(p.config.evaluator, p.axes["platform"]) for p in found] == [("litert", None), ("cost-model", "exynos2200")]
+
+
+def test_what_explains_latency_is_told(tmp_path: Path) -> None:
+    models = ", ".join(f"mobilenet_v1@{width}/64" for width in (0.25, 0.5, 0.75, 1.0))
+    text = f"""
+name: x
+matrix: {{model: [{models}], evaluator: cost-model, platform: odroid-xu4, max_stages: 1, budget: 1}}
+baselines: [whole on gpu]
+indicators: true
+"""
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    rows = rows_of(out / "indicators.csv")
+    assert [r["family"] for r in rows] == ["mobilenet_v1"] * 4
+    assert {r["cache_bytes"] for r in rows} == {str(192 << 10)}  # of the board's graphics processor
+    both = rows_of(out / "explained.csv")
+    assert [r["family"] for r in both] == ["all", "mobilenet_v1"]
+    for row in both:
+        assert 0.9 < float(row["flops"]) <= float(row["flops_and_memory"]) <= 1.0
+    assert "What explains latency" in (out / "report.md").read_text()
+    kept = json.loads((out / "summary.json").read_text())
+    assert kept["explained"][0]["models"] == 4
+    assert kept["command"] == f"optimize run {path}"
+
+
+def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: random, budget: [8, 9, 10, 11]}}\n"
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    no_result, no_manifest, half_a_log, newer = sorted(p.parent for p in out.glob("*/manifest.json"))
+    (no_result / "result.json").unlink()
+    (no_manifest / "manifest.json").unlink()
+    log = (half_a_log / "trials.jsonl").read_bytes()
+    (half_a_log / "trials.jsonl").write_bytes(log[: len(log) // 2])
+    (half_a_log / "result.json").write_text("{")
+    (newer / "manifest.json").write_text('{"schema_version": 99}')
+    (newer / "result.json").unlink()
+    capsys.readouterr()
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("schema_version is 99") == shown.err.count("no manifest.json: not a run folder") == 1
+    assert all(line.startswith("optimize: ") for line in shown.err.splitlines())
+    state = json.loads((out / "campaign.json").read_text())
+    status = {s["folder"]: s["status"] for s in state["studies"]}
+    assert [status[p.name] for p in (no_result, half_a_log)] == ["done"] * 2
+    assert [status[p.name] for p in (no_manifest, newer)] == ["failed"] * 2
+
+
 def test_curves_start_above_and_fall() -> None:
     head = {"model": "m", "platform": None, "evaluator": "e", "processors": None, "repetition": 1}
     rows = [

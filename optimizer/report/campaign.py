@@ -54,10 +54,11 @@ def campaign_document(folder: Path) -> Document:
     """
     state = read_state(folder)
     tables = gather(folder, state)
+    explained = Section("explained", "What explains latency", tuple(indicator_blocks(tables)))
     sections = [
+        explained,
         Section("summary", "Summary", tuple(_summary(state, tables))),
         Section("paper", "Published and measured", tuple(_paper(tables))),
-        Section("explained", "What explains latency", tuple(indicator_blocks(tables))),
         Section("curves", "Best latency against plans tried", tuple(_curves(tables))),
         Section("studies", "Studies", tuple(_studies(state, tables))),
         Section("plans", "All plans", tuple(_plans(tables))),
@@ -75,24 +76,23 @@ def campaign_document(folder: Path) -> Document:
 def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     done = sum(s["status"] == "done" for s in state["studies"])
     failed = [s for s in state["studies"] if s["status"] == "failed"]
-    faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in tables.summary)
-    text = f"In {faster} of {len(tables.summary)} cells the best plan is significantly faster than the best known one."
-    yield Text(text if tables.summary else "No study is finished yet.", "answer")
+    compared = [r for r in tables.summary if r["ratio"] is not None]
+    faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in compared)
+    text = f"In {faster} of {len(compared)} cells the best plan is significantly faster than the best known one."
+    if compared or not tables.summary:
+        yield Text(text if tables.summary else "No study is finished yet.", "answer")
     yield Text(f"{done} of {len(state['studies'])} studies are done{f', {len(failed)} failed' if failed else ''}.")
     if not tables.summary:
         return
     axes = _shown_axes(tables.summary)
     names = [" · ".join(_short(row[a]) for a in axes) for row in tables.summary]
-    columns = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best, ms", ".4g"),
-               Column("times as fast", ".4f"), Column("95 % from", ".4f"), Column("to", ".4f"),
-               Column("significant"))  # fmt: skip
+    head = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best, ms", ".4g"))
+    ratio = (Column("times as fast", ".4f"), Column("95 % from", ".4f"), Column("to", ".4f"), Column("significant"))
     rows = tuple(
-        (*(_short(r[a]) for a in axes), r["studies"], r["best_ms"], r["ratio"], r["ratio_low"], r["ratio_high"],
-         "yes" if r["significant"] else "no")
+        (*(_short(r[a]) for a in axes), r["studies"], r["best_ms"], *(_ratio(r) if compared else ()))
         for r in tables.summary
-    )  # fmt: skip
-    table = Table("Summary", columns, rows)
-    yield table
+    )
+    yield Table("Summary", (*head, *(ratio if compared else ())), rows)
     drawn = [(n, r) for n, r in zip(names, tables.summary, strict=True) if r["ratio"] is not None]
     if drawn:
         yield Figure(
@@ -101,6 +101,11 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
             "How many times as fast as the best known plan the best other plan is, with the 95 % interval: over seeds "
             "and repetitions where there are several, else that of the study's final comparison.",
         )
+
+
+def _ratio(row: Row) -> tuple[Cell, ...]:
+    verdict = "" if row["ratio"] is None else "yes" if row["significant"] else "no"
+    return row["ratio"], row["ratio_low"], row["ratio_high"], verdict
 
 
 def _forest(drawn: Sequence[tuple[str, Row]]) -> str:

@@ -28,7 +28,8 @@ def indicator_blocks(tables: Tables) -> Iterator[Block]:
     yield Text(
         f"A straight line through the work of the models explains {worst['flops']:.1%} of the variance of their "
         f"latencies where it explains least ({_group(worst)}); with memory accesses it is "
-        f"{worst['flops_and_memory']:.1%}."
+        f"{worst['flops_and_memory']:.1%}.",
+        "answer",
     )
     yield Text(
         "Accesses are estimates from the sizes of tensors, not counts of hardware counters. Each line has an "
