@@ -269,7 +269,7 @@ def open_files() -> list[str]:
             found.append(str(entry.readlink()))
         except OSError:
             continue
-    return sorted(f for f in found if any(word in f for word in ("arena", "eventfd", "socket", "tflite", "pipe")))
+    return sorted(f for f in found if any(word in f for word in ("arena", "edges", "socket", "tflite", "pipe")))
 
 
 def children() -> set[int]:

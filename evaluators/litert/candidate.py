@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from evaluators.base import Agreement, Batch
 from evaluators.litert import tensors
 from evaluators.litert.arena import LOG_NBYTES, layout
+from evaluators.litert.edges import memory_of_edges
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.program import Copies, Schedule, copies, lane_program, schedule
 from evaluators.litert.settings import CPU, accelerators_of
@@ -272,13 +273,13 @@ class LitertCandidate:
         ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
         copied: Mapping[int, Copies],
     ) -> None:
-        """Tell every lane its share of the plan, with one ``eventfd`` for each meeting of two lanes."""
+        """Tell every lane its share of the plan, with a semaphore for each meeting of two lanes."""
         edges = self._schedule.meetings()
         places = {
             tensor: (offset, self._graph.tensors[tensor].nbytes, tensor)
             for tensor, offset in self._layout.offsets.items()
         }
-        fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE) for _ in edges]
+        fd, nbytes = memory_of_edges(len(edges))
         try:
             requests = {}
             for lane in self._schedule.lanes:
@@ -295,12 +296,12 @@ class LitertCandidate:
                     for index in lane.stages
                 }
                 program, mine = lane_program(self._schedule, lane, edges, steps)
-                head = {"op": "program", "id": self._number, "arena": self._arena.number, **program}
-                requests[lane.processor] = Request(head, fds=[fds[i] for i in mine])
+                shared = {"slots": mine, "edges_nbytes": nbytes}
+                head = {"op": "program", "id": self._number, "arena": self._arena.number, **program, **shared}
+                requests[lane.processor] = Request(head, fds=[fd])
             self._lanes.ask_all(requests, _SETUP_LIMIT_S)
         finally:
-            for fd in fds:
-                os.close(fd)
+            os.close(fd)
 
 
 def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedule, *, apart: bool = True) -> str:

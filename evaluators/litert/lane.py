@@ -1,8 +1,7 @@
 """The process of one lane: compiles stages, binds them to shared memory, and runs its share of a plan.
 
-Several lanes run one plan together. They meet at edges: an edge is an ``eventfd`` that counts finished stages. A lane
-that waits polls its edge for a moment (``spin_ns``, 0 where another stage may need its cores) and then sleeps on it.
-The system calls on an edge also order memory between the processes, on every architecture.
+Several lanes run one plan together. They meet at edges (:mod:`evaluators.litert.edges`), which count finished stages.
+A lane that waits polls its edge for a moment (``spin_ns``, 0 where another stage may need its cores), then sleeps.
 
 Every iteration begins when the leader (the lane of stage 0) gives the other lanes a token, and ends when the leader
 has seen every stage that nobody waits for. Between iterations the leader may end the batch by lowering ``limit``.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +21,10 @@ from typing import Any, Protocol
 from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from evaluators.litert.device import Copy, Device
+from evaluators.litert.edges import SLOT_NBYTES, Edge, tell
 from evaluators.litert.mapping import Mapping
 from evaluators.litert.pinning import pinned_pool
-from evaluators.litert.stretches import NO_LIMIT_NS, Edge, Step, on_cpu, on_device, stretches
+from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, on_device, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
@@ -37,9 +36,9 @@ class _Program:
 
     steps: tuple[Step, ...]
     go: tuple[Edge, ...]  # the leader's token; empty on the leader itself
-    starts: tuple[int, ...]  # edges on which the leader gives its tokens
+    starts: tuple[c_void_p, ...]  # semaphores of edges on which the leader gives its tokens
     ends: tuple[Edge, ...]  # edges that the leader has seen before an iteration is over
-    fds: tuple[int, ...]
+    meetings: tuple[int, int]  # the memory of the edges: address and size
     buffers: tuple[c_void_p, ...]
 
 
@@ -104,17 +103,15 @@ class Lane:
         return {}
 
     def program(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
-        """Bind this lane's stages of a plan to an arena and to the edges whose descriptors came along."""
+        """Bind this lane's stages of a plan to an arena and to the edges, whose memory came along."""
         base, size = self._arenas[head["arena"]]
-        kept = [os.dup(fd) for fd in fds]
+        meetings = self._mapping.map(fds[0], head["edges_nbytes"], write=True), head["edges_nbytes"]
+
+        def place(index: int) -> c_void_p:
+            return c_void_p(meetings[0] + head["slots"][index] * SLOT_NBYTES)
 
         def edges(pairs: list[list[int]]) -> tuple[Edge, ...]:
-            found = []
-            for index, spin_ns in pairs:
-                poll = select.poll()
-                poll.register(kept[index], select.POLLIN)
-                found.append(Edge(kept[index], spin_ns, poll))
-            return tuple(found)
+            return tuple(Edge(place(index), spin_ns) for index, spin_ns in pairs)
 
         steps = []
         buffers: dict[Any, tuple[c_void_p, Any]] = {}
@@ -133,14 +130,14 @@ class Lane:
                 tuple(Copy(c_void_p(array[i]), base + step[side][i][0], step[side][i][1]) for i in step[which])
                 for array, side, which in zip(sides, ("Input", "Output"), ("uploads", "downloads"), strict=True)
             )
-            signals = tuple(kept[i] for i in step["signals"])
+            signals = tuple(place(i) for i in step["signals"])
             into, out = sides
             waits, signature = edges(step["waits"]), step["signature"]
             steps.append(Step(step["stage"], compiled, signature, into, out, waits, signals, uploads, downloads))
-        starts = tuple(kept[i] for i in head["starts"])
+        starts = tuple(place(i) for i in head["starts"])
         made = tuple(buffer for buffer, _ in buffers.values())
         self._programs[head["id"]] = _Program(
-            tuple(steps), edges(head["go"]), starts, edges(head["ends"]), tuple(kept), made
+            tuple(steps), edges(head["go"]), starts, edges(head["ends"]), meetings, made
         )
         return {}
 
@@ -177,8 +174,7 @@ class Lane:
         program = self._programs.pop(head["id"])
         for buffer in program.buffers:
             self._runtime.unbind(buffer)
-        for fd in program.fds:
-            os.close(fd)
+        self._mapping.unmap(*program.meetings)
         return {}
 
     def _preparing(
@@ -216,16 +212,16 @@ class Lane:
                 edge.wait()
             if iteration > log[0]:
                 break
-            for fd in program.starts:
-                os.eventfd_write(fd, 1)
+            for start in program.starts:
+                tell(start)
             at = 1 + 2 * stages * iteration
             for part in parts:
                 for edge in part.waits:
                     edge.wait()
                 if log[0] > iteration and not part.run(at, limit_ns):
                     log[0] = iteration
-                for fd in part.signals:
-                    os.eventfd_write(fd, 1)
+                for told in part.signals:
+                    tell(told)
             if not first_waits:
                 for edge in program.ends:
                     edge.wait()
@@ -233,8 +229,8 @@ class Lane:
                     times = log[at : at + 2 * stages]
                     if log[0] <= iteration or max(times) - min(times) > head["stop_above_ns"]:
                         log[0] = iteration
-                        for fd in program.starts:
-                            os.eventfd_write(fd, 1)
+                        for start in program.starts:
+                            tell(start)
                         break
         return {"copies": [[stage, *times] for stage, times in copies.items()]}
 

@@ -6,43 +6,21 @@ looked up is looked up beforehand, and times are written down when the stretch i
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from collections.abc import Callable, Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 from evaluators.litert.capi import Compiled
 from evaluators.litert.device import Copy, Device
+from evaluators.litert.edges import Edge
 from search_spaces.errors import UnavailableError
 
 NO_LIMIT_NS = 1 << 62
-_SLEEP_MS = 1000
 
 Log = Any
 """A ctypes array of int64: first the last inference that is to run; then start and end of each stage (ns), 0 before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """One direction of a meeting between two lanes."""
-
-    fd: int
-    spin_ns: int
-    poll: select.poll
-
-    def wait(self) -> None:
-        """Wait until the other lane has told its end."""
-        deadline = time.perf_counter_ns() + self.spin_ns
-        while True:
-            try:
-                os.eventfd_read(self.fd)
-            except BlockingIOError:
-                if time.perf_counter_ns() >= deadline:
-                    self.poll.poll(_SLEEP_MS)
-            else:
-                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +33,7 @@ class Step:
     inputs: Any  # a ctypes array of LiteRtTensorBuffer
     outputs: Any
     waits: tuple[Edge, ...]
-    signals: tuple[int, ...]
+    signals: tuple[c_void_p, ...]
     uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
     downloads: tuple[Copy, ...] = ()
 
@@ -77,7 +55,7 @@ class Stretch:
 
     waits: tuple[Edge, ...]
     run: Callable[[int, int], bool]
-    signals: tuple[int, ...]
+    signals: tuple[c_void_p, ...]
 
 
 def stretches(

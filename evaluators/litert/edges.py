@@ -1,0 +1,86 @@
+"""Where lanes meet: semaphores in memory that their processes share.
+
+A semaphore counts the finished stages that one lane has told another of. Telling, and seeing that one was told, take no
+system call unless somebody sleeps, and one file holds all edges of a plan, however many there are. POSIX semaphores
+also order memory between the processes, on every architecture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable
+from ctypes import c_int, c_uint, c_void_p
+from dataclasses import dataclass
+
+from search_spaces.errors import UnavailableError
+
+SLOT_NBYTES = 64  # a cache line each; sem_t has 32 bytes at most in glibc and musl
+
+
+def _function(library: ctypes.CDLL, name: str, *types: type) -> Callable[..., int]:
+    function = getattr(library, name)
+    function.argtypes = types
+    function.restype = c_int
+    found: Callable[..., int] = function
+    return found
+
+
+# What returns at once keeps the interpreter's lock: giving it up and taking it again would take longer.
+_QUICK, _SLOW = ctypes.PyDLL(None), ctypes.CDLL(None)
+_init = _function(_QUICK, "sem_init", c_void_p, c_int, c_uint)
+_try = _function(_QUICK, "sem_trywait", c_void_p)
+_sleep = _function(_SLOW, "sem_wait", c_void_p)
+tell = _function(_QUICK, "sem_post", c_void_p)
+"""Tells the lane that waits on an edge, given as ``Edge.address``, that a stage is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One direction of a meeting between two lanes.
+
+    Attributes:
+        address: of the semaphore in this process.
+        spin_ns: how long to poll before going to sleep.
+    """
+
+    address: c_void_p
+    spin_ns: int
+
+    def wait(self) -> None:
+        """Wait until the other lane has told of its stage."""
+        address = self.address
+        if not _try(address):
+            return
+        clock = time.perf_counter_ns
+        deadline = clock() + self.spin_ns
+        while clock() < deadline:
+            if not _try(address):
+                return
+        while _sleep(address):  # a signal came
+            pass
+
+
+def memory_of_edges(count: int) -> tuple[int, int]:
+    """Return a new file in memory (a descriptor) with ``count`` semaphores at 0, ``SLOT_NBYTES`` apart, and its size.
+
+    Raises:
+        UnavailableError: the system refuses.
+    """
+    nbytes = max(1, -(-count * SLOT_NBYTES // mmap.PAGESIZE)) * mmap.PAGESIZE
+    fd = os.memfd_create("edges", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes)
+        with mmap.mmap(fd, nbytes) as memory:
+            first = ctypes.c_char.from_buffer(memory)
+            refused = sum(_init(ctypes.addressof(first) + i * SLOT_NBYTES, 1, 0) != 0 for i in range(count))
+            del first  # else the memory could not be unmapped
+    except (OSError, ValueError) as error:
+        os.close(fd)
+        raise UnavailableError(f"cannot get {nbytes} bytes of shared memory: {error}") from error
+    if refused:
+        os.close(fd)
+        raise UnavailableError("the system refuses semaphores that processes share")
+    return fd, nbytes

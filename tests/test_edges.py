@@ -1,0 +1,69 @@
+"""Edges between processes: nothing told is lost, whether the other one polls or sleeps."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from evaluators.litert.edges import SLOT_NBYTES, Edge, memory_of_edges, tell
+from evaluators.litert.mapping import Mapping
+
+
+@contextmanager
+def edges(count: int, spin_ns: int) -> Iterator[list[Edge]]:
+    from ctypes import c_void_p
+
+    fd, nbytes = memory_of_edges(count)
+    mapping = Mapping()
+    base = mapping.map(fd, nbytes, write=True)
+    os.close(fd)
+    try:
+        yield [Edge(c_void_p(base + i * SLOT_NBYTES), spin_ns) for i in range(count)]
+    finally:
+        mapping.unmap(base, nbytes)
+
+
+@pytest.mark.parametrize("spin_ns", [0, 1_000_000_000], ids=["sleeping", "polling"])
+def test_two_processes_take_turns(spin_ns: int) -> None:
+    turns = 200
+    with edges(2, spin_ns) as (there, back):
+        child = os.fork()
+        if child == 0:
+            for _ in range(turns):
+                there.wait()
+                tell(back.address)
+            os._exit(0)
+        for _ in range(turns):
+            tell(there.address)
+            back.wait()
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_was_told_before_is_kept_and_counted() -> None:
+    with edges(300, 0) as many:
+        for _ in range(3):
+            tell(many[299].address)
+        for _ in range(3):
+            many[299].wait()
+        begin = time.perf_counter()
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.05)
+            tell(many[299].address)
+            os._exit(0)
+        many[299].wait()
+        assert time.perf_counter() - begin >= 0.04
+        os.waitpid(child, 0)
+
+
+def test_the_memory_is_whole_pages() -> None:
+    for count in (0, 1, 64, 65):
+        fd, nbytes = memory_of_edges(count)
+        assert os.fstat(fd).st_size == nbytes >= max(1, count * SLOT_NBYTES)
+        assert nbytes % mmap.PAGESIZE == 0
+        os.close(fd)
