@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from search_spaces.errors import UsageError
 from search_spaces.models.input_shapes import parse_input_shapes
+from search_spaces.registry import needs_any_stages
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
@@ -28,7 +29,8 @@ class StudyConfig(BaseModel):
     Attributes:
         model: name of a built-in model, or path of a ``.tflite`` file.
         budget: distinct plans to measure.
-        max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it.
+        max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it, and spaces
+            whose plans have as many as they need have no limit.
         sampler, evaluator, space: names in their registries.
         objective: what is made small.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -116,7 +118,9 @@ class StudyConfig(BaseModel):
 
 def most_stages(config: StudyConfig, operators: int) -> int:
     """Return the parts that a plan of a model may have; only what a person asked for can be too many for it."""
-    return config.max_stages if "max_stages" in config.model_fields_set else min(config.max_stages, operators)
+    if "max_stages" in config.model_fields_set:
+        return config.max_stages
+    return operators if needs_any_stages(config.space) else min(config.max_stages, operators)
 
 
 def parse_config(values: Mapping[str, Any]) -> StudyConfig:

@@ -16,10 +16,10 @@ from evaluators.sampling import SamplingPolicy
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds, beliefs
+from optimizer.branches import branch_baselines, branch_beliefs, branch_profile, predictor
 from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_model_and_platform
-from optimizer.exact.chain_costs import chain_cost
 from optimizer.feasibility import violations
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, Origin, in_space, measure_plan
@@ -29,6 +29,7 @@ from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
 from optimizer.samplers.auto import Problem
 from optimizer.watch import Watchman
+from search_spaces.branch_space import BranchSpace
 from search_spaces.constraints import Violation
 from search_spaces.errors import OptimizeError, UnstableError
 from search_spaces.graph import Graph
@@ -174,7 +175,10 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     profiled = _profile(study, run, session)
     # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
-    believed = beliefs(study.graph, session, profiled, study.platform, study.space, most, optima)
+    if isinstance(study.space, BranchSpace):
+        believed = branch_beliefs(study.graph, session, profiled, study.platform, study.space)
+    else:
+        believed = beliefs(study.graph, session, profiled, study.platform, study.space, most, optima)
     costs, study.bounds = believed.costs, believed.bounds
     breaks = partial(violations, study.graph, costs, most)
     named = _named(study, profiled, believed, breaks)
@@ -197,7 +201,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         config.seed,
         config.budget,
         queue,
-        lambda plan: chain_cost(costs, plan),
+        predictor(study.graph, study.space, costs),
         notify,
         Problem(study.graph, study.platform, study.space, costs, lambda plan: not breaks(plan)),
         breaks,
@@ -229,7 +233,11 @@ def _named(
     study: _Study, profiled: Profile, believed: Beliefs, breaks: Callable[[Plan], tuple[Violation, ...]]
 ) -> tuple[Baseline, ...]:
     """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
-    named = baselines(study.graph, study.platform, profiled.fastest(study.platform))
+    fastest = profiled.fastest(study.platform)
+    if isinstance(study.space, BranchSpace):
+        named = branch_baselines(study.space, study.platform, believed.costs, fastest)
+    else:
+        named = baselines(study.graph, study.platform, fastest)
     if all(any(v.unit != "stages" for v in breaks(b.plan)) for b in named):
         return (*named, Baseline(_NO_OTHER, believed.optima[0]))
     return named
@@ -268,6 +276,8 @@ def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:
         found = known_profile(session.part_costs(study.graph), study.platform)
     else:
         found = profile(session, study.graph, study.platform, study.watcher.message)
+        if isinstance(study.space, BranchSpace):
+            found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
     run.log.append("profile", found.to_json())
     return found
 

@@ -21,6 +21,16 @@ def space_names() -> list[str]:
     return sorted({entry.name for entry in entries("space")})
 
 
+def needs_any_stages(name: str) -> bool:
+    """Return whether the plans of a space have as many parts as they need, unless a person limits them.
+
+    Raises:
+        UsageError: there is no space of this name.
+        UnavailableError: it is installed but cannot be loaded.
+    """
+    return bool(getattr(load_entry("space", find_entry("space", name)), "any_stages", False))
+
+
 def make_space(name: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:
     """Return the space of that name for a model on a platform.
 

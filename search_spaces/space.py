@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from search_spaces.plan import Plan
 
 if TYPE_CHECKING:
+    import numpy as np
     from optuna.distributions import BaseDistribution
 
 
@@ -41,4 +42,13 @@ class EnumerableSpace(SearchSpace, Protocol):
 
     def plan_at(self, index: int) -> Plan:
         """Return plan number ``index`` of 0 … ``cardinality() - 1``."""
+        ...
+
+
+@runtime_checkable
+class NeighbourlySpace(SearchSpace, Protocol):
+    """A space that knows better than general moves what lies beside a plan."""
+
+    def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return a plan of the space, one random move away from another one."""
         ...

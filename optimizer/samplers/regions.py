@@ -20,7 +20,7 @@ from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform
-from search_spaces.space import SearchSpace
+from search_spaces.space import NeighbourlySpace, SearchSpace
 
 _Seconds = NDArray[np.float64]
 
@@ -223,6 +223,10 @@ class PlanRegion:
         return [Plan(self._graph.digest, (Stage(operators, p.name),)) for p in self._platform.processors]
 
     def _moved(self, plan: Plan, rng: np.random.Generator) -> Plan | None:
+        if isinstance(self._space, NeighbourlySpace):
+            for _ in range(int(rng.geometric(0.6))):
+                plan = self._space.neighbour(plan, rng)
+            return plan
         names = [p.name for p in self._platform.processors]
         stages: Sequence[Stage] = plan.stages
         for _ in range(int(rng.geometric(0.6))):

@@ -1,0 +1,206 @@
+"""What a study in the space of branches believes before it measures: times of runs, baselines, the best plan by model.
+
+The runs are timed as the stages that they would be, and joins as they happen between lanes that run side by side, since
+the bound is to count what stages and joins cost on this device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from evaluators.base import Refuser, Session
+from evaluators.samples import Measurement
+from evaluators.sampling import SamplingPolicy, measure
+from evaluators.tabulated import Tabulated
+from evaluators.timeline import Timeline
+from optimizer.baselines import Baseline
+from optimizer.bounds import Beliefs, Bounds
+from optimizer.exact.bound import relax
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.dag import best_plan
+from optimizer.exact.graph_costs import GraphCosts, makespan_s
+from optimizer.exact.least import chain_costs
+from optimizer.profile import Profile
+from optimizer.seed_003 import seed_003
+from search_spaces.branch_space import BranchSpace
+from search_spaces.chain import chain_plan
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan, Stage, canonical
+from search_spaces.platform import Platform, Processor
+from search_spaces.space import SearchSpace
+
+SEED_003 = "seed 003"
+SIDE_BY_SIDE = "every group side by side"
+_POLICY = SamplingPolicy(precision=0.01, max_s=0.6, min_runs=5, max_runs=60)
+_JOINS = 12  # inferences in which joins are timed
+_SOLVE_S = 10.0
+
+
+def predictor(graph: Graph, space: SearchSpace, costs: ChainCosts) -> Callable[[Plan], float]:
+    """Return what tells the seconds that the model gives a plan: where branches may overlap, the time until the end."""
+    if not isinstance(space, BranchSpace):
+        return lambda plan: chain_cost(costs, plan)
+    table = GraphCosts.of_chain(graph, costs)
+    return lambda plan: makespan_s(graph, table, plan)
+
+
+def branch_profile(
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    space: BranchSpace,
+    known: Profile,
+    progress: Callable[[str], None],
+) -> Profile:
+    """Return a profile whose operators add up to the measured runs, with hand-over as it is where branches meet.
+
+    Args:
+        known: the operators, as they were timed one by one.
+
+    Raises:
+        UnavailableError: the device failed.
+    """
+    operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
+    for like, members in platform.classes().items():
+        name = members[0].name
+        if isinstance(session, Refuser) and session.refused(graph, name):
+            continue
+        progress(f"timing {len(space.runs.runs)} runs of branches on {name}")
+        whole_s = known.whole_s[like]
+        apart = _time(session, graph, Plan(graph.digest, tuple(Stage(r, name) for r in space.runs.runs)))
+        overhead_s[like] = max(0.0, (apart.latency_s.median - whole_s) / (len(space.runs.runs) - 1))
+        operator_s[like] = _rescaled(space, known.operator_s[like], apart.stage_s, overhead_s[like], whole_s)
+    for a, b in _side_by_side(platform):
+        if not all(np.isfinite(known.whole_s[p.like]) for p in (a, b)):
+            continue
+        progress(f"timing joins of {a.name} and {b.name}")
+        pair = "|".join(sorted((a.like, b.like)))
+        hand_over_s[pair] = _join_s(session, graph, space, a, b)
+    return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
+
+
+def _rescaled(
+    space: BranchSpace, operator_s: tuple[float, ...], stage_s: tuple[float, ...], overhead_s: float, whole_s: float
+) -> tuple[float, ...]:
+    """Return operators' times that add up to their runs', in proportion, and all of them to the whole model."""
+    found = np.array(operator_s)
+    for run, took_s in zip(space.runs.runs, stage_s, strict=True):
+        inside = list(run)
+        total = float(found[inside].sum())
+        wanted = max(0.0, took_s - overhead_s)
+        found[inside] = found[inside] * (wanted / total) if total > 0 else wanted / len(inside)
+    total = float(found.sum())
+    if total > 0:
+        found *= max(0.0, whole_s - overhead_s) / total
+    return tuple(float(s) for s in found)
+
+
+def _join_s(session: Session, graph: Graph, space: BranchSpace, a: Processor, b: Processor) -> float:
+    """Return the seconds from the end of a stage on one lane to the start of the one on another that waited for it."""
+    lanes = [a.name] * len(space.runs.runs)
+    for group in space.runs.groups:
+        for number, branch in enumerate(space.runs.branches(group)):
+            for run in branch:
+                lanes[run] = (a, b)[number % 2].name
+    plan = space.plan(lanes)
+    with closing(session.load(graph, plan)) as candidate:
+        candidate.run(2)
+        found = [wait for _ in range(_JOINS) for wait in waits_s(graph, plan, candidate.run(1).timeline)]
+    return max(0.0, float(np.median(found))) if found else 0.0
+
+
+def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
+    """Return, for each stage that waited for another lane last, how long after that stage's end it began."""
+    if timeline is None:
+        return []
+    place = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
+    events = {event.stage: event for event in timeline.events}
+    found: list[float] = []
+    ended: dict[str, float] = {}
+    for index, stage in enumerate(plan.stages):
+        needs = {place[p] for o in stage.operators for p in graph.predecessors(o)} - {index}
+        last = max(needs, key=lambda i: events[i].end_s, default=None)
+        elsewhere = last is not None and plan.stages[last].processor != stage.processor
+        if last is not None and elsewhere and events[last].end_s >= ended.get(stage.processor, 0.0):
+            found.append(events[index].start_s - events[last].end_s)
+        ended[stage.processor] = events[index].end_s
+    return found
+
+
+def branch_baselines(space: BranchSpace, platform: Platform, costs: ChainCosts, home: str) -> tuple[Baseline, ...]:
+    """Return the baselines: whole on each kind of processor, seed 003's procedure, and every group side by side.
+
+    Args:
+        home: the processor that runs the whole model fastest.
+    """
+    graph = space.runs.graph
+    names = [p.name for p in platform.processors]
+    found = [
+        Baseline(f"whole on {members[0].name}", canonical(chain_plan(graph, (), [members[0].name]), graph, platform))
+        for members in platform.classes().values()
+    ]
+    seed = space.plan([names[lane] for lane in seed_003(space.runs, costs, names.index(home))])
+    # With stages and hand-over for nothing, the procedure puts side by side what gains anything at all.
+    free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), hand_over_s=np.zeros_like(costs.hand_over_s))
+    eager = space.plan([names[lane] for lane in seed_003(space.runs, free, names.index(home))])
+    return (*found, Baseline(SEED_003, seed), *([Baseline(SIDE_BY_SIDE, eager)] if eager != seed else []))
+
+
+def branch_beliefs(
+    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: BranchSpace
+) -> Beliefs:
+    """Return what is believed before anything is measured: the best plan of the space by the model, and its bound.
+
+    The runs are placed jointly, by search or, where many runs lie between two gates, by CP-SAT; without OR-Tools the
+    best of the baselines stands for the optimum of such a model, and its bound is that on all plans.
+    """
+    own = isinstance(session, Tabulated)
+    costs = (
+        chain_costs(platform, session.part_costs(graph)) if isinstance(session, Tabulated) else profiled.costs(platform)
+    )
+    relaxed = relax(graph, costs)
+    price = predictor(graph, space, costs)
+    names = [p.name for p in platform.processors]
+    home = names.index(profiled.fastest(platform))
+    others = [space.plan([names[lane] for lane in seed_003(space.runs, costs, home)])]
+    others += [space.plan([name] * len(space.runs.runs)) for name in names]
+    bounds = Bounds(relaxed.latency_s, False, relaxed, own=own)
+    try:
+        solved = best_plan(space.runs.as_graph(), run_costs(space, costs), _SOLVE_S)
+    except UnavailableError:
+        return Beliefs(costs, (min(others, key=price),), bounds)
+    lane_of = {run: stage.processor for stage in solved.plan.stages for run in stage.operators}
+    plan = space.plan([lane_of[run] for run in range(len(space.runs.runs))])
+    if not own:  # what the evaluator computes itself may be less than the model here, but not less than the relaxations
+        bounds = Bounds(float(solved.bound_s), bool(solved.proven), relaxed, own=False)
+    # Stages of the solution may join where that delays little; those of the space join where it delays nothing.
+    return Beliefs(costs, (min((plan, *others), key=price),), bounds)
+
+
+def run_costs(space: BranchSpace, costs: ChainCosts) -> GraphCosts:
+    """Return what runs cost, as operators of the graph of runs."""
+    graph = space.runs.as_graph()
+    together = np.stack([costs.operator_s[:, list(run)].sum(axis=1) for run in space.runs.runs], axis=1)
+    of_operators = GraphCosts.of_chain(space.runs.graph, costs)
+    return GraphCosts(costs.platform, together, of_operators.overhead_s, of_operators.hand_over_s[: len(graph.tensors)])
+
+
+def _side_by_side(platform: Platform) -> list[tuple[Processor, Processor]]:
+    """Return one pair of lanes that can run at once for each pair of kinds that has one."""
+    found: Mapping[tuple[str, ...], tuple[Processor, Processor]] = {
+        tuple(sorted((a.like, b.like))): (a, b)
+        for a, b in reversed(list(combinations(platform.processors, 2)))
+        if not a.excludes(b)
+    }
+    return list(found.values())
+
+
+def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
+    with closing(session.load(graph, plan)) as candidate:
+        return measure(candidate, _POLICY)
