@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ from optimizer.config import StudyConfig, command_line
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.provenance import provenance
 from optimizer.study import Interrupted, Watcher, run_study
-from search_spaces.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
@@ -197,6 +198,9 @@ def run_campaign(run: CampaignRun, watcher: CampaignWatcher, jobs: int = 1) -> N
                 watcher.ended(state)
     except KeyboardInterrupt:
         run.interrupted = True
+        for state in run.states:
+            if state.exit_code == EXIT_INTERRUPTED:  # with us, in a process of its own
+                state.status, state.error, state.exit_code = "pending", "", 0
     run.save()
 
 
@@ -271,7 +275,8 @@ def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.P
         state.status = "done"
         return
     lines = errors.decode(errors="replace").strip().splitlines()
-    state.status, state.exit_code = "failed", max(process.returncode, 1)
+    ended = process.returncode in {EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM}
+    state.status, state.exit_code = "failed", EXIT_INTERRUPTED if ended else max(process.returncode, 1)
     state.error = lines[-1].removeprefix("optimize: ") if lines else f"ended with {process.returncode}"
 
 

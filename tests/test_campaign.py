@@ -166,10 +166,11 @@ def test_a_killed_campaign_goes_on(tmp_path: Path) -> None:
         assert numbers == list(range(len(numbers)))
 
 
-def test_an_interrupt_ends_it_and_tells_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_it_and_tells_how_to_go_on(tmp_path: Path, jobs: int) -> None:
     text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: random, budget: 150, seed: [0, 1]}}\n"
     path, out = written(tmp_path, text), tmp_path / "out"
-    command = [sys.executable, "-m", "optimizer.cli", "run", str(path), "--out", str(out), "-q"]
+    command = [sys.executable, "-m", "optimizer.cli", "run", str(path), "--out", str(out), "-q", "--jobs", str(jobs)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     limit_s = time.monotonic() + 60
     while not any(n > 40 for n in records(out).values()):
@@ -179,6 +180,8 @@ def test_an_interrupt_ends_it_and_tells_how_to_go_on(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; go on with: optimize run" in errors
+    state = json.loads((out / "campaign.json").read_text())
+    assert "failed" not in {s["status"] for s in state["studies"]}
 
 
 def test_one_failing_study_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
