@@ -362,9 +362,12 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "pretrain": (
         "train a policy for the sampler reinforce on cost models, at no device time",
         lambda words: commands.pretrain(
-            _Parser(prog="optimize pretrain", description="Train a policy for --sampler reinforce@FILE."),
-            words,
+            _Parser(prog="optimize pretrain", description="Train a policy for --sampler reinforce@FILE."), words
         ),
+    ),
+    "rewrite": (
+        "write a model with operators split, or convolutions decomposed",
+        lambda words: commands.rewrite(_Parser(prog="optimize rewrite", description="Write a rewritten model."), words),
     ),
     "report": (
         "write what a study or a campaign found, for a browser",
@@ -388,8 +391,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "solve": (
         "prove the best placement of a table of times, or of a published instance",
         lambda words: commands.solve(
-            _Parser(prog="optimize solve", description="Find the best placement of a table of times, and prove it."),
-            words,
+            _Parser(prog="optimize solve", description="Prove the best placement of a table of times."), words
         ),
     ),
 }

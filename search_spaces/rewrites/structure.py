@@ -77,6 +77,17 @@ class Structure:
         )
         return self._add(made, values.shape)
 
+    def weights(self, values: NDArray[np.float32], name: bytes) -> int:
+        """Add a constant of floats, and return its number."""
+        made = schema.TensorT(
+            shape=np.array(values.shape, np.int32),
+            type=schema.TensorType.FLOAT32,
+            buffer=self._data(np.frombuffer(values.tobytes(), np.uint8)),
+            name=name,
+            hasRank=True,
+        )
+        return self._add(made, values.shape)
+
     def part(self, tensor: int, part: Part) -> int:
         """Return a part of a constant as a constant; equal ones are one tensor."""
         if (tensor, part) not in self._parts:
