@@ -222,7 +222,8 @@ class _Work:
     def __init__(self, study: Study, model: Model) -> None:
         self._study, self._model = study, model
         self._graph, self._plan = model.graph, study.best
-        self._measured = {t.plan.digest: t.median_s for t in study.trials if t.measurement and not t.raced}
+        sure = [t for t in study.trials if t.measurement and (model.own or not t.raced)]
+        self._measured = {t.plan.digest: t.median_s for t in sure}
         for entry in (study.result["best"], *study.result["baselines"].values()):
             if entry["latency_ms"] is not None:  # as the final comparison has it, where there was one
                 self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3

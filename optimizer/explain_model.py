@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Model:
         costs: additive, with what is not allowed as infinite.
         price: seconds that it gives a plan; infinite for one that cannot run.
         best: the best chain of so many to so many parts and its price; None where there is none.
+        own: whether it is the evaluator itself, which says the same of a plan every time.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Model:
     costs: ChainCosts
     price: Callable[[Plan], float]
     best: Best
+    own: bool = False
 
 
 @contextmanager
@@ -59,7 +62,8 @@ def model_of(study: Study) -> Iterator[Model]:
         return
     given = {name: study.config.get(name) for name in StudyConfig.model_fields}
     graph, platform = choose_model_and_platform(evaluator, parse_config(given))
-    if graph.digest != study.graph.digest or platform.to_json() != study.result["platform"]:
+    now = json.loads(json.dumps(platform.to_json()))
+    if graph.digest != study.graph.digest or now != study.result["platform"]:
         raise RunFolderError(f"{study.path}: its model or its platform is another one now", "run the study again")
     with evaluator.prepare(platform) as session:
         if not isinstance(session, Tabulated):
@@ -75,7 +79,7 @@ def model_of(study: Study) -> Iterator[Model]:
                 return None
             return found.plan, found.cost_s
 
-        yield Model("the evaluator's own costs", graph, chain_costs(platform, tables), price, best)
+        yield Model("the evaluator's own costs", graph, chain_costs(platform, tables), price, best, own=True)
 
 
 def _profiled(study: Study, graph: Graph, costs: ChainCosts) -> Model:

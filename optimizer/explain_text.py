@@ -30,7 +30,9 @@ def blocks(found: Explanation) -> Iterator[Block]:
     yield _by_stages(found)
     yield _baselines(found)
     relaxed = found.relaxed
-    why = "all the work shared out" if relaxed.work_s >= relaxed.critical_path_s else "the longest path of operators"
+    why = "the longest path of operators, one after another"
+    if relaxed.work_s > relaxed.critical_path_s:
+        why = "all the work, shared out"
     yield Text(
         f"However it is cut and overlapped, none takes less than {relaxed.latency_s * 1e3:.4g} ms (predicted): {why} "
         f"(work {relaxed.work_s * 1e3:.4g} ms, path {relaxed.critical_path_s * 1e3:.4g} ms)."

@@ -19,11 +19,12 @@ from optimizer.exact.dag import best_plan
 from optimizer.exact.graph_costs import GraphCosts
 from optimizer.exact.period import least_period
 from optimizer.exact.placement import CPU, PlacementObjective, loads, solve_placement
-from search_spaces.errors import UsageError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
 
 SCHEMA_VERSION = 1
 _MOST_NAMES = 6
+_SEARCH_SHARE = 0.2  # of the time, for the search over a chain's parts; then the solver, whose proofs are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def solve_file(path: Path, objective: str | None, time_limit_s: float) -> Solved
     table = read_table(path)
     wanted = check_objective(objective, table)
     if len(table.chains) == 1:
-        return _chain(table, wanted)
+        return _chain(table, wanted, time_limit_s)
     return _period(table, time_limit_s) if wanted == "period" else _latency(table, time_limit_s)
 
 
@@ -136,11 +137,18 @@ def table_costs(table: Table, platform: Platform) -> ChainCosts:
     )
 
 
-def _chain(table: Table, objective: Objective) -> Solved:
+def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
     begin_s = time.monotonic()
     platform = table.platform()
     costs = table_costs(table, platform)
-    best = best_chains(costs, min(table.max_stages or len(table.layers), len(table.layers)), objective=objective)[0]
+    most = min(table.max_stages or len(table.layers), len(table.layers))
+    share = _SEARCH_SHARE if objective == "period" else 1.0
+    try:
+        best = best_chains(costs, most, objective=objective, stop_s=begin_s + share * time_limit_s)[0]
+    except UnavailableError:
+        if objective != "period":
+            raise
+        return _period(table, (1.0 - share) * time_limit_s)
     borders = [0, *best.cuts, len(table.layers)]
     lane = {p.name: i for i, p in enumerate(platform.processors)}
     lanes = [0] * len(table.layers)

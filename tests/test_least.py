@@ -101,11 +101,11 @@ def test_what_runs_nowhere_is_told() -> None:
         least_chain(chain_graph(3), fits, lambda _: float("inf"), 2)
 
 
-@pytest.mark.parametrize(("device", "model"), [("exynos2200", "vgg16"), ("snapdragon888", "squeezenet1_1")])
+@pytest.mark.parametrize(("device", "model"), [("exynos2200", "vgg16@0.25/64"), ("snapdragon888", "squeezenet1_1")])
 def test_a_study_on_a_cost_model_is_proven(
     device: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--model", model, "--evaluator", "cost-model", "--platform", device, "--budget", "12", "-q"]
+    arguments = ["--model", model, "--evaluator", "cost-model", "--platform", device, "--budget", "6", "-q"]
     assert main([*arguments, "--out", str(tmp_path / "run"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["gap"] == pytest.approx(0.0, abs=1e-9)

@@ -14,6 +14,8 @@ result is a canonical plan and no two are the same.
 from __future__ import annotations
 
 import heapq
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -24,17 +26,24 @@ from numpy.typing import NDArray
 from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective, Seconds, chain_cost, exclusive_groups
 from optimizer.exact.chain_tables import Lanes, latency_to_go, part_costs, period_to_go
 from search_spaces.constraints import Violation, infeasible
-from search_spaces.errors import InfeasibleError
+from search_spaces.errors import InfeasibleError, UnavailableError
 
 __all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_order"]
 
 _MOST_TRIED = 64  # parts; beyond, nobody is told how many would do
 _MOST_TIMES = 2.0**40
+_LOOK = 256  # chains taken between two looks at the clock
 _FIT = 1e-3  # how precisely to tell how much memory is short, relative
 
 
 def best_chains(
-    costs: ChainCosts, max_stages: int, k: int = 1, *, objective: Objective = "latency", min_stages: int = 1
+    costs: ChainCosts,
+    max_stages: int,
+    k: int = 1,
+    *,
+    objective: Objective = "latency",
+    min_stages: int = 1,
+    stop_s: float = math.inf,
 ) -> list[CostedChain]:
     """Return the ``k`` cheapest chains of ``min_stages`` to ``max_stages`` parts, ascending; all if there are fewer.
 
@@ -43,28 +52,38 @@ def best_chains(
     of ``n²`` additions per number of parts and state (lane in use, lanes used so far), then about
     ``k · max_stages · n`` for the plans.
 
+    Args:
+        stop_s: the monotonic time at which to give up: the period, and limits of memory, can make the search long.
+
     Raises:
         InfeasibleError: no chain has a finite cost and fits into the memory.
+        UnavailableError: it was given up; the text tells what none goes below.
         ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
-    found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages)
+    found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages, stop_s=stop_s)
     return sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
 
 
 def chains_in_order(
-    costs: ChainCosts, max_stages: int, k: int, *, objective: Objective = "latency", min_stages: int = 1
+    costs: ChainCosts,
+    max_stages: int,
+    k: int,
+    *,
+    objective: Objective = "latency",
+    min_stages: int = 1,
+    stop_s: float = math.inf,
 ) -> Iterator[CostedChain]:
     """Yield the same plans one by one, as soon as each is known to be the next; equal costs come in any order.
 
     Raises:
-        InfeasibleError, ValueError: as :func:`best_chains`.
+        InfeasibleError, UnavailableError, ValueError: as :func:`best_chains`.
     """
     if max_stages < 1 or k < 1:
         raise ValueError(f"at least 1 stage and 1 plan, not {max_stages} and {k}")
     if not 1 <= min_stages <= max_stages:
         raise ValueError(f"at least {min_stages} stages and at most {max_stages}")
     found = False
-    for chain in _Search(costs, objective, min_stages, max_stages).chains(k):
+    for chain in _Search(costs, objective, min_stages, max_stages).chains(k, stop_s):
         found = True
         yield chain
     if not found:
@@ -126,16 +145,22 @@ class _Search:
             self._nbytes = None
         self._width = self._groups + 1 + (len(every) if self._nbytes is not None else 0)
 
-    def chains(self, k: int) -> Iterator[CostedChain]:
-        """Yield the ``k`` cheapest chains, about in order."""
+    def chains(self, k: int, stop_s: float = math.inf) -> Iterator[CostedChain]:
+        """Yield the ``k`` cheapest chains, about in order, until a monotonic time."""
         count = self._costs.operator_s.shape[1]
         processors = self._costs.platform.processors
         heap: list[_Node] = []
         self._push(heap, self._continue(None, 0, (0.0,) * self._width, len(self._sum_to_go)), 0)
         seen: dict[tuple[int, int, int], list[tuple[float, ...]]] = {}
-        left = k
+        left, taken = k, 0
         while heap and left:
             node = heapq.heappop(heap)
+            taken += 1
+            if taken % _LOOK == 0 and time.monotonic() > stop_s:
+                raise UnavailableError(
+                    f"no chain was proven the best in time; none takes less than {node.estimate_s * 1e3:.6g} ms",
+                    "give a longer --time-limit",
+                )
             self._push(heap, node.siblings, node.rank + 1)
             first = node.cuts[-1]
             if first == count:

@@ -29,6 +29,7 @@ from search_spaces.platform import Platform
 
 _MOST_PRICED = 400  # plans, of either kind
 _MOST_CUTS = 20_000  # ways to cut so that some parts may overlap
+_MOST_LOOKED = 50_000  # choices of lanes for them
 _MOST_PARTS = 6  # of a plan of overlapping parts, all of whose lanes are gone through
 _HAIR = 1e-12
 
@@ -109,28 +110,36 @@ class _Overlapping:
     def __init__(self, graph: Graph, costs: ChainCosts, price: Price) -> None:
         self._graph, self._costs, self._price = graph, costs, price
         self._count = len(graph.operators)
-        self._least_s: Seconds = part_costs(costs).min(axis=0)
+        table = part_costs(costs)
+        self._part_s: list[list[list[float]]] = table.tolist()
+        self._least_s: Seconds = table.min(axis=0)
         edges = np.zeros((self._count + 1, self._count + 1))
         for operator in range(self._count):
             for before in graph.predecessors(operator):
                 edges[before + 1, operator + 1] += 1
         self._edges = edges.cumsum(axis=0).cumsum(axis=1)
+        self._hand_over_s: list[list[float]] = costs.hand_over_s[1:].min(axis=0, initial=np.inf).tolist()
+        lanes = costs.platform.processors
+        self._turns = [
+            [j for j, q in enumerate(lanes) if (i == j and p.slots == 1) or p.excludes(q)] for i, p in enumerate(lanes)
+        ]
 
     def best(self, min_stages: int, max_stages: int, known_s: float) -> tuple[tuple[float, Plan] | None, float]:
         """Return the fastest that beats ``known_s``, or None, and what none that was not looked at goes below."""
         best: tuple[float, Plan] | None = None
-        priced = 0
+        priced = looked = 0
         seen: set[tuple[int, ...]] = set()
         for number, cuts in enumerate(self._cuts(min_stages, max_stages)):
             if number >= _MOST_CUTS or len(cuts) >= _MOST_PARTS:
                 return best, relax(self._graph, self._costs).latency_s
-            if cuts in seen:
+            if cuts in seen or self._bound_s(cuts) >= known_s:
                 continue
             seen.add(cuts)
-            if self._bound_s(cuts) >= known_s:
-                continue
             for word in lane_words(self._costs.platform, len(cuts) + 1):
-                if priced >= _MOST_PRICED:
+                looked += 1
+                if self._bound_s(cuts, word) >= known_s:
+                    continue
+                if priced >= _MOST_PRICED or looked >= _MOST_LOOKED:
                     return best, relax(self._graph, self._costs).latency_s
                 priced += 1
                 names = [self._costs.platform.processors[lane].name for lane in word]
@@ -168,11 +177,26 @@ class _Overlapping:
         e = self._edges
         return float(e[b, d] - e[a, d] - e[b, c] + e[a, c])
 
-    def _bound_s(self, cuts: tuple[int, ...]) -> float:
-        """Return the longest path through the parts, each on its fastest lane."""
+    def _bound_s(self, cuts: tuple[int, ...], word: tuple[int, ...] | None = None) -> float:
+        """Return what a plan takes at least: each part after those that it reads, and after those of its lane.
+
+        Args:
+            word: the lane of each part; None for each part on its fastest one, and no lane is ever busy.
+        """
         parts = list(pairwise((0, *cuts, self._count)))
         ends: list[float] = []
-        for c, d in parts:
-            before = [end for (a, b), end in zip(parts, ends, strict=False) if self._arcs(a, b, c, d) > 0]
-            ends.append(max(before, default=0.0) + float(self._least_s[c, d]))
+        free: dict[int, float] = {}
+        for index, (c, d) in enumerate(parts):
+            start = 0.0
+            for before, (a, b) in enumerate(parts[:index]):
+                if self._arcs(a, b, c, d) > 0:
+                    handed = self._hand_over_s[word[before]][word[index]] if word else 0.0
+                    start = max(start, ends[before] + handed)
+            if word is None:
+                ends.append(start + float(self._least_s[c, d]))
+                continue
+            lane = word[index]
+            ends.append(max(start, free.get(lane, 0.0)) + self._part_s[lane][c][d])
+            for other in self._turns[lane]:
+                free[other] = max(free.get(other, 0.0), ends[-1])
         return max(ends)

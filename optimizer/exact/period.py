@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,13 @@ def least_period(
     for chain in chains:
         _cut(model, costs, scale, chain, on, terms, max_stages)
     worst = model.new_int_var(0, 10**15, "")
-    for group in exclusive_groups(costs.platform):
+    groups = exclusive_groups(costs.platform)
+    if all(len(group) == 1 for group in groups):  # then alike lanes can change places: the busiest comes first
+        index = {p.name: i for i, p in enumerate(costs.platform.processors)}
+        for members in costs.platform.classes().values():
+            for more, less in pairwise(index[p.name] for p in members):
+                model.add(sum(terms[more]) >= sum(terms[less]))
+    for group in groups:
         model.add(sum(term for lane in group for term in terms[lane]) <= worst)
     if costs.operator_nbytes is not None and costs.memory_bytes is not None:
         for lane, room in enumerate(costs.memory_bytes.tolist()):

@@ -1,0 +1,106 @@
+"""Why a plan is the best: what is told is what the evaluator says of the changed plans."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.cli import main
+from optimizer.explain import explain_run
+from search_spaces.plan import Plan
+
+TABLE = Path(__file__).parents[1] / "experiments" / "tables" / "one_inference.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explain") / "run"
+    words = ["--model", str(TABLE), "--evaluator", "table", "--max-stages", "3", "--budget", "40", "-q"]
+    assert main([*words, "--out", str(folder), "--json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def told(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["explain", str(run), "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_what_is_predicted_is_what_was_measured(told: dict[str, Any]) -> None:
+    both = [m for c in told["cuts"] for m in (c["left"], c["right"])]
+    both += [m for p in told["parts"] for m in p["elsewhere"].values()] + [told["best"], *told["baselines"].values()]
+    both = [m for m in both if m["measured_ms"] is not None and m["predicted_ms"] is not None]
+    assert len(both) > 6
+    assert told["predicted_by"] == "the evaluator's own costs"
+    for one in both:
+        assert one["predicted_ms"] == pytest.approx(one["measured_ms"])
+        assert one["predicted_more_ms"] >= -1e-9  # the plan is the best one
+
+
+def test_the_best_of_every_k_is_no_worse_than_what_was_measured(told: dict[str, Any]) -> None:
+    assert [k["stages"] for k in told["by_stages"]] == [1, 2, 3, 4]
+    for entry in told["by_stages"][:3]:
+        assert entry["predicted_ms"] <= entry["measured_ms"] * (1 + 1e-9)
+        assert len(Plan.from_json(entry["predicted"]).stages) == entry["stages"]
+    assert min(k["predicted_ms"] for k in told["by_stages"][:3]) == pytest.approx(told["best"]["measured_ms"])
+
+
+def test_limits_tell_what_binds(told: dict[str, Any]) -> None:
+    limits = {limit["what"]: limit for limit in told["limits"]}
+    assert limits["at most 3 parts (--max-stages)"]["saves_ms"] >= 0.0
+    memory = limits["memory of the processors"]
+    assert memory["binds"] == (memory["saves_ms"] > 0.0)
+    assert limits["hand-overs take time"]["binds"]
+    assert not limits["with cpu"]["binds"]
+    assert any(what.startswith("npu refuses 1 operators") for what in limits)
+    refused = [m["why_not"] for p in told["parts"] for m in p["elsewhere"].values() if m["why_not"]]
+    assert all("refuses operator" in why or "does not fit" in why for why in refused)
+    assert told["no_plan_below"]["predicted_ms"] <= told["best"]["predicted_ms"] * (1 + 1e-9)
+
+
+def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run)]) == 0
+    out = capsys.readouterr().out
+    for title in (
+        "What moving a cut",
+        "What binds",
+        "The best plan for every K",
+        "What else a person",
+        "However it is",
+    ):
+        assert title in out
+    assert main(["report", str(run)]) == 0
+    capsys.readouterr()
+    assert "Why this plan" in (run / "report.html").read_text()
+
+
+def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path) -> None:
+    words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "20", "--out", str(tmp_path / "run")]
+    assert main([*words, "-q", "--json"]) == 0
+    found = explain_run(tmp_path / "run")
+    assert found.model == "the profiled operators"
+    assert found.best.measured_s is not None
+    assert found.best.predicted_s == pytest.approx(found.best.measured_s, rel=0.2)
+    assert len(found.parts) == len(found.plan.stages)
+    assert len(found.cuts) == len(found.plan.stages) - 1
+
+
+def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path)]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "result.json").unlink()
+    assert main(["explain", str(copy)]) == 2
+    assert "not finished" in capsys.readouterr().err
+    shutil.rmtree(copy)
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text().replace("one_inference", "no_such_table")
+    (copy / "config.yaml").write_text(config)
+    assert main(["explain", str(copy)]) == 2
+    assert "no_such_table.yaml" in capsys.readouterr().err

@@ -1,0 +1,257 @@
+"""Tables that people type in: read, solved with a proof, and used in studies."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.base import Evaluator
+from evaluators.contract import EvaluatorContract
+from evaluators.registry import make_evaluator
+from evaluators.table.evaluator import TableEvaluator
+from evaluators.table.table import Table, read_table
+from optimizer.bounds import price_of
+from optimizer.cli import main
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.period import least_period
+from optimizer.solve import solve_file, table_costs
+from search_spaces.chain import ChainSpace
+from search_spaces.errors import InfeasibleError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.platform import Platform, Processor
+
+TABLES = Path(__file__).parents[1] / "experiments" / "tables"
+STUDY, PIPELINE = TABLES / "one_inference.yaml", TABLES / "two_kinds_of_boards.yaml"
+SMALL = """\
+unit: ms
+devices:
+  - {kind: big, count: 2, overhead: 0.1}
+  - {kind: little, memory_bytes: 100}
+hand_over:
+  - {from: big, to: big, takes: 0.5}
+  - {from: big, to: little, takes: 0.25, bandwidth_bytes_per_s: 1.0e+6}
+chains:
+  - name: a
+    layers:
+      - {name: one, times: {big: 1.0, little: 3}, memory_bytes: 60, output_bytes: 500}
+      - {name: two, times: {big: 2.0, little: never}}
+      - {name: three, times: {big: 1.5, little: 1.0}, memory_bytes: 60}
+"""
+
+
+def _easy() -> Table:
+    """Return a table in which every device takes every layer."""
+    with TemporaryDirectory() as folder:
+        text = SMALL.replace("never", "2.5").replace("memory_bytes: 100", "overhead: 0.2")
+        return read_table(_written(Path(folder), text))
+
+
+class TestContract(EvaluatorContract):
+    """The table keeps the contract of evaluators."""
+
+    def evaluator(self) -> Evaluator:
+        return TableEvaluator(_easy())
+
+    def graph(self) -> Graph:
+        return _easy().graph()
+
+
+def _written(folder: Path, text: str = SMALL) -> Path:
+    path = folder / "table.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_it_is_installed_by_name() -> None:
+    assert make_evaluator("table").name == "table"
+
+
+def test_the_best_chain_is_the_best_of_all_that_a_session_runs(tmp_path: Path) -> None:
+    evaluator = TableEvaluator()
+    graph = evaluator.graph_of(str(_written(tmp_path)))
+    platform = evaluator.platform()
+    space = ChainSpace(graph, platform, 3)
+    with evaluator.prepare(platform) as session:
+        assert session.refused(graph, "little") == [1]
+        price = price_of(graph, session)
+        best = min(price(space.plan_at(i)) for i in range(space.cardinality()))
+    found = solve_file(tmp_path / "table.yaml", None, 1.0)
+    assert found.value == pytest.approx(best * 1e3)
+    assert found.proven
+    assert found.unit == "ms"
+
+
+@st.composite
+def several(draw: st.DrawFn) -> tuple[ChainCosts, list[range], int | None]:
+    """Draw costs of one or two chains on three lanes, of which two may exclude each other."""
+    lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
+    chains = [range(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shared = draw(st.booleans())
+    lanes = tuple(Processor(f"p{i}", "cpu", {"x": 1.0} if shared and i else {f"x{i}": 1.0}, f"p{i}") for i in range(3))
+    count = sum(lengths)
+    operator_s = np.asarray(rng.integers(1, 9, (3, count)) * 1e-3, dtype=np.float64)
+    hand_over_s = np.asarray(rng.integers(0, 5, (count, 3, 3)) * 1e-3 * (1 - np.eye(3)), dtype=np.float64)
+    memory = draw(st.sampled_from((None, 4.0, 100.0)))
+    costs = ChainCosts(
+        Platform("p", lanes),
+        operator_s,
+        np.asarray(rng.integers(0, 3, 3) * 1e-3, dtype=np.float64),
+        hand_over_s,
+        rng.integers(0, 4, count).astype(float) if memory else None,
+        np.full(3, memory) if memory else None,
+    )
+    return costs, chains, draw(st.sampled_from((None, 1, 2)))
+
+
+def _period_s(costs: ChainCosts, chains: list[range], most: int | None, word: tuple[int, ...]) -> float:
+    load, kept = np.zeros(3), np.zeros(3)
+    for chain in chains:
+        if most is not None and 1 + sum(word[o] != word[o - 1] for o in chain[1:]) > most:
+            return float("inf")
+        for operator in chain:
+            lane = word[operator]
+            load[lane] += costs.operator_s[lane, operator]
+            kept[lane] += costs.operator_nbytes[operator] if costs.operator_nbytes is not None else 0.0
+            if operator == chain[0] or word[operator - 1] != lane:
+                load[lane] += costs.overhead_s[lane]
+            if operator > chain[0]:
+                load[lane] += costs.hand_over_s[operator, word[operator - 1], lane]
+    if costs.memory_bytes is not None and (kept > costs.memory_bytes).any():
+        return float("inf")
+    shared = costs.platform.processors[1].excludes(costs.platform.processors[2])
+    return float(max(load[0], load[1] + load[2]) if shared else load.max())
+
+
+@settings(max_examples=25, deadline=None)
+@given(several())
+def test_the_least_period_is_the_one_that_brute_force_finds(case: tuple[ChainCosts, list[range], int | None]) -> None:
+    costs, chains, most = case
+    words = product(range(3), repeat=costs.operator_s.shape[1])
+    best = min(_period_s(costs, chains, most, word) for word in words)
+    if best == float("inf"):
+        with pytest.raises(InfeasibleError):
+            least_period(costs, chains, most, 5.0)
+        return
+    found = least_period(costs, chains, most, 5.0)
+    assert found.period_s == pytest.approx(best, rel=1e-5)
+    assert found.proven
+    assert found.bound_s <= best * (1 + 1e-9)
+
+
+def test_the_examples_are_solved(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([str(PIPELINE)], [str(PIPELINE), "--objective", "latency"], [str(STUDY)]):
+        assert main(["solve", *words, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["proven"]
+        assert document["gap"] == pytest.approx(0.0, abs=1e-9)
+        assert sum(len(p["nodes"]) for p in document["parts"]) in (6, 8)
+    assert main(["solve", str(PIPELINE)]) == 0
+    assert "proven to be the best" in capsys.readouterr().out
+
+
+def test_several_chains_share_the_devices(tmp_path: Path) -> None:
+    text = SMALL.replace("memory_bytes: 100", "overhead: 0.2")
+    text += SMALL[SMALL.index("  - name: a") :].replace("name: a", "name: b")
+    period, latency = (solve_file(_written(tmp_path, text), o, 10.0) for o in ("period", "latency"))
+    assert period.proven
+    assert latency.proven
+    assert {p.chain for p in period.parts} == {p.chain for p in latency.parts} == {"a", "b"}
+    assert period.value <= latency.value
+
+
+def test_a_study_on_a_table_finds_what_is_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(STUDY), "--evaluator", "table", "--max-stages", "6", "-q"]
+    words += ["--out", str(tmp_path / "run")]
+    assert main([*words, "--budget", "30", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    best = solve_file(STUDY, None, 1.0)
+    assert result["best"]["latency_ms"]["median"] == pytest.approx(best.value)
+    assert result["bounds"]["proven"]
+    assert result["gap"] == pytest.approx(0.0, abs=1e-9)
+    assert main([*words, "--budget", "30", "--dry-run"]) == 0
+
+
+def test_a_model_that_fits_nowhere_whole_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = SMALL.replace("overhead: 0.1", "overhead: 0.1, memory_bytes: 100")
+    words = ["--model", str(_written(tmp_path, text)), "--evaluator", "table", "--out", str(tmp_path / "run"), "-q"]
+    assert main([*words, "--budget", "10", "--max-stages", "3", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["best"]["plan"]["stages"]) > 1
+    assert result["bounds"]["proven"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("big: 1.0", "big: -1.0", 11, "the time of 'one' on 'big' must be a number of at least 0"),
+        ("big: 1.0, ", "", 11, "layer 'one' has no time on 'big'"),
+        ("big: 1.0", "big: fast", 11, "must be a number of at least 0"),
+        ("little: never", "little: .nan", 12, "must be a number of at least 0"),
+        ("big: 2.0, little: never", "big: never, little: never", 12, "layer 'two' runs on no device"),
+        ("takes: 0.5", "takes: -0.5", 6, "takes must be a number of at least 0"),
+        ("to: little", "to: litle", 7, "did you mean 'little'?"),
+        ("unit: ms", "unit: min", 1, "the unit cannot be 'min'"),
+        ("count: 2", "count: 1.5", 3, "the count must be a whole number"),
+        ("kind: little", "kind: big", 3, "two groups of devices have one kind"),
+        ("memory_bytes: 100", "memory_bytes: -1", 4, "memory_bytes must be a number of at least 0"),
+        ("times: {big: 1.5", "tmes: {big: 1.5", 13, "did you mean 'times'?"),
+        ("chains:", "chain:", 8, "did you mean 'chains'?"),
+    ],
+)
+def test_wrong_tables_are_told_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, line: int, message: str
+) -> None:
+    assert old in SMALL
+    path = _written(tmp_path, SMALL.replace(old, new, 1))
+    assert main(["solve", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"table.yaml:{line}: " in error
+    assert message in error
+
+
+def test_what_cannot_be_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tight = SMALL.replace("overhead: 0.1", "memory_bytes: 10")
+    assert main(["solve", str(_written(tmp_path, tight))]) == 3
+    assert "needed, at most" in capsys.readouterr().err
+    assert main(["solve", str(_written(tmp_path)), "--time-limit", "0"]) == 2
+    assert "--time-limit 0: must be more than 0 seconds" in capsys.readouterr().err
+    assert main(["solve", str(tmp_path / "none.yaml")]) == 2
+    assert main(["--model", str(PIPELINE), "--evaluator", "table", "--out", str(tmp_path / "r")]) == 2
+    assert "use optimize solve" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="has no table"):
+        TableEvaluator().platform()
+    evaluator = TableEvaluator(read_table(STUDY))
+    with (
+        pytest.raises(UnavailableError, match="no times for processor"),
+        evaluator.prepare(Platform("p", (Processor("x", "cpu", {}, "x"),))),
+    ):
+        pass
+
+
+def test_the_solver_is_an_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    assert main(["solve", str(_written(tmp_path))]) == 0  # a single chain needs none
+    capsys.readouterr()
+    text = SMALL + SMALL[SMALL.index("  - name: a") :].replace("name: a", "name: b")
+    assert main(["solve", str(_written(tmp_path, text)), "--objective", "period"]) == 4
+    assert "pip install 'partition-optimizer[exact]'" in capsys.readouterr().err
+
+
+def test_costs_of_a_table_are_its_numbers(tmp_path: Path) -> None:
+    table = read_table(_written(tmp_path))
+    costs = table_costs(table, table.platform())
+    assert costs.operator_s[:, 0].tolist() == pytest.approx([1e-3, 1e-3, 3e-3])
+    assert costs.hand_over_s[1, 0].tolist() == pytest.approx([0.0, 5e-4, 2.5e-4 + 5e-4])
