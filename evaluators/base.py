@@ -33,13 +33,20 @@ class Batch:
         latency_s: seconds of each inference, shape ``(n,)``.
         stage_s: seconds of each stage of the plan in each inference, shape ``(n, stages)``.
         timeline: the last inference, where the evaluator can tell.
-        relative_sigma: of a prediction, the standard deviation that it is given with; None where it was measured.
+        errors: of a prediction, what one standard deviation of each thing that it may be wrong about changes the
+            latency by, relative; the same things, in the same places, for all plans of a graph in one session. None
+            where it was measured.
     """
 
     latency_s: NDArray[np.float64]
     stage_s: NDArray[np.float64]
     timeline: Timeline | None = None
-    relative_sigma: float | None = None
+    errors: NDArray[np.float64] | None = None
+
+    @property
+    def relative_sigma(self) -> float | None:
+        """The relative standard deviation of a prediction; None of what was measured."""
+        return None if self.errors is None else float(np.linalg.norm(self.errors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ _ROUND_NOISE = 0.003  # relative standard deviation of a round that is assumed a
 _ROUND_S = 0.1  # short candidates are run more often in a round, for about this long
 _PAIR_S = 0.02  # of a short candidate's runs: neighbouring runs are disturbed alike, those some 40 ms apart are not
 _MOST_TURNS = 5
+_NORMAL = 1.96  # standard deviations to either side hold 95 %
+_UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class Comparison:
         undecided: whether it is the ratio that changed; it is then not to be relied upon. A machine that slows down
             both alike leaves it as it is.
         stage_s: median seconds of each stage of the baseline, and of the candidate; empty in what was kept before.
+        model_sigma: relative standard deviation of ``speedup`` where it is a prediction, which ``ci95`` then holds too;
+            None where it was measured.
     """
 
     speedup: float
@@ -102,6 +106,7 @@ class Comparison:
     shift: float = 0.0
     undecided: bool = False
     stage_s: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    model_sigma: float | None = None
 
     @property
     def significant(self) -> bool:
@@ -128,6 +133,7 @@ class Comparison:
             "shift": self.shift,
             "undecided": self.undecided,
             "stage_s": [list(stages) for stages in self.stage_s],
+            **({} if self.model_sigma is None else {"model_sigma": self.model_sigma}),
         }
 
     @classmethod
@@ -152,6 +158,7 @@ class Comparison:
                 shift=float(content.get("shift", 0.0)),
                 undecided=bool(content.get("undecided", False)),
                 stage_s=(tuple(float(s) for s in first), tuple(float(s) for s in second)),
+                model_sigma=float(content["model_sigma"]) if content.get("model_sigma") is not None else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"comparison is damaged: {error!r}") from error
@@ -163,12 +170,14 @@ class _Round:
 
     One observation of a pair is the median of a candidate's runs in it.
 
-    ``stages_s`` are the stages' seconds of these runs, shape ``(pairs, stages)`` each.
+    ``stages_s`` are the stages' seconds of these runs, shape ``(pairs, stages)`` each; ``model_sigma`` is that of the
+    ratio of two predictions.
     """
 
     pairs_s: NDArray[np.float64]
     spent_s: float
     stages_s: tuple[NDArray[np.float64], NDArray[np.float64]]
+    model_sigma: float | None = None
 
     @property
     def log_ratio(self) -> float:
@@ -207,6 +216,8 @@ def compare(
         rounds.append(_round(load_baseline, load_candidate, policy, rng, first=(len(rounds) + turn) % 2))
     ratios = np.array([r.log_ratio for r in rounds])
     middle, half = _interval(ratios)
+    model_sigma = rounds[-1].model_sigma
+    half = math.hypot(half, _NORMAL * (model_sigma or 0.0))
     drift, drifts = _change(np.array([r.log_level for r in rounds]))
     shift, shifts = _change(ratios)
     pairs_s = np.concatenate([r.pairs_s for r in rounds])
@@ -222,6 +233,7 @@ def compare(
         shift=shift,
         undecided=shifts,
         stage_s=(_medians([r.stages_s[0] for r in rounds]), _medians([r.stages_s[1] for r in rounds])),
+        model_sigma=model_sigma,
     )
 
 
@@ -288,6 +300,7 @@ def _round(
         spent_s = sum(first_s)
         pairs_s = np.empty((count, turns, 2))
         stages_s: tuple[list[NDArray[np.float64]], ...] = ([], [])
+        errors: list[NDArray[np.float64] | None] = [None, None]
         for turn in pairs_s.reshape(-1, 2):
             for which in map(int, rng.permutation(2)):
                 if first_s[which] < SETTLE_BELOW_S:
@@ -295,8 +308,20 @@ def _round(
                 batch = _batch(built[which])
                 turn[which] = batch.latency_s[0]
                 stages_s[which].append(batch.stage_s[0])
+                errors[which] = batch.errors
         spent_s += float(pairs_s.sum())
-        return _Round(np.median(pairs_s, axis=1), spent_s, (np.array(stages_s[0]), np.array(stages_s[1])))
+        both = (np.array(stages_s[0]), np.array(stages_s[1]))
+        return _Round(np.median(pairs_s, axis=1), spent_s, both, _model_sigma(*errors))
+
+
+def _model_sigma(one: NDArray[np.float64] | None, other: NDArray[np.float64] | None) -> float | None:
+    """Return the relative standard deviation of the ratio of two predictions; None where they were measured.
+
+    What both plans may be wrong about in the same way cancels; what no term of a model describes does not.
+    """
+    if one is None or other is None:
+        return None
+    return math.hypot(float(np.linalg.norm(one - other)), _UNDESCRIBED)
 
 
 def _run(candidate: Candidate) -> float:

@@ -188,7 +188,8 @@ def _conclusions(result: Result) -> list[Text]:
         if verdict.best == verdict.challenger:
             lines.append(Text(f"speed-up {ratio} over the best baseline, “{name}”: significant", style="bold green"))
         else:
-            why = "significantly slower" if compared.significant else "not significant"
+            within = "not significant" if compared.model_sigma is None else "within the model's error"
+            why = "significantly slower" if compared.significant else within
             lines.append(Text(f"no plan beats “{name}”: the best other one is {ratio} as fast, {why}", style="bold"))
         if compared.unstable:
             lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))

@@ -126,6 +126,7 @@ class Result:
                 "ratio": comparison.speedup,
                 "ci95": list(comparison.ci95),
                 "significant": comparison.significant,
+                "model_sigma": comparison.model_sigma,
                 "unstable": comparison.unstable,
                 "baseline": verdict.baseline[0],
                 "plan": verdict.challenger.to_json() if verdict.challenger else None,

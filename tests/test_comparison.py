@@ -174,6 +174,38 @@ def test_a_candidate_that_fails_closes_the_other() -> None:
         assert opened == [0]
 
 
+@dataclass
+class Predicted:
+    """A prediction: every run is the same, and says what it may be wrong about."""
+
+    latency_s: float
+    errors: tuple[float, ...]
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        del stop_above_s
+        stages = np.full((n, 1), self.latency_s)
+        return Batch(stages[:, 0], stages, None, np.array(self.errors))
+
+    def verify(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("faster", "errors", "significant"),
+    [(1.003, (0.1, 0.0), False), (1.1, (0.0, 0.1), False), (1.1, (0.1, 0.0), True), (1.5, (0.0, 0.1), True)],
+    ids=["nothing differs", "another lane", "the same lane", "much faster"],
+)
+def test_a_prediction_is_only_as_significant_as_its_model(
+    faster: float, errors: tuple[float, ...], significant: bool
+) -> None:
+    whole, cut = Predicted(0.01 * faster, (0.1, 0.0)), Predicted(0.01, errors)
+    found = compare(lambda: whole, lambda: cut, POLICY, np.random.default_rng(0))
+    assert found.significant is significant
+    assert found.speedup == pytest.approx(faster)
+    assert found.model_sigma is not None
+    assert Comparison.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
 @given(st.floats(0.5, 2.0), st.floats(0.001, 0.5), st.floats(-0.5, 0.5), st.booleans())
 def test_comparisons_survive_a_file(speedup: float, half: float, drift: float, unstable: bool) -> None:
     ends = (speedup - half, speedup + half)

@@ -76,7 +76,7 @@ def test_predictions_are_the_same_again_and_say_how_sure_they_are() -> None:
     assert np.array_equal(batches[0].latency_s, batches[1].latency_s)
     assert len(set(batches[0].latency_s)) == 1
     assert batches[0].relative_sigma is not None
-    assert 0.01 < batches[0].relative_sigma < 0.05
+    assert 0.01 < batches[0].relative_sigma < 0.1
 
 
 def test_a_plan_costs_what_the_profile_says() -> None:

@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from evaluators.contract import check_timeline, example_graph
 from evaluators.cost_model.chains import Chains, ChainSimulator, all_chains
+from evaluators.cost_model.features import KERNELS
+from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile
 from evaluators.cost_model.simulate import Law, Task, period_s, run_tasks, stream
-from evaluators.cost_model.transfers import Prices
+from evaluators.cost_model.transfers import Prices, prices
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import ProfileError, UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.models.zoo.builder import Builder
 from search_spaces.plan import canonical
 from search_spaces.platform import Platform, Processor
 from tests.strategies import chain_graph, chains, graphs, one_core, placements, platforms, shared_platforms
@@ -252,3 +256,29 @@ def test_a_refused_chain_takes_for_ever_in_a_batch() -> None:
     found = batch.latency_s(Chains(np.array([[4], [2]]), np.array([[0, 1], [0, 1]])))
     assert found[0] == pytest.approx(12.0)
     assert found[1] == np.inf
+
+
+def test_a_padding_is_free_unless_it_is_cut_from_what_it_pads() -> None:
+    net = Builder("padded")
+    x = net.pad(net.input((1, 8, 8, 4)), ((0, 0), (1, 1), (1, 1), (0, 0)), "pad")
+    graph = net.finish(net.conv(x, 4, 3, "conv", padding="VALID")).graph()
+    kernels = {"copy": KernelModel({"launch": 1e-6}), "conv": KernelModel({"launch": 1e-4})}
+    platform = Platform("p", (one_core(0), one_core(1)))
+    profile = CostProfile("p", {platform.processors[0].like: ProcessorProfile(kernels, invocation_s=1e-7)})
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    lane = platform.processors[0].name
+    assert simulator.latency_s(chain_plan(graph, (), [lane])) == pytest.approx(1.001e-4)
+    assert simulator.latency_s(chain_plan(graph, (1,), [lane, lane])) == pytest.approx(1.012e-4)
+    both = ChainSimulator(simulator).latency_s(Chains(np.array([[1]]), np.array([[0, 0]])))
+    assert both == pytest.approx([1.012e-4])
+
+
+def test_what_plans_share_does_not_make_it_uncertain_which_is_faster() -> None:
+    graph, platform = chain_graph(6), Platform("p", (one_core(0), one_core(1)))
+    kernels = {kernel: KernelModel({"launch": 1e-4}, sigma=0.3) for kernel in KERNELS}
+    profile = CostProfile("p", {platform.processors[0].like: ProcessorProfile(kernels, invocation_s=1e-6)})
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    whole, cut = (simulator.errors(chain_plan(graph, at, ["cpu0"] * (len(at) + 1))) for at in ((), (3,)))
+    assert np.linalg.norm(whole) == pytest.approx(simulator.sigma(chain_plan(graph, (), ["cpu0"])))
+    assert np.linalg.norm(whole) > 0.1
+    assert np.linalg.norm(whole - cut) < 0.01

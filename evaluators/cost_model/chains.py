@@ -13,7 +13,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.plans import PlanSimulator, readers_of_merged
 from evaluators.tabulated import PartCosts
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import cut_points
@@ -226,6 +226,9 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
         found += np.where(finite, operators_s, 0.0) * share
     if p.io_s_per_byte.any():
         found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
+    for merged, reader in readers_of_merged(simulator.graph, p).items():
+        if p.alone_s is not None:  # parts that hold it without its reader
+            found[:, : merged + 1, merged + 1 : reader + 1] += p.alone_s[:, merged, None, None]
     return found
 
 

@@ -30,6 +30,9 @@ KERNELS = (
     "other",  # whatever else; predicted from its bytes alone
 )
 
+MERGED = frozenset({"PAD"})
+"""Kinds that runtimes make part of the operator that reads them, where that is in the same stage."""
+
 _FINE = frozenset({"elementwise", "pool", "mean", "copy", "softmax", "other"})
 
 Plane = tuple[int, int, int]
@@ -140,7 +143,7 @@ def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
 
 def _in_consumer(graph: Graph, operator: Operator) -> bool:
     """Return whether an operator is a padding that runtimes make part of the convolution behind it."""
-    if operator.kind != "PAD" or len(operator.outputs) != 1 or operator.outputs[0] in graph.outputs:
+    if operator.kind not in MERGED or len(operator.outputs) != 1 or operator.outputs[0] in graph.outputs:
         return False
     shape = graph.tensors[operator.inputs[0]].shape
     padded = graph.tensors[operator.outputs[0]].shape

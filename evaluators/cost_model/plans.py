@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.cost_model.simulate import Law, Span, Task, period_s, run_tasks, timeline
 from evaluators.cost_model.transfers import Prices
@@ -18,6 +19,11 @@ from search_spaces.platform import Platform
 CORRELATION = 0.3
 """Between the errors of two operators on one processor: what a model of kernels gets wrong, it gets wrong for many."""
 
+UNSURE = 0.2
+"""Relative standard deviation of what a call of a stage costs, and a hand-over."""
+
+Errors = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
@@ -28,12 +34,14 @@ class _Inside:
         io_bytes: what crosses its border.
         weight_bytes: of the constants that it reads.
         peak_bytes: most activations alive at once within it.
+        all: its operators.
     """
 
     reads: tuple[tuple[int, int, int], ...]
     io_bytes: int
     weight_bytes: int
     peak_bytes: int
+    all: frozenset[int]
 
 
 class PlanSimulator:
@@ -53,6 +61,7 @@ class PlanSimulator:
         self._work: dict[tuple[int, tuple[int, ...]], tuple[float, float, tuple[float, ...]]] = {}
         crowded = (prices.slow_compute > 1.0) | (prices.slow_memory > 1.0)
         self._crowded = [bool(row.any()) for row in crowded]
+        self._reader = readers_of_merged(graph, prices)
         self._latency: list[list[float]] = prices.latency_s.tolist()
         self._byte: list[list[float]] = prices.byte_s.tolist()
 
@@ -100,22 +109,37 @@ class PlanSimulator:
         return period_s(self.tasks(plan), self.law, inferences)
 
     def sigma(self, plan: Plan) -> float:
-        """Return the relative standard deviation of a plan's predicted latency.
+        """Return the relative standard deviation of a plan's predicted latency."""
+        return float(np.linalg.norm(self.errors(plan)))
 
-        Errors of operators on one lane go together by :data:`CORRELATION`; those of different lanes do not.
+    def errors(self, plan: Plan) -> Errors:
+        """Return what one standard deviation of each thing that may be wrong changes a plan's latency by, relative.
+
+        These are, for each kind of lane: each operator on it, what all operators on it have in common
+        (:data:`CORRELATION`), and what calling a stage costs; and each way to hand over. They are the same for all
+        plans, so that what two plans share does not make it uncertain which is the faster one.
         """
-        variance, total = 0.0, 0.0
-        by_lane: dict[int, tuple[float, float]] = {}
+        kinds = [p.like for p in self.platform.processors]
+        known = list(dict.fromkeys(kinds))
+        count, p = len(self.graph.operators), self.prices
+        single, common = np.zeros((len(known), count)), np.zeros(len(known))
+        calls, ways = np.zeros(len(known)), np.zeros((len(known), len(known)))
+        total = 0.0
+        place = {o: self._lanes[s.processor] for s in plan.stages for o in s.operators}
         for stage in plan.stages:
             lane = self._lanes[stage.processor]
+            kind = known.index(kinds[lane])
             operators = list(stage.operators)
-            deviations = self.prices.operator_s[lane, operators] * self.prices.sigma[lane, operators]
-            squares, plain = by_lane.get(lane, (0.0, 0.0))
-            by_lane[lane] = (squares + float((deviations**2).sum()), plain + float(deviations.sum()))
-            total += float(self.prices.operator_s[lane, operators].sum())
-        for squares, plain in by_lane.values():
-            variance += (1.0 - CORRELATION) * squares + CORRELATION * plain**2
-        return math.sqrt(variance) / total if total > 0 else 0.0
+            single[kind, operators] = p.operator_s[lane, operators] * p.sigma[lane, operators]
+            calls[kind] += UNSURE * p.invocation_s[lane]
+            total += float(p.operator_s[lane, operators].sum() + p.invocation_s[lane])
+            for writer, _, nbytes in self._inside(stage.operators).reads:
+                if (source := place[writer]) != lane:
+                    handed = p.latency_s[source, lane] + nbytes * p.byte_s[source, lane]
+                    ways[known.index(kinds[source]), kind] += UNSURE * handed
+        common = math.sqrt(CORRELATION) * single.sum(axis=1)
+        parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())
+        return np.concatenate(parts) / total if total > 0 else np.zeros(sum(part.size for part in parts))
 
     def energy_j(self, plan: Plan) -> float | None:
         """Return the joules of one inference above idle; None where the power of a lane is unknown."""
@@ -139,6 +163,8 @@ class PlanSimulator:
             p, inside = self.prices, self._inside(operators)
             each = p.operator_s[lane, list(operators)]
             total = float(each.sum() + p.invocation_s[lane] + inside.io_bytes * p.io_s_per_byte[lane])
+            if p.alone_s is not None:
+                total += sum(float(p.alone_s[lane, o]) for o in operators if self._reader.get(o, o) not in inside.all)
             if p.capacity_bytes[lane]:
                 beyond = max(0.0, inside.weight_bytes - float(p.capacity_bytes[lane]))
                 total += beyond * float(p.pressure_per_byte[lane]) * float(each.sum())
@@ -157,6 +183,14 @@ class PlanSimulator:
         return self._insides[operators]
 
 
+def readers_of_merged(graph: Graph, prices: Prices) -> dict[int, int]:
+    """Return for each operator that is made part of its reader that reader."""
+    if prices.alone_s is None:
+        return {}
+    found = (int(o) for o in np.flatnonzero(prices.alone_s.any(axis=0)))
+    return {o: graph.consumers[graph.operators[o].outputs[0]][0] for o in found}
+
+
 def makespan_s(spans: Sequence[Span]) -> float:
     """Return the seconds from the first start to the last end."""
     return max(end for _, end in spans) - min(start for start, _ in spans)
@@ -167,7 +201,9 @@ def _inside(graph: Graph, operators: tuple[int, ...]) -> _Inside:
     tensors = graph.tensors
     reads = tuple((graph.producer[t], t, tensors[t].nbytes) for t in border.inputs if t in graph.producer)
     io_bytes = sum(tensors[t].nbytes for t in (*border.inputs, *border.outputs))
-    return _Inside(reads, io_bytes, sum(tensors[t].nbytes for t in border.constants), _peak(graph, operators))
+    return _Inside(
+        reads, io_bytes, sum(tensors[t].nbytes for t in border.constants), _peak(graph, operators), frozenset(operators)
+    )
 
 
 def _peak(graph: Graph, operators: tuple[int, ...]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from evaluators.base import CONTRACT_VERSION, Agreement, Batch
 from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.files import find_profile, profile_digest
-from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.plans import Errors, PlanSimulator
 from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
 from evaluators.cost_model.transfers import prices, profile_key
 from evaluators.tabulated import PartCosts
@@ -144,19 +144,19 @@ class CostModelSession:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
         simulator = self.simulator(graph)
-        return Prediction(simulator.run(plan), simulator.sigma(plan))
+        return Prediction(simulator.run(plan), simulator.errors(plan))
 
 
 class Prediction:
     """A plan with a predicted timeline; see :class:`~evaluators.base.Candidate`.
 
     Attributes:
-        relative_sigma: standard deviation of the latency, relative, as the profile's fit knows its own errors.
+        errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
     """
 
-    def __init__(self, timeline: Timeline, relative_sigma: float) -> None:
+    def __init__(self, timeline: Timeline, errors: Errors) -> None:
         self._timeline = timeline
-        self.relative_sigma = relative_sigma
+        self.errors = errors
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
@@ -164,7 +164,7 @@ class Prediction:
         runs = 1 if makespan_s > stop_above_s else n
         by_stage = sorted(self._timeline.events, key=lambda e: e.stage)
         stage_s = np.array([e.end_s - e.start_s for e in by_stage])
-        return Batch(np.full(runs, makespan_s), np.tile(stage_s, (runs, 1)), self._timeline, self.relative_sigma)
+        return Batch(np.full(runs, makespan_s), np.tile(stage_s, (runs, 1)), self._timeline, self.errors)
 
     def verify(self) -> Agreement | None:
         """Return None: there are no outputs."""

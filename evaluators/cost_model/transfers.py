@@ -7,12 +7,12 @@ else, so that it can also run on tables that were measured.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.cost_model.features import MERGED, OperatorFeatures, operator_features
 from evaluators.cost_model.profile import CostProfile, OutsideFitWarning, ProcessorProfile
 from search_spaces.errors import ProfileError
 from search_spaces.graph import Graph
@@ -39,6 +39,8 @@ class Prices:
         capacity_bytes, pressure_per_byte: weights of a stage beyond the first (0: no limit) slow all its operators by
             the second, as a share of their time.
         power_w: while a lane runs, shape ``(P,)``; NaN where unknown.
+        alone_s: for an operator that runtimes make part of the one that reads it: what it takes where that is in
+            another stage; 0 for all others; shape ``(P, n)``, or None where there is none.
     """
 
     operator_s: Table
@@ -53,6 +55,7 @@ class Prices:
     capacity_bytes: Table
     pressure_per_byte: Table
     power_w: Table
+    alone_s: Table | None = None
 
     def __post_init__(self) -> None:
         lanes, count = self.operator_s.shape
@@ -93,6 +96,11 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool
             warnings.simplefilter("always" if warn else "ignore", OutsideFitWarning)
             predicted = profile.predict(features, key, warn=warn)
         known[key] = predicted.seconds, predicted.relative_sigma
+    merged = [i for i, f in enumerate(features) if f.free and f.kind in MERGED]
+    alone_s = np.zeros((len(lanes), len(features))) if merged else None
+    if alone_s is not None:
+        apart = [replace(features[i], free=False) for i in merged]
+        alone_s[:, merged] = [profile.predict(apart, key, warn=False).seconds for key in keys]
     of: list[ProcessorProfile] = [profile[key] for key in keys]
     latency_s, byte_s = _links(profile, keys)
     compute, memory = _contention(profile, platform, keys)
@@ -109,6 +117,7 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool
         capacity_bytes=np.array([float(p.capacity_bytes) for p in of]),
         pressure_per_byte=np.array([p.pressure_per_byte for p in of]),
         power_w=np.array([np.nan if p.power_w is None else p.power_w for p in of]),
+        alone_s=alone_s,
     )
 
 

@@ -64,7 +64,8 @@ def verdict_text(result: dict[str, Any]) -> str:
     ratio = f"{speedup['ratio']:.4f} times [{low:.4f}, {high:.4f}] as fast"
     if speedup["significant"] and speedup["ratio"] > 1.0:
         return f"The best plan takes {took}: {ratio} as the best known one, “{speedup['baseline']}”."
-    why = "significantly slower" if speedup["significant"] else "not significant"
+    within = "not significant" if speedup.get("model_sigma") is None else "within the model's error"
+    why = "significantly slower" if speedup["significant"] else within
     return f"No plan beats “{speedup['baseline']}”, {took}: the best other one is {ratio}, {why}."
 
 
