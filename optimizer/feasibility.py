@@ -19,8 +19,9 @@ def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> 
     """
     index = {p.name: i for i, p in enumerate(costs.platform.processors)}
     found = []
-    if len(plan.stages) > max_stages:
-        found.append(Violation("parts of a plan", len(plan.stages), max_stages, "stages", "give more --max-stages"))
+    parts = len({stage.operators for stage in plan.stages})  # sides of a split are one part
+    if parts > max_stages:
+        found.append(Violation("parts of a plan", parts, max_stages, "stages", "give more --max-stages"))
     for name, stages in plan.by_processor().items():
         lane = index[name]
         operators = [o for i in stages for o in plan.stages[i].operators]

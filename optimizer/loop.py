@@ -16,6 +16,7 @@ from optimizer.history import OPTIMUM, UNSEEN, History, Trial
 from optimizer.samplers import make_proposer, make_sampler
 from optimizer.samplers.auto import AutoProposer, Problem, Proposer
 from optimizer.storage import TrialLog
+from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
 from search_spaces.errors import PlanError, UnavailableError
 from search_spaces.graph import Graph
@@ -99,8 +100,8 @@ class Loop:
 
     def believed(self) -> list[Plan]:
         """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
-        if self.problem is None:
-            return [trial.plan for trial in self.history.ranking()]
+        if self.problem is None or isinstance(self.problem.space, CoexecutionSpace):
+            return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
         judge = AutoProposer(self.problem, self.seed)
         for trial in (*self.history.outside, *self.history.trials):
             _observe(judge, trial)

@@ -17,9 +17,11 @@ from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds, beliefs
 from optimizer.branches import branch_baselines, branch_beliefs, branch_profile, predictor
+from optimizer.coexecution import coexecution_baselines, coexecution_beliefs, coexecution_price
 from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_model_and_platform
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.feasibility import violations
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, Origin, in_space, measure_plan
@@ -30,6 +32,7 @@ from optimizer.samplers import make_sampler
 from optimizer.samplers.auto import Problem
 from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
+from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
 from search_spaces.errors import OptimizeError, UnstableError
 from search_spaces.graph import Graph
@@ -177,6 +180,8 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
     if isinstance(study.space, BranchSpace):
         believed = branch_beliefs(study.graph, session, profiled, study.platform, study.space)
+    elif isinstance(study.space, CoexecutionSpace):
+        believed = coexecution_beliefs(study.graph, profiled.costs(study.platform), study.space)
     else:
         believed = beliefs(study.graph, session, profiled, study.platform, study.space, most, optima)
     costs, study.bounds = believed.costs, believed.bounds
@@ -201,7 +206,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         config.seed,
         config.budget,
         queue,
-        predictor(study.graph, study.space, costs),
+        _predictor(study, costs),
         notify,
         Problem(study.graph, study.platform, study.space, costs, lambda plan: not breaks(plan)),
         breaks,
@@ -229,6 +234,13 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     return result
 
 
+def _predictor(study: _Study, costs: ChainCosts) -> Callable[[Plan], float]:
+    """Return what tells the seconds that the model gives a plan."""
+    if isinstance(study.space, CoexecutionSpace):
+        return coexecution_price(study.space, costs)
+    return predictor(study.graph, study.space, costs)
+
+
 def _named(
     study: _Study, profiled: Profile, believed: Beliefs, breaks: Callable[[Plan], tuple[Violation, ...]]
 ) -> tuple[Baseline, ...]:
@@ -236,6 +248,8 @@ def _named(
     fastest = profiled.fastest(study.platform)
     if isinstance(study.space, BranchSpace):
         named = branch_baselines(study.space, study.platform, believed.costs, fastest)
+    elif isinstance(study.space, CoexecutionSpace):
+        named = coexecution_baselines(study.graph, study.platform, study.space, believed.costs, fastest)
     else:
         named = baselines(study.graph, study.platform, fastest)
     if all(any(v.unit != "stages" for v in breaks(b.plan)) for b in named):

@@ -95,6 +95,7 @@ class Graph:
         tensors, operators: see there.
         inputs, outputs: tensor indices in the order of the model's signature.
         source: the file that holds the weights; not part of equality or digest.
+        views: tensor → the tensor in whose memory it lies, and at which byte; see :mod:`search_spaces.rewrites.views`.
         digest: SHA-256 (hex) of the structure: operators, options, tensors, inputs and outputs, not the weights.
         producer: tensor index → operator that writes it (inputs and constants are absent).
         consumers: tensor index → operators that read it, ascending.
@@ -109,6 +110,7 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     source: ModelSource | None = field(default=None, compare=False, repr=False)
+    views: Mapping[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
     digest: str = field(init=False, repr=False)
     producer: Mapping[int, int] = field(init=False, repr=False, compare=False)
     consumers: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from search_spaces.errors import PlanError, UsageError, shown
@@ -17,11 +17,35 @@ MAX_OPERATORS = 1_000_000  # a damaged plan file must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """One side of a chain of operators that is split along an axis (seed 002).
+
+    Attributes:
+        axis: ``height`` or ``channels``.
+        first, last: which part of what the chain computes is this side's; see
+            :class:`search_spaces.rewrites.splits.Split`.
+    """
+
+    axis: Literal["height", "channels"]
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{'rows' if self.axis == 'height' else self.axis} {self.first} to {self.last - 1}"
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """Operators (ascending indices) that are compiled together and run on one processor."""
+    """Operators (ascending indices) that are compiled together and run on one processor.
+
+    Attributes:
+        share: where the operators are split, the side that this stage computes; the others are stages of the same
+            operators.
+    """
 
     operators: tuple[int, ...]
     processor: str
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +56,7 @@ class Plan:
 
     Attributes:
         graph_digest: the graph that the plan is for.
-        stages: every operator of the graph is in exactly one.
+        stages: every operator of the graph is in exactly one, or in one for each side of its split.
         dispatch: ``static``: each lane runs its stages in this order.
         digest: SHA-256 (hex) of the content; equal canonical plans have equal digests.
     """
@@ -53,13 +77,39 @@ class Plan:
             found.setdefault(stage.processor, []).append(index)
         return found
 
+    def sides(self) -> dict[int, tuple[int, ...]]:
+        """Return, for each stage, the stages that are sides of the same split, in the order of their shares.
+
+        Raises:
+            PlanError: sides do not follow each other from 0 on, or are not all along one axis.
+        """
+        found: dict[int, tuple[int, ...]] = {i: (i,) for i, stage in enumerate(self.stages) if stage.share is None}
+        split: dict[tuple[int, ...], list[int]] = {}
+        for index, stage in enumerate(self.stages):
+            if stage.share is not None:
+                split.setdefault(stage.operators, []).append(index)
+        for indices in split.values():
+            end = 0
+            members = sorted((share.first, i, share) for i in indices if (share := self.stages[i].share) is not None)
+            for first, index, share in members:
+                if first != end or share.last <= first or share.axis != members[0][2].axis or len(members) < 2:
+                    raise PlanError(f"stage {index} of the plan has {share}, which do not go together with the others")
+                end = share.last
+            order = tuple(i for _, i, _ in members)
+            found |= dict.fromkeys(indices, tuple(sorted(order)))
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values; operator runs are written as half-open ``[first, last]`` pairs."""
         return {
             "schema_version": SCHEMA_VERSION,
             "graph_digest": self.graph_digest,
             "dispatch": self.dispatch,
-            "stages": [{"operators": _to_runs(s.operators), "processor": s.processor} for s in self.stages],
+            "stages": [
+                {"operators": _to_runs(s.operators), "processor": s.processor}
+                | ({"share": [s.share.axis, s.share.first, s.share.last]} if s.share is not None else {})
+                for s in self.stages
+            ],
         }
 
     @classmethod
@@ -92,13 +142,14 @@ class Plan:
         if self.graph_digest != graph.digest:
             raise PlanError(f"plan is for another graph ({self.graph_digest[:12]}…), not {graph.name!r}")
         place: dict[int, int] = {}
+        sides = self.sides()
         for index, stage in enumerate(self.stages):
             if not stage.operators:
                 raise PlanError(f"stage {index} of the plan is empty")
             for operator in stage.operators:
                 if not 0 <= operator < len(graph.operators):
                     raise PlanError(f"stage {index} names operator {operator} of {len(graph.operators)}")
-                if operator in place:
+                if operator in place and (place[operator] == index or index not in sides[place[operator]]):
                     raise PlanError(f"operator {operator} is in stage {place[operator]} and in stage {index}")
                 place[operator] = index
             if list(stage.operators) != sorted(stage.operators):
@@ -110,7 +161,7 @@ class Plan:
             raise PlanError(f"operator {missing} ({graph.operators[missing].kind}) is in no stage of the plan")
         for operator, index in place.items():
             for before in graph.predecessors(operator):
-                if place[before] > index:
+                if place[before] > sides[index][0] and place[before] != index:
                     raise PlanError(
                         f"stage {index} reads what stage {place[before]} writes later "
                         f"(operators {before} → {operator}): the parts depend on each other in a circle or out of order"
@@ -135,7 +186,7 @@ def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
             renamed[stage.processor] = next(members[platform[stage.processor].like]).name
     return Plan(
         plan.graph_digest,
-        tuple(Stage(tuple(sorted(s.operators)), renamed[s.processor]) for s in stages),
+        tuple(replace(s, operators=tuple(sorted(s.operators)), processor=renamed[s.processor]) for s in stages),
         plan.dispatch,
     )
 
@@ -148,22 +199,30 @@ def _check_processor(index: int, stage: Stage, platform: Platform) -> None:
 
 
 def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
-    place = {operator: index for index, stage in enumerate(stages) for operator in stage.operators}
-    waiting = {
-        index: {place[b] for o in stage.operators for b in graph.predecessors(o) if b in place} - {index}
-        for index, stage in enumerate(stages)
-    }
+    place: dict[int, set[int]] = {}
+    for index, stage in enumerate(stages):
+        for operator in stage.operators:
+            place.setdefault(operator, set()).add(index)
+    waiting: dict[int, set[int]] = {}
+    for index, stage in enumerate(stages):
+        inside = set(stage.operators) if stage.share is not None else set()
+        before = {b for o in stage.operators for b in graph.predecessors(o) if b in place and b not in inside}
+        waiting[index] = {i for b in before for i in place[b]} - {index}
     ordered: list[Stage] = []
     done: set[int] = set()
     while waiting:
         ready = [i for i, needs in waiting.items() if needs <= done]
         if not ready:
             raise PlanError(f"parts {sorted(waiting)} of the plan depend on each other in a circle")
-        chosen = min(ready, key=lambda i: min(stages[i].operators, default=-1))
+        chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), _begin(stages[i])))
         ordered.append(stages[chosen])
         done.add(chosen)
         del waiting[chosen]
     return ordered
+
+
+def _begin(stage: Stage) -> int:
+    return stage.share.first if stage.share is not None else 0
 
 
 def _to_runs(operators: Sequence[int]) -> list[list[int]]:
@@ -183,7 +242,17 @@ def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:
             raise PlanError(f"plan is damaged: stage {index} is {shown(stage)}, without a processor's name")
         operators = _from_runs(stage.get("operators"), index, room)
         room -= len(operators)
-        yield Stage(operators, stage["processor"])
+        yield Stage(operators, stage["processor"], _share(stage.get("share"), index))
+
+
+def _share(data: object, stage: int) -> Share | None:
+    if data is None:
+        return None
+    if not (isinstance(data, list | tuple) and len(data) == 3 and all(type(d) is int for d in data[1:])):
+        raise PlanError(f"plan is damaged: stage {stage} has the share {shown(data)}")
+    if data[0] not in ("height", "channels"):
+        raise PlanError(f"plan is damaged: stage {stage} is split along {shown(data[0])}")
+    return Share(data[0], data[1], data[2])
 
 
 def _from_runs(runs: object, stage: int, room: int) -> tuple[int, ...]:

@@ -184,7 +184,7 @@ def layers(draw: st.DrawFn, *, int8: bool = False, most: int = 4) -> Layers:
         dilation = draw(st.integers(1, 2)) if stride == 1 and min(h, w) > 2 * size else 1
         kind = draw(st.sampled_from(kinds))
         if kind == "conv":
-            groups = draw(st.sampled_from((1, 1, 2))) if not int8 else 1
+            groups = draw(st.sampled_from((1, 1, 2))) if not int8 and c % 2 == 0 else 1
             found.conv(draw(st.sampled_from((4, 6))), size, stride, padding, dilation, groups)
         elif kind == "depthwise":
             found.depthwise(draw(st.integers(1, 2)), size, stride, padding, dilation)

@@ -61,22 +61,24 @@ def layout(
     outputs = borders if outputs is None else outputs
     apart = {i for i, border in borders.items() if len(outputs[i]) > len(border)}
     moment, read, earlier = _moments(graph, plan, before, {i: frozenset(outputs[i]) for i in apart})
-    writer: dict[int, int] = {}
+    over: dict[int, int] = {}  # by what is certainly over when it is first written
     users: dict[int, int] = {}
     for tensor in (t for index in borders for t in outputs[index]):
-        writer[tensor] = moment[graph.producer[tensor]]
-        users[tensor] = 1 << writer[tensor]
+        writer = moment[graph.producer[tensor]]
+        root = graph.views.get(tensor, (tensor, 0))[0]  # what lies in a tensor shares its space, and its fate
+        over[root] = over.get(root, earlier[writer]) & earlier[writer]
+        users[root] = users.get(root, 0) | 1 << writer
         for reader in graph.consumers.get(tensor, ()):
-            users[tensor] |= read[reader]
+            users[root] |= read[reader]
     kept = set(graph.outputs)
 
     def may_share(a: int, b: int) -> bool:
         """Whether ``a`` is dead before ``b`` is written."""
-        return a not in kept and users[a] & ~earlier[writer[b]] == 0
+        return a not in kept and users[a] & ~over[b] == 0
 
     placed: list[int] = []
     end = top
-    for tensor in sorted(writer, key=lambda t: (-graph.tensors[t].nbytes, t)):
+    for tensor in sorted(over, key=lambda t: (-graph.tensors[t].nbytes, t)):
         size = _space(graph, tensor)
         conflicts = sorted(
             (offsets[o], offsets[o] + _space(graph, o))
@@ -91,6 +93,7 @@ def layout(
         offsets[tensor] = offset
         placed.append(tensor)
         end = max(end, offset + size)
+    offsets |= {tensor: offsets[root] + first for tensor, (root, first) in graph.views.items()}
     return Layout(offsets, log, end + _SLACK)
 
 

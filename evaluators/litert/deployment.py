@@ -6,7 +6,7 @@ import json
 import re
 import reprlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from search_spaces.rewrites.views import lie_inside, without_copies
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
@@ -55,18 +56,23 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         UsageError: the folder cannot be written, or the disk is full.
     """
     plan.validate(graph, platform)
+    viewed = without_copies(graph, plan, platform) if graph.source is not None and graph.source.rewritten else None
+    made, plan = (viewed.graph, viewed.plan) if viewed is not None else (graph, plan)
     stages: list[dict[str, Any]] = []
     for index, stage in enumerate(plan.stages):
-        model = cut_stage(graph, stage.operators)
+        model = cut_stage(graph, viewed.operators[index] if viewed is not None else stage.operators)
         if platform[stage.processor].kind == "gpu":
             model = replace(model, schema=flattened(model.schema))  # whatever runs the file there needs it
         name = f"stage_{index}.tflite"
         digest = model.write(folder / name)
-        stages.append({"file": name, "sha256": digest, "inputs": model.inputs, "outputs": model.outputs})
+        entry = {"file": name, "sha256": digest, "inputs": model.inputs, "outputs": model.outputs}
+        if made.views:  # what a stage reads may lie in tensors that others write
+            entry |= {"inputs": made.boundary(stage.operators).inputs, "reads": model.inputs}
+        stages.append(entry)
     for stale in folder.glob("stage_*.tflite"):
         if stale.name not in {s["file"] for s in stages}:
             stale.unlink()
-    border = sorted({t for s in stages for t in (*s["inputs"], *s["outputs"])} | {*graph.inputs, *graph.outputs})
+    border = sorted(_touched(made, stages) | {*graph.inputs, *graph.outputs})
     number = {tensor: i for i, tensor in enumerate(border)}
     used = {stage.processor for stage in plan.stages}
     document = plan.to_json() | {
@@ -79,14 +85,23 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         "inputs": [number[t] for t in graph.inputs],
         "outputs": [number[t] for t in graph.outputs],
         "files": [
-            s | {"inputs": [number[t] for t in s["inputs"]], "outputs": [number[t] for t in s["outputs"]]}
+            s | {side: [number[t] for t in s[side]] for side in ("inputs", "outputs", "reads") if side in s}
             for s in stages
         ],
     }
+    if made.views:
+        places = ((t, *made.views[t]) for t in border if t in made.views)
+        document["views"] = [[number[t], number[root], first] for t, root, first in places]
     path = folder / "plan.json"
     with replacing(path) as file:
         file.write(json.dumps(document, indent=2).encode())
     return path
+
+
+def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the tensors that cross the borders of stages, and those in whose memory they lie."""
+    found = {t for s in stages for t in (*s["inputs"], *s["outputs"], *s.get("reads", ()))}
+    return found | {graph.views[t][0] for t in found if t in graph.views}
 
 
 def read_deployment(path: Path) -> Deployment:
@@ -134,8 +149,21 @@ def read_deployment(path: Path) -> Deployment:
         if set(graph.boundary((index,)).outputs) != set(operator.outputs):
             raise PlanError(f"{path}: the plan is damaged: an output of stage {index} goes nowhere")
     files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
-    models = tuple(_stage_model(file, o, graph) for file, o in zip(files, graph.operators, strict=True))
+    pairs = zip(files, document["files"], graph.operators, strict=True)
+    models = tuple(_stage_model(file, _reads(entry, o, graph, path), o.outputs, graph) for file, entry, o in pairs)
     return Deployment(plan, graph, platform, models, content_digest)
+
+
+def _reads(entry: Mapping[str, Any], operator: Operator, graph: Graph, path: Path) -> tuple[int, ...]:
+    """Return the tensors that a stage file reads: its inputs, or what lies in them."""
+    reads = entry.get("reads")
+    if reads is None:
+        return operator.inputs
+    known = isinstance(reads, list) and all(type(t) is int and 0 <= t < len(graph.tensors) for t in reads)
+    roots = {t for pair in graph.views.items() for t in (pair[0], pair[1][0])}
+    if not known or any(t not in operator.inputs and t not in roots for t in reads):
+        raise PlanError(f"{path}: the plan is damaged: a stage reads {reprlib.repr(reads)}, which nobody writes")
+    return tuple(reads)
 
 
 def _stage_graph(document: Mapping[str, Any]) -> Graph:
@@ -150,13 +178,18 @@ def _stage_graph(document: Mapping[str, Any]) -> Graph:
         Operator("STAGE", tuple(int(t) for t in entry["inputs"]), tuple(int(t) for t in entry["outputs"]))
         for entry in document["files"]
     )
-    return Graph(
+    graph = Graph(
         str(document["model"]["name"]),
         tuple(tensors),
         operators,
         tuple(int(t) for t in document["inputs"]),
         tuple(int(t) for t in document["outputs"]),
+        views={int(t): (int(root), int(first)) for t, root, first in document.get("views", ())},
     )
+    written = {graph.views.get(t, (t, 0))[0] for t in (*graph.inputs, *graph.producer)}
+    if not lie_inside(graph) or any(root not in written for root, _ in graph.views.values()):
+        raise ValueError("a tensor lies outside the one that it is a part of")
+    return graph
 
 
 def _platform(data: Mapping[str, Any]) -> Platform:
@@ -217,13 +250,13 @@ def _stage_file(folder: Path, name: str, digest: str) -> Path:
     return path
 
 
-def _stage_model(file: Path, operator: Operator, graph: Graph) -> StageModel:
+def _stage_model(file: Path, reads: tuple[int, ...], writes: tuple[int, ...], graph: Graph) -> StageModel:
     """Read a stage file and compare its inputs and outputs with what the plan says; the runtime trusts its sizes."""
     try:
         stage = read_model(file)
     except ModelError as error:
         raise PlanError(error.what, error.hint) from error
-    for mine, theirs in ((stage.inputs, operator.inputs), (stage.outputs, operator.outputs)):
+    for mine, theirs in ((stage.inputs, reads), (stage.outputs, writes)):
         a = [(stage.tensors[t].dtype, stage.tensors[t].shape, stage.tensors[t].nbytes) for t in mine]
         b = [(graph.tensors[t].dtype, graph.tensors[t].shape, graph.tensors[t].nbytes) for t in theirs]
         if a != b:
@@ -231,4 +264,4 @@ def _stage_model(file: Path, operator: Operator, graph: Graph) -> StageModel:
     if stage.source is None:
         raise PlanError(f"{file}: has no weights to read")
     buffers = tuple(sorted(stage.source.extents))
-    return StageModel(stage.source.schema, stage.source, buffers, operator.inputs, operator.outputs)
+    return StageModel(stage.source.schema, stage.source, buffers, reads, writes)

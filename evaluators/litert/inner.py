@@ -100,22 +100,22 @@ def told_apart(
             first = len(operators)
             if index in open_stages:
                 part = graph_of(stage.source, graph.name)
-                number = _numbers(part, operator, tensors)
-                operators += [_renumbered(o, number) for o in part.operators]
+                number = _numbers(part, stage, tensors)
+                operators += [_renumbered(o, number, stage, operator) for o in part.operators]
                 models.append(replace(stage, tensors=tuple(number[t] for t in range(len(part.tensors)))))
             else:
                 operators.append(operator)
                 models.append(stage)
             stages.append(Stage(tuple(range(first, len(operators))), deployment.plan.stages[index].processor))
-        whole = Graph(graph.name, tuple(tensors), tuple(operators), graph.inputs, graph.outputs)
+        whole = Graph(graph.name, tuple(tensors), tuple(operators), graph.inputs, graph.outputs, views=graph.views)
     except (ModelError, ValueError):  # stages that do not fit each other inside run as they are
         return graph, deployment.plan, deployment.stages
     return whole, Plan(whole.digest, tuple(stages)), tuple(models)
 
 
-def _numbers(part: Graph, operator: Operator, tensors: list[Tensor]) -> dict[int, int]:
+def _numbers(part: Graph, stage: StageModel, tensors: list[Tensor]) -> dict[int, int]:
     """Return a number for each tensor of a stage, and put what stays inside behind ``tensors``."""
-    number = dict(zip((*part.inputs, *part.outputs), (*operator.inputs, *operator.outputs), strict=True))
+    number = dict(zip((*part.inputs, *part.outputs), (*stage.inputs, *stage.outputs), strict=True))
     for index, tensor in enumerate(part.tensors):
         if index not in number:
             number[index] = len(tensors)
@@ -123,6 +123,10 @@ def _numbers(part: Graph, operator: Operator, tensors: list[Tensor]) -> dict[int
     return number
 
 
-def _renumbered(operator: Operator, number: dict[int, int]) -> Operator:
-    inputs = tuple(number.get(t, -1) for t in operator.inputs)
-    return replace(operator, inputs=inputs, outputs=tuple(number[t] for t in operator.outputs))
+def _renumbered(operator: Operator, number: dict[int, int], stage: StageModel, whole: Operator) -> Operator:
+    """Return an operator of a stage with the plan's numbers; what lies in other tensors depends on who writes those."""
+    written = tuple(t for t in whole.inputs if t not in stage.inputs)
+    inputs: list[int] = []
+    for tensor in (number.get(t, -1) for t in operator.inputs):
+        inputs += written if tensor in stage.inputs and tensor not in whole.inputs else (tensor,)
+    return replace(operator, inputs=tuple(inputs), outputs=tuple(number[t] for t in operator.outputs))

@@ -19,6 +19,7 @@ from evaluators.litert import arena, tensors, tflite
 from evaluators.litert.candidate import Arena, LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
+from evaluators.litert.lowered import SPLIT_TOLERANCE, LoweredCandidate, reads_parts_of_weights
 from evaluators.litert.packed import packed_weights
 from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
 from evaluators.litert.runner import PlanRunner
@@ -30,8 +31,11 @@ from search_spaces.graph import Graph
 from search_spaces.models.stages import packing_model
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from search_spaces.rewrites.lowering import Lowering, is_split
+from search_spaces.rewrites.views import Viewed, without_copies
 
 _INPUT_SEED = 0
+_REWRITTEN_NBYTES = 4  # times as large as a model's arena is that of the models that it was rewritten to
 
 
 class LitertEvaluator:
@@ -63,7 +67,13 @@ class LitertEvaluator:
 
 @dataclass(slots=True)
 class _Model:
-    """What a session knows of one graph."""
+    """What a session knows of one graph.
+
+    Attributes:
+        whole: of a rewritten graph, the model that it was made of.
+        lowering: makes rewritten graphs of it.
+        wide: the arena that those share.
+    """
 
     graph: Graph
     content_digest: str
@@ -71,6 +81,9 @@ class _Model:
     arena: Arena
     inputs: list[NDArray[np.generic]]
     reference: list[NDArray[np.generic]] = field(default_factory=list)
+    whole: _Model | None = None
+    lowering: Lowering | None = None
+    wide: Arena | None = None
 
 
 def _versions(platform: Platform) -> dict[str, str]:
@@ -113,23 +126,27 @@ class LitertSession:
             "platform": self._platform.to_json(),
         }
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> LitertCandidate:
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> LitertCandidate | LoweredCandidate:
         """See :class:`~evaluators.base.Session`."""
         if self._closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
-        model = self._model(graph)
-        candidate = self._candidate(model, plan, fresh=fresh, check=True)
+        model, stages, stage_of = self._lowered(self._model(graph), plan)
+        viewed = _as_it_is(graph, plan) if stages is plan else without_copies(model.graph, stages, self._platform)
+        candidate = self._candidate(model, stages, viewed, fresh=fresh, check=True)
         candidate.set_inputs(model.inputs)
-        return candidate
+        if stages is plan:
+            return candidate
+        return LoweredCandidate(candidate, plan, [stage_of[i] for i in viewed.stage_of])
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
         """See :class:`~evaluators.base.Deployer`."""
-        model = self._model(graph)
-        path = write_deployment(folder, graph, plan, self._platform, model.content_digest)
+        whole = self._model(graph)
+        model, stages, _ = self._lowered(whole, plan)
+        path = write_deployment(folder, model.graph, stages, self._platform, model.content_digest)
         with PlanRunner(path) as runner:
-            outputs = list(runner.run(model.inputs).values())
-        return tensors.agreement(outputs, self._reference(model), self._tolerance(plan))
+            outputs = list(runner.run(whole.inputs).values())
+        return tensors.agreement(outputs, self._reference(whole), self._tolerance(plan))
 
     def refused(self, graph: Graph, processor: str) -> list[int]:
         """Return the operators of a model that a processor does not take.
@@ -140,14 +157,33 @@ class LitertSession:
         return self._stages.refused(graph, processor, range(len(graph.operators)))
 
     def _tolerance(self, plan: Plan) -> float:
-        return tolerance({s.processor: self._platform[s.processor] for s in plan.stages}.values(), self._reference_lane)
+        used = {s.processor: self._platform[s.processor] for s in plan.stages}.values()
+        return max(tolerance(used, self._reference_lane), SPLIT_TOLERANCE if is_split(plan) else 0.0)
+
+    def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Plan, Sequence[int]]:
+        """Return a plan as it is run, of what model, and for each of its stages the plan's own stage."""
+        if not is_split(plan):
+            return model, plan, range(len(plan.stages))
+        if model.lowering is None:
+            model.lowering = Lowering(model.graph)
+        found = model.lowering.lower(plan)
+        if found.graph.source is None:
+            raise UnavailableError(f"model {model.graph.name!r} has no file; LiteRT runs files")
+        if model.wide is None:
+            model.wide = Arena(self._number(), _REWRITTEN_NBYTES * arena.largest(model.graph))
+        memory = model.wide
+        if arena.largest(found.graph) > memory.nbytes:
+            raise UnavailableError("the sides of the plan's splits need more memory than is set aside for them")
+        digest = found.graph.source.content_digest()
+        return _Model(found.graph, digest, model.packed, memory, model.inputs, whole=model), found.plan, found.stage_of
 
     def _forget_dead_lanes(self) -> None:
         if self._generation != self._lanes.generation:
             # The lanes were started anew: what they had mapped is gone.
             self._generation = self._lanes.generation
             for model in self._models.values():
-                model.arena.known_to.clear()
+                for memory in filter(None, (model.arena, model.wide)):
+                    memory.known_to.clear()
 
     def _model(self, graph: Graph) -> _Model:
         self._forget_dead_lanes()
@@ -169,7 +205,7 @@ class LitertSession:
         """Have the runtime write its packed weights of the whole model to ``path``."""
         self._stages.compile_once(self._reference_lane.name, packing_model(graph), path)
 
-    def _candidate(self, model: _Model, plan: Plan, *, fresh: bool, check: bool) -> LitertCandidate:
+    def _candidate(self, model: _Model, plan: Plan, viewed: Viewed, *, fresh: bool, check: bool) -> LitertCandidate:
         graph = model.graph
         memory = Arena(self._number(), arena.largest(graph)) if fresh else model.arena
         generation = self._lanes.generation
@@ -186,16 +222,17 @@ class LitertSession:
         try:
             compiled: dict[int, tuple[int, int]] = {}
             ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-            for lane, indices in compiled_together(plan, self._platform):
-                group = tuple(plan.stages[i].operators for i in indices)
-                entry = self._stages.take(graph, model.content_digest, lane, group, model.packed, fresh=fresh)
+            for lane, indices in compiled_together(viewed.plan, self._platform):
+                group = tuple(viewed.operators[i] for i in indices)
+                packed = None if _unpacked(model, group) else model.packed
+                entry = self._stages.take(graph, model.content_digest, lane, group, packed, fresh=fresh)
                 held.append(entry)
                 for signature, (index, stage) in enumerate(zip(indices, entry.models, strict=True)):
                     compiled[index] = (entry.number, signature)
                     ports[index] = (stage.inputs, stage.outputs)
             return LitertCandidate(
-                graph,
-                plan,
+                viewed.graph,
+                viewed.plan,
                 self._platform,
                 lanes=self._lanes,
                 arena=memory,
@@ -204,7 +241,7 @@ class LitertSession:
                 ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
-                tolerance=self._tolerance(plan),
+                tolerance=max(self._tolerance(plan), SPLIT_TOLERANCE if model.whole is not None else 0.0),
                 on_close=release,
             )
         except BaseException:
@@ -213,6 +250,7 @@ class LitertSession:
 
     def _reference(self, model: _Model) -> Sequence[NDArray[np.generic]]:
         """Return the outputs of the whole model on the reference lane, computed once."""
+        model = model.whole or model
         if not model.reference:
             everything = tuple(range(len(model.graph.operators)))
             whole = Plan(model.graph.digest, (Stage(everything, self._reference_lane.name),))
@@ -221,7 +259,8 @@ class LitertSession:
 
     def _first_outputs(self, model: _Model, plan: Plan) -> list[NDArray[np.generic]]:
         """Return what a plan computes in its first run, before any state has changed."""
-        with closing(self._candidate(model, plan, fresh=True, check=False)) as candidate:
+        viewed = _as_it_is(model.graph, plan)
+        with closing(self._candidate(model, plan, viewed, fresh=True, check=False)) as candidate:
             candidate.set_inputs(model.inputs)
             candidate.run(1)
             return candidate.outputs()
@@ -234,5 +273,18 @@ class LitertSession:
         """Give shared memory back; the lanes are their owner's."""
         self._closed = True
         for model in self._models.values():
-            os.close(model.arena.fd)
+            for memory in filter(None, (model.arena, model.wide)):
+                os.close(memory.fd)
         self._models.clear()
+
+
+def _as_it_is(graph: Graph, plan: Plan) -> Viewed:
+    return Viewed(graph, plan, tuple(stage.operators for stage in plan.stages), tuple(range(len(plan.stages))))
+
+
+def _unpacked(model: _Model, group: Sequence[Sequence[int]]) -> bool:
+    """Return whether stages read weights that are not packed as they are wanted: parts of the whole model's."""
+    if model.whole is None or model.whole.graph.source is None:
+        return False
+    buffers = len(model.whole.graph.source.schema.buffers)
+    return any(reads_parts_of_weights(model.graph, operators, buffers) for operators in group)

@@ -202,7 +202,11 @@ def _brute_force(problem: Problem, seed: int) -> Proposer:
 
 def _auto(problem: Problem, seed: int) -> Proposer:
     from optimizer.samplers.auto import AutoProposer
+    from optimizer.samplers.coexecution import CoexecutionProposer
+    from search_spaces.coexecution import CoexecutionSpace
 
+    if isinstance(problem.space, CoexecutionSpace):
+        return CoexecutionProposer(problem, problem.space)
     return AutoProposer(problem, seed)
 
 

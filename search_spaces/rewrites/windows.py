@@ -122,8 +122,8 @@ def transposed(size: int, stride: int, rows_in: int, rows_out: int, rows: Range,
     The runtime pads as the convolution from its output to its input would.
     """
     before = padding(size, stride, rows_out, -(-rows_out // stride))[0] if same else 0
-    first = max(0, -(-(rows[0] + before - size + 1) // stride))
-    last = min(rows_in, (rows[1] - 1 + before) // stride + 1)
+    first = min(max(0, -(-(rows[0] + before - size + 1) // stride)), rows[0] // stride, rows_in - 1)
+    last = max(first + 1, min(rows_in, (rows[1] - 1 + before) // stride + 1))
     short = rows_in * stride - rows_out  # negative where windows reach beyond the last stride
     while last < rows_in and last * stride - short < rows[1]:
         last += 1

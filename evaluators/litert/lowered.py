@@ -1,0 +1,76 @@
+"""Plans with split stages, run as plans of the rewritten model, and told as what they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluators.base import Agreement, Batch
+from evaluators.litert.candidate import LitertCandidate
+from evaluators.timeline import Event, Timeline
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+
+SPLIT_TOLERANCE = 1e-5
+"""Relative: a kernel may add up in another order where a side has another shape than the whole."""
+
+_WEIGHTS = {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "FULLY_CONNECTED": 1, "TRANSPOSE_CONV": 1}
+
+
+class LoweredCandidate:
+    """See :class:`~evaluators.base.Candidate`; the stages are those of the plan that was asked for.
+
+    What brings two sides together counts as part of the first one.
+
+    Args:
+        plan: what was asked for.
+        stage_of: for each stage that runs, the stage of ``plan`` that it belongs to.
+    """
+
+    def __init__(self, inner: LitertCandidate, plan: Plan, stage_of: Sequence[int]) -> None:
+        self.plan = plan
+        self._inner = inner
+        self._stage_of = np.asarray(stage_of, np.int64)
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`."""
+        found = self._inner.run(n, stop_above_s)
+        stage_s = np.zeros((len(found.latency_s), len(self.plan.stages)))
+        for column, stage in enumerate(self._stage_of):
+            stage_s[:, stage] += found.stage_s[:, column]
+        timeline = None
+        if found.timeline is not None:
+            events = (
+                Event(int(self._stage_of[e.stage]), e.lane, e.start_s, e.end_s, e.copied_s)
+                for e in found.timeline.events
+            )
+            timeline = Timeline(tuple(events))
+        return Batch(found.latency_s, stage_s, timeline)
+
+    def wake(self) -> None:
+        """See :class:`~evaluators.litert.candidate.LitertCandidate`."""
+        self._inner.wake()
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`."""
+        return self._inner.verify()
+
+    def close(self) -> None:
+        """See :class:`~evaluators.base.Candidate`."""
+        self._inner.close()
+
+
+def reads_parts_of_weights(graph: Graph, operators: Sequence[int], buffers: int) -> bool:
+    """Return whether operators have weights that are parts of the model's, which nobody has packed.
+
+    Args:
+        buffers: how many the model had before it was rewritten.
+    """
+    for index in operators:
+        operator = graph.operators[index]
+        place = _WEIGHTS.get(operator.kind)
+        if place is not None and graph.tensors[operator.inputs[place]].buffer >= buffers:
+            return True
+    return False

@@ -1,0 +1,242 @@
+"""The best co-execution under a model of its cost, exact: a dynamic programme over where parts begin and end.
+
+A part that two processors share takes what CoDL (seed 002) says: T = transform + map + sync + max(sides). A side's
+operators take their time on its processor by the share of rows or channels that they compute, halos included, in whole
+tiles of the kernel; what is sliced and joined takes its bytes; to meet takes a hand-over. A chain pays once for all of
+its operators, so the cheapest way to run operators ``i`` … is the cheapest part from ``i`` on and the cheapest way from
+its end on: with the lane that the last part ends on as the state, that is all there is to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from optimizer.exact.chain_costs import ChainCosts
+from search_spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.rewrites.locality import axis_of
+from search_spaces.rewrites.splits import Axis, Piece, Sides
+
+COPY_S_PER_BYTE = 1.0 / 8e9
+"""What a slice or a concatenation takes on one core, where nobody has measured it."""
+
+_TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Costed:
+    """Parts and what they take by the model, in seconds."""
+
+    parts: tuple[Part, ...]
+    cost_s: float
+
+
+class _Way(NamedTuple):
+    """A part, what its sides take, and what it takes to bring them together."""
+
+    part: Part
+    first_s: float
+    second_s: float
+    join_s: float
+
+
+@dataclass(eq=False)
+class CoexecutionModel:
+    """What parts take.
+
+    Attributes:
+        costs: of operators, parts and hand-overs on the lanes of the platform; in seconds.
+        corrections: part, how it is split (or ``whole``) and lane → how many times as long as the model says it takes.
+        usual: how it is split → the same, for parts that are not among the corrections.
+        copy_s_per_byte: to slice and to join.
+    """
+
+    space: CoexecutionSpace
+    costs: ChainCosts
+    corrections: dict[tuple[int, int, str, str], float] = field(default_factory=dict)
+    usual: dict[str, float] = field(default_factory=dict)
+    copy_s_per_byte: float = COPY_S_PER_BYTE
+    _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lane = {p.name: i for i, p in enumerate(self.space.platform.processors)}
+        self._rows: list[list[float]] = self.costs.operator_s.tolist()
+
+    def _factor(self, first: int, last: int, how: str, lane: str) -> float:
+        return self.corrections.get((first, last, how, lane), self.usual.get(how, 1.0))
+
+    def whole_s(self, first: int, last: int, lane: str) -> float:
+        """Return what operators take on one lane as a part."""
+        i = self._lane[lane]
+        factor = self._factor(first, last, "whole", lane)
+        return sum(self._rows[i][first:last]) * factor + float(self.costs.overhead_s[i])
+
+    def sides_s(self, part: Part) -> tuple[float, float]:
+        """Return what the two sides of a part take, without meeting each other."""
+        if part.axis is None:
+            return self.whole_s(part.first, part.last, part.on[0]), 0.0
+        step = self.space.step(part)
+        if step is None:
+            return math.inf, math.inf
+        first, second = self._work(part.first, part.last, part.axis, step)
+        return self._side_s(part, 0, first), self._side_s(part, 1, second)
+
+    def _side_s(self, part: Part, side: int, work: Sequence[tuple[int, float]]) -> float:
+        lane = self._lane[part.on[side]]
+        row = self._rows[lane]
+        seconds = sum(row[operator] * share for operator, share in work if operator >= 0)
+        copied = sum(nbytes for operator, nbytes in work if operator < 0) * self.copy_s_per_byte
+        factor = self._factor(part.first, part.last, str(part.axis), part.on[side])
+        return (seconds + copied) * factor + float(self.costs.overhead_s[lane])
+
+    def _work(self, first: int, last: int, axis: Axis, step: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """Return for each side its operators and the share of their work; -1 stands for bytes that are copied."""
+        key = (first, last, axis, step)
+        if key not in self._known:
+            sides = self.space.steps(first, last, axis)[step]
+            graph = self.space.graph
+            self._known[key] = tuple(
+                (*((p.operator, _share(graph, p, axis)) for p in pieces), (-1, float(_sliced(graph, sides, pieces))))
+                for pieces in sides.pieces
+            )
+        return self._known[key]
+
+    def join_s(self, part: Part) -> float:
+        """Return what it takes to bring the sides together: to hand over, and to copy what is not where it belongs."""
+        if part.axis is None:
+            return 0.0
+        step = self.space.step(part)
+        if step is None:
+            return math.inf
+        a, b = (self._lane[lane] for lane in part.on)
+        sides = self.space.steps(part.first, part.last, part.axis)[step]
+        nbytes = sum(self.space.graph.tensors[t].nbytes for t in sides.shares)
+        return float(self.costs.hand_over_s[part.last - 1, b, a]) + nbytes * self.copy_s_per_byte
+
+    def part_s(self, part: Part, before: str | None = None) -> float:
+        """Return what a part takes, from the end of the one before it, which ended on that lane."""
+        return self._part_s(self._way(part), before)
+
+    def _way(self, part: Part) -> _Way:
+        return _Way(part, *self.sides_s(part), self.join_s(part))
+
+    def _part_s(self, way: _Way, before: str | None) -> float:
+        part = way.part
+        begin_s = way.first_s + self._hand_over_s(part.first, before, part.on[0])
+        if part.axis is None:
+            return begin_s
+        other_s = self._hand_over_s(part.first, before or part.on[0], part.on[1])
+        return max(begin_s, way.second_s + other_s) + way.join_s
+
+    def _hand_over_s(self, operator: int, before: str | None, lane: str) -> float:
+        if before is None or before == lane:
+            return 0.0
+        return float(self.costs.hand_over_s[operator, self._lane[before], self._lane[lane]])
+
+    def cost_s(self, parts: Sequence[Part]) -> float:
+        """Return what parts that follow each other take."""
+        total, before = 0.0, None
+        for part in parts:
+            total += self.part_s(part, before)
+            before = part.on[0]
+        return total
+
+    def price(self, plan: Plan) -> float:
+        """Return what a plan of the space takes."""
+        return self.cost_s(self.space.parts(plan))
+
+    def best(self, *, chains: bool = True) -> Costed:
+        """Return the parts that take the least, over all of the space.
+
+        Args:
+            chains: whether a split part may have more than one operator.
+        """
+        count = len(self.space.graph.operators)
+        ends = list(dict.fromkeys((*self.space.lanes, *(a for a, _ in self.space.pairs))))
+        rest_s: list[dict[str | None, float]] = [{} for _ in range(count)] + [dict.fromkeys(ends, 0.0)]
+        chosen: list[dict[str | None, Part]] = [{} for _ in range(count)]
+        for first in reversed(range(count)):
+            options = [
+                (rest_s[last][way.part.on[0]], way)
+                for last in range(first + 1, count + 1)
+                for way in self._ways(first, last, split=chains or last == first + 1)
+            ]
+            for before in ends if first else [None]:
+                costs = [after_s + self._part_s(way, before) for after_s, way in options]
+                least = min(range(len(costs)), key=costs.__getitem__)
+                rest_s[first][before], chosen[first][before] = costs[least], options[least][1].part
+        parts: list[Part] = []
+        before, at = None, 0
+        while at < count:
+            parts.append(chosen[at][before])
+            before, at = parts[-1].on[0], parts[-1].last
+        return Costed(tuple(parts), rest_s[0][None])
+
+    def _ways(self, first: int, last: int, *, split: bool) -> list[_Way]:
+        """Return all ways to run a part; of lanes that are alike the first ones."""
+        found = [self._way(Part(first, last, (lane,))) for lane in self.space.lanes]
+        for axis in _TILES if split else ():
+            for sides in self.space.steps(first, last, axis).values():
+                cut = sides.split.cuts[0]
+                found += [self._way(Part(first, last, pair, axis, cut)) for pair in self.space.pairs]
+        return found
+
+    def greedy(self) -> Costed:
+        """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time."""
+        count = len(self.space.graph.operators)
+        parts: list[Part] = []
+        before: str | None = None
+        first = 0
+        while first < count:
+            part = self._best_single(first, first + 1, before)
+            while part.axis is not None and part.last < count:
+                longer = self._best_single(first, part.last + 1, before, axis=part.axis)
+                alone = self._best_single(part.last, part.last + 1, part.on[0])
+                apart_s = self.part_s(part, before) + self.part_s(alone, part.on[0])
+                if longer.axis is None or self.part_s(longer, before) >= apart_s:
+                    break
+                part = longer
+            if parts and part.axis is None and parts[-1].axis is None and parts[-1].on == part.on:
+                parts[-1] = Part(parts[-1].first, part.last, part.on)
+            else:
+                parts.append(part)
+            before, first = part.on[0], part.last
+        return Costed(tuple(parts), self.cost_s(parts))
+
+    def _best_single(self, first: int, last: int, before: str | None, *, axis: Axis | None = None) -> Part:
+        found = self._ways(first, last, split=True)
+        if axis is not None:
+            found = [way for way in found if way.part.axis == axis] or found
+        return min(found, key=lambda way: self._part_s(way, before)).part
+
+
+def _share(graph: Graph, piece: Piece, axis: Axis) -> float:
+    """Return the share of an operator's work that a side does, in whole tiles."""
+    operator = graph.operators[piece.operator]
+    rows = piece.rows[1] - piece.rows[0]
+    tensor = operator.outputs[0]
+    if axis == "height" and operator.kind == "MEAN":
+        tensor = operator.inputs[0]
+    shape = graph.tensors[tensor].shape
+    whole = shape[axis_of(shape, axis) or 0]
+    tile = _TILES[axis]
+    return (-(-rows // tile) * tile) / (-(-whole // tile) * tile)
+
+
+def _sliced(graph: Graph, sides: Sides, pieces: Sequence[Piece]) -> int:
+    """Return the bytes that a side slices from what the chain reads."""
+    inside = range(sides.split.first, sides.split.last)
+    found: dict[tuple[int, int, int], int] = {}
+    for piece in pieces:
+        for tensor, need in zip(graph.operators[piece.operator].inputs, piece.needs, strict=True):
+            if need is None or graph.tensors[tensor].constant or graph.producer.get(tensor, -1) in inside:
+                continue
+            held = graph.tensors[tensor]
+            whole = held.shape[need.dimension]
+            if need.last - need.first < whole:
+                found[tensor, need.first, need.last] = held.nbytes * (need.last - need.first) // whole
+    return sum(found.values())

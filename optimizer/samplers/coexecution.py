@@ -1,0 +1,121 @@
+"""The sampler ``auto`` for co-execution: the model's optimum, then that of the model as measurement corrects it.
+
+What a stage took tells how much longer than by the model its operators take there, split like that, and parts that
+nobody has measured are taken to be off by as much as the usual ones. When the corrected optimum is known, what lies
+beside the best plans measured is tried, the cheapest by the model first: a cut moved towards the slower side, a chain
+made of two parts or parted in two, another axis, no split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import geometric_mean
+
+from evaluators.samples import Measurement
+from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.samplers.auto import Problem
+from search_spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.plan import Plan
+from search_spaces.rewrites.splits import Axis
+
+_BEST = 3
+_AXES: tuple[Axis, ...] = ("height", "channels")
+_LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else went wrong
+
+Key = tuple[int, int, str, str]
+
+
+class CoexecutionProposer:
+    """See the module, and :class:`~optimizer.samplers.auto.Proposer`."""
+
+    def __init__(self, problem: Problem, space: CoexecutionSpace) -> None:
+        self._problem = problem
+        self._space = space
+        self._model = CoexecutionModel(space, problem.model)
+        self._plain = CoexecutionModel(space, problem.model)
+        self._tried: set[str] = set()
+        self._measured: list[tuple[float, tuple[Part, ...]]] = []
+        self._factors: dict[Key, list[float]] = {}
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        self._tried.add(plan.digest)
+        if measurement is None:
+            return
+        parts = self._space.parts(plan)
+        self._measured.append((measurement.latency_s.median / (speed * measurement.cold), parts))
+        if measurement.stopped != "raced":
+            self._learn(plan, parts, measurement, speed * measurement.cold)
+
+    def _learn(self, plan: Plan, parts: tuple[Part, ...], measurement: Measurement, usual: float) -> None:
+        took = {
+            (stage.operators[0], stage.processor): seconds / usual
+            for stage, seconds in zip(plan.stages, measurement.stage_s, strict=True)
+        }
+        for part in parts:
+            believed = self._plain.sides_s(part)
+            for lane, seconds in zip(part.on, believed, strict=False):
+                found_s = took.get((part.first, lane), 0.0)
+                if lane == part.on[0]:
+                    found_s = max(found_s - self._plain.join_s(part), 0.5 * found_s)
+                if found_s > 0.0 and seconds > 0.0:
+                    key = (part.first, part.last, str(part.axis or "whole"), lane)
+                    self._factors.setdefault(key, []).append(min(max(found_s / seconds, _LEAST), _MOST))
+        by_axis: dict[str, list[float]] = {}
+        for key, factors in self._factors.items():
+            self._model.corrections[key] = geometric_mean(factors)
+            by_axis.setdefault(key[2], []).append(self._model.corrections[key])
+        for how, factors in by_axis.items():
+            self._model.usual[how] = geometric_mean(factors)
+
+    def propose(self) -> Plan | None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        best = self._space.plan(self._model.best().parts)
+        if best.digest not in self._tried and self._problem.fits(best):
+            return best
+        candidates: dict[str, tuple[float, Plan]] = {}
+        for _, parts in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]:
+            for moved in self._beside(parts):
+                plan = self._space.plan(moved)
+                if plan.digest not in self._tried and plan.digest not in candidates and self._problem.fits(plan):
+                    candidates[plan.digest] = self._model.cost_s(moved), plan
+        if not candidates:
+            return None
+        return min(candidates.values(), key=lambda pair: (pair[0], pair[1].digest))[1]
+
+    def _beside(self, parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
+        """Yield what is one step away from a sequence of parts."""
+        for i, part in enumerate(parts):
+            head, tail = parts[:i], parts[i + 1 :]
+            for other in self._instead(part):
+                yield (*head, other, *tail)
+            if tail and part.axis == tail[0].axis:
+                longer = Part(part.first, tail[0].last, part.on, part.axis, tail[0].cut)
+                if part.axis is None or self._space.step(longer) is not None:
+                    yield (*head, longer, *tail[1:])
+            for middle in range(part.first + 1, part.last):
+                first, second = self._nearest(part, part.first, middle), self._nearest(part, middle, part.last)
+                if first is not None and second is not None:
+                    yield (*head, first, second, *tail)
+
+    def _instead(self, part: Part) -> Iterator[Part]:
+        """Yield other ways to run the operators of a part."""
+        for lane in self._space.lanes:
+            yield Part(part.first, part.last, (lane,))
+        for axis in _AXES:
+            for pair in self._space.pairs:
+                for sides in self._space.steps(part.first, part.last, axis).values():
+                    found = Part(part.first, part.last, pair, axis, sides.split.cuts[0])
+                    if found != part:
+                        yield found
+
+    def _nearest(self, part: Part, first: int, last: int) -> Part | None:
+        """Return some operators of a part, shared as the part is, or None where they cannot be."""
+        if part.axis is None:
+            return Part(first, last, part.on)
+        step = self._space.step(part)
+        steps = self._space.steps(first, last, part.axis)
+        if step is None or not steps:
+            return None
+        nearest = min(steps, key=lambda s: abs(s - step))
+        return Part(first, last, part.on, part.axis, steps[nearest].split.cuts[0])

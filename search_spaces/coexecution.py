@@ -1,0 +1,277 @@
+"""The space of co-execution: a chain of parts, each of which one processor runs or two share (seed 002).
+
+A part that is shared is split along height or output channels; both sides run at the same time, and meet at its end. So
+a plan is where parts begin and end, and for each part how it is split, at which share, and on which processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from typing import TYPE_CHECKING, Any, Literal
+
+from search_spaces.errors import PlanError, RewriteError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan, Share, Stage, canonical
+from search_spaces.platform import Platform
+from search_spaces.rewrites.splits import Axis, Sides, Split, divide, extent
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+GRID = 16
+"""Into how many equal steps a share is told."""
+
+_TILE: Mapping[Axis, int] = {"height": 1, "channels": 8}  # of a kernel: channels are computed in blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive operators, and who computes them.
+
+    Attributes:
+        first, last: the operators, half-open.
+        on: the processors: one, or two that share the work.
+        axis, cut: how it is shared, and where; see :class:`~search_spaces.rewrites.splits.Split`.
+    """
+
+    first: int
+    last: int
+    on: tuple[str, ...]
+    axis: Axis | None = None
+    cut: int = 0
+
+
+Mode = tuple[Literal["whole"], str] | tuple[Axis, int, str, str]
+"""How a part is run: whole on a processor; or split, at how many steps of :data:`GRID`, on two processors."""
+
+
+class CoexecutionSpace:
+    """All ways to cut a model into parts and to run each whole, or split in two.
+
+    Parameters (fixed for the study): for each operator but the first, ``cut_i``: whether a part begins there; for each
+    operator, ``split_i``, ``share_i``, ``on_i`` and ``with_i``, which count where a part begins. A part that cannot be
+    split as it is told runs whole.
+
+    Args:
+        max_stages: not heeded: each operator may begin a part.
+
+    Raises:
+        UsageError: there is one processor only.
+    """
+
+    any_stages = True
+
+    def __init__(self, graph: Graph, platform: Platform, max_stages: int = 0) -> None:  # noqa: ARG002 - as all spaces
+        if len(platform.processors) < 2:
+            raise UsageError(
+                "co-execution needs two processors, and there is one",
+                "give --processors with two of them, as cpu0,cpu1",
+            )
+        self.graph = graph
+        self.platform = platform
+        self._steps: dict[tuple[int, int, Axis], dict[int, Sides]] = {}
+        self._step_of: dict[tuple[int, int, Axis], dict[int, int]] = {}
+        self._dead: dict[tuple[int, Axis], int] = {}
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of lanes that can run at the same time, each in both orders; of lanes alike, the first ones only."""
+        names = [p.name for group in self.platform.classes().values() for p in group[:2]]
+        lanes = [p for p in self.platform.processors if p.name in names]
+        found = [(a.name, b.name) for a, b in permutations(lanes, 2) if not a.excludes(b)]
+        alike = {p.name: p.like for p in lanes}
+        place = {p.name: i for i, p in enumerate(lanes)}
+        return tuple((a, b) for a, b in found if alike[a] != alike[b] or place[a] < place[b])
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """Lanes for what is not split: of those that are alike, the first one."""
+        return tuple(group[0].name for group in self.platform.classes().values())
+
+    def steps(self, first: int, last: int, axis: Axis) -> Mapping[int, Sides]:
+        """Return, for a chain, the steps of :data:`GRID` at which it can be split in two, and the sides there.
+
+        Cuts along channels lie between two tiles of the kernels, where there are enough channels.
+        """
+        key = (first, last, axis)
+        if key not in self._steps:
+            self._steps[key] = self._find_steps(first, last, axis)
+        return self._steps[key]
+
+    def _find_steps(self, first: int, last: int, axis: Axis) -> dict[int, Sides]:
+        # What no longer goes with one operator more does not go with others behind it either.
+        if last >= self._dead.get((first, axis), last + 1):
+            return {}
+        found: dict[int, Sides] = {}
+        try:
+            length = extent(self.graph, first, last, axis)
+        except RewriteError:
+            length = 0
+        tile = _TILE[axis] if length >= 2 * _TILE[axis] else 1
+        cuts = {step: round(step * length / GRID / tile) * tile for step in range(1, GRID)}
+        seen: set[int] = set()
+        for step in (GRID // 2, *(s for s in cuts if s != GRID // 2)):
+            if 0 < cuts[step] < length and cuts[step] not in seen:
+                seen.add(cuts[step])
+                with suppress(RewriteError):
+                    found[step] = divide(self.graph, Split(first, last, axis, (cuts[step],)))
+        if not found:
+            self._dead[first, axis] = min(last, self._dead.get((first, axis), last))
+        return dict(sorted(found.items()))
+
+    def plan(self, parts: list[Part] | tuple[Part, ...]) -> Plan:
+        """Return the canonical plan of parts that follow each other."""
+        stages: list[Stage] = []
+        for part in parts:
+            operators = tuple(range(part.first, part.last))
+            if part.axis is None:
+                stages.append(Stage(operators, part.on[0]))
+                continue
+            length = extent(self.graph, part.first, part.last, part.axis)
+            shares = (Share(part.axis, 0, part.cut), Share(part.axis, part.cut, length))
+            stages += [Stage(operators, lane, share) for lane, share in zip(part.on, shares, strict=True)]
+        return canonical(Plan(self.graph.digest, tuple(stages)), self.graph, self.platform)
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """See :class:`~search_spaces.space.SearchSpace`."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        found: dict[str, BaseDistribution] = {}
+        names = [p.name for p in self.platform.processors]
+        for i in range(len(self.graph.operators)):
+            if i:
+                found[f"cut_{i}"] = CategoricalDistribution([False, True])
+            found[f"split_{i}"] = CategoricalDistribution(["whole", "height", "channels"])
+            found[f"share_{i}"] = IntDistribution(1, GRID - 1)
+            found[f"on_{i}"] = CategoricalDistribution(names)
+            found[f"with_{i}"] = CategoricalDistribution(names)
+        return found
+
+    def decode(self, params: Mapping[str, Any]) -> Plan:
+        """Return the canonical plan; a part that cannot be split as it is told runs whole on its first processor."""
+        count = len(self.graph.operators)
+        begins = [i for i in range(count) if i == 0 or params[f"cut_{i}"]]
+        parts = []
+        for first, last in zip(begins, [*begins[1:], count], strict=True):
+            axis, step = params[f"split_{first}"], int(params[f"share_{first}"])
+            on, other = str(params[f"on_{first}"]), str(params[f"with_{first}"])
+            sides = self.steps(first, last, axis).get(step) if axis != "whole" else None
+            if sides is None or on == other or self.platform[on].excludes(self.platform[other]):
+                parts.append(Part(first, last, (on,)))
+            else:
+                parts.append(Part(first, last, (on, other), axis, sides.split.cuts[0]))
+        return self.plan(parts)
+
+    def parts(self, plan: Plan) -> tuple[Part, ...]:
+        """Return the parts of a plan.
+
+        Raises:
+            PlanError: the plan is not in the space.
+        """
+        plan.validate(self.graph, self.platform)
+        plan = canonical(plan, self.graph, self.platform)
+        found: list[Part] = []
+        for index, members in plan.sides().items():
+            if index != members[0]:
+                continue
+            stages = sorted((plan.stages[i] for i in members), key=lambda s: s.share.first if s.share else 0)
+            operators, share = stages[0].operators, stages[0].share
+            part = Part(operators[0], operators[-1] + 1, tuple(s.processor for s in stages))
+            if share is not None:
+                part = Part(part.first, part.last, part.on, share.axis, share.last)
+            if operators != tuple(range(part.first, part.last)) or len(members) > 2:
+                raise PlanError(f"stage {index} of the plan is no run of operators on one or two processors")
+            found.append(part)
+        found.sort(key=lambda p: p.first)
+        return tuple(found)
+
+    def encode(self, plan: Plan) -> dict[str, Any]:
+        """See :class:`~search_spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
+
+        Raises:
+            PlanError: the plan is not in the space.
+        """
+        names = [p.name for p in self.platform.processors]
+        params: dict[str, Any] = {}
+        for i in range(len(self.graph.operators)):
+            if i:
+                params[f"cut_{i}"] = False
+            params |= {f"split_{i}": "whole", f"share_{i}": 1, f"on_{i}": names[0], f"with_{i}": names[0]}
+        for part in self.parts(plan):
+            i = part.first
+            if i:
+                params[f"cut_{i}"] = True
+            params[f"on_{i}"] = part.on[0]
+            if part.axis is None:
+                continue
+            step = self.step(part)
+            if step is None:
+                raise PlanError(f"{part.axis} {part.cut} of operator {part.last - 1} is no step of the grid")
+            params |= {f"split_{i}": part.axis, f"share_{i}": step, f"with_{i}": part.on[1]}
+        return params
+
+    def step(self, part: Part) -> int | None:
+        """Return at which step of :data:`GRID` a part is split, or None where it is at none."""
+        if part.axis is None:
+            return None
+        key = (part.first, part.last, part.axis)
+        if key not in self._step_of:
+            self._step_of[key] = {sides.split.cuts[0]: step for step, sides in self.steps(*key).items()}
+        return self._step_of[key].get(part.cut)
+
+    @cached_property
+    def _ways(self) -> tuple[int, ...]:
+        """For each operator in how many ways the operators from it to the end can be run."""
+        count = len(self.graph.operators)
+        ways = [0] * count + [1]
+        for first in reversed(range(count)):
+            ways[first] = sum(len(self.modes(first, last)) * ways[last] for last in range(first + 1, count + 1))
+        return tuple(ways)
+
+    def modes(self, first: int, last: int) -> list[Mode]:
+        """Return in how many ways a part can be run: every one that a canonical plan can have."""
+        found: list[Mode] = [("whole", lane.name) for lane in self.platform.processors]
+        axes: tuple[Axis, ...] = ("height", "channels")
+        for axis in axes:
+            found += [(axis, step, a, b) for step in self.steps(first, last, axis) for a, b in self._all_pairs]
+        return found
+
+    @cached_property
+    def _all_pairs(self) -> tuple[tuple[str, str], ...]:
+        lanes = self.platform.processors
+        return tuple((a.name, b.name) for a, b in permutations(lanes, 2) if not a.excludes(b))
+
+    def cardinality(self) -> int:
+        """Return the number of plans, those counted apart that differ in the names of lanes that are alike."""
+        return self._ways[0]
+
+    def plan_at(self, index: int) -> Plan:
+        """Return plan number ``index`` of 0 … ``cardinality() - 1``.
+
+        Raises:
+            IndexError: there is no such number.
+        """
+        if not 0 <= index < self.cardinality():
+            raise IndexError(index)
+        parts: list[Part] = []
+        first, count = 0, len(self.graph.operators)
+        while first < count:
+            for last in range(first + 1, count + 1):
+                modes = self.modes(first, last)
+                if index < len(modes) * self._ways[last]:
+                    break
+                index -= len(modes) * self._ways[last]
+            which, index = divmod(index, self._ways[last])
+            parts.append(self.part(first, last, modes[which]))
+            first = last
+        return self.plan(parts)
+
+    def part(self, first: int, last: int, mode: Mode) -> Part:
+        """Return a part that is run in one of :meth:`modes`."""
+        if mode[0] == "whole":
+            return Part(first, last, (mode[1],))
+        return Part(first, last, (mode[2], mode[3]), mode[0], self.steps(first, last, mode[0])[mode[1]].split.cuts[0])

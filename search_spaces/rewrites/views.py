@@ -1,0 +1,170 @@
+"""Slices and concatenations that move nothing: rows that follow each other in memory already lie where they belong.
+
+Height slices of NHWC tensors of one image are runs of bytes, and so are parts of a row. Where such a slice is taken of
+what another stage has written, or such parts of other stages are joined, the operator is left out: the parts are
+written to their place in the whole from the start, and slices are read where they lie. What depended on the operator
+then depends on what that read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from search_spaces.graph import Graph, Operator
+from search_spaces.models.constants import integers
+from search_spaces.plan import Plan, Stage
+from search_spaces.platform import Platform
+
+ALIGNMENT = 64
+"""Bytes; runtimes want their tensors to begin at multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """A plan without the operators that move nothing.
+
+    Attributes:
+        graph: without them; its ``views`` tell what lies in what.
+        plan: of that graph; stages of which nothing is left are gone.
+        operators: for each stage of ``plan`` what is left of it, by the numbers of the graph before.
+        stage_of: for each stage of ``plan`` its number before.
+    """
+
+    graph: Graph
+    plan: Plan
+    operators: tuple[tuple[int, ...], ...]
+    stage_of: tuple[int, ...]
+
+
+def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
+    """Return a plan without slices and concatenations between stages that move nothing.
+
+    Only memory that all lanes share can be used so: a plan with stages on accelerators stays as it is.
+    """
+    found: _Views | None = None
+    if all(platform[stage.processor].kind == "cpu" for stage in plan.stages):
+        found = _Views(graph, plan)
+    if found is None or not found.elided:
+        numbers = tuple(range(len(plan.stages)))
+        return Viewed(graph, plan, tuple(s.operators for s in plan.stages), numbers)
+    kept = [o for o in range(len(graph.operators)) if o not in found.elided]
+    place = {o: i for i, o in enumerate(kept)}
+    operators = tuple(found.depending(graph.operators[o]) for o in kept)
+    made = replace(graph, operators=operators, views=found.views, source=None)
+    left = [(i, tuple(o for o in s.operators if o in place)) for i, s in enumerate(plan.stages)]
+    left = [(i, rest) for i, rest in left if rest]
+    stages = tuple(Stage(tuple(place[o] for o in rest), plan.stages[i].processor) for i, rest in left)
+    return Viewed(made, Plan(made.digest, stages), tuple(rest for _, rest in left), tuple(i for i, _ in left))
+
+
+class _Views:
+    """Finds the operators that move nothing.
+
+    Attributes:
+        elided: these operators.
+        views: tensor → the tensor in whose memory it lies, and at which byte.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.elided: set[int] = set()
+        self.views: dict[int, tuple[int, int]] = {}
+        self._graph = graph
+        self._sources: dict[int, tuple[int, ...]] = {}
+        self._stage = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
+        for index, operator in enumerate(graph.operators):
+            if operator.kind == "SLICE":
+                self._slice(index, operator)
+            elif operator.kind == "CONCATENATION":
+                self._concatenation(index, operator)
+
+    def depending(self, operator: Operator) -> Operator:
+        """Return an operator that reads, in place of what nobody writes any more, what that was made of."""
+        inputs: list[int] = []
+        for tensor in operator.inputs:
+            inputs += self._sources.get(tensor, (tensor,))
+        return replace(operator, inputs=tuple(inputs))
+
+    def _is_outside(self, tensor: int, index: int) -> bool:
+        """Return whether a tensor comes from the arena, for a stage that runs operator ``index``."""
+        writer = self._graph.producer.get(tensor)
+        if writer is None:
+            return tensor in self._graph.inputs
+        return writer in self.elided or self._stage[writer] != self._stage[index]
+
+    def _slice(self, index: int, operator: Operator) -> None:
+        source, target = operator.inputs[0], operator.outputs[0]
+        begin = integers(self._graph, operator.inputs[1])
+        whole, part = self._graph.tensors[source], self._graph.tensors[target]
+        if begin is None or target in self._graph.outputs or not self._is_outside(source, index):
+            return
+        cut = [d for d, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
+        if len(cut) != 1 or prod(whole.shape[: cut[0]]) != 1 or whole.nbytes % prod(whole.shape):
+            return
+        offset = begin[cut[0]] * prod(whole.shape[cut[0] + 1 :]) * (whole.nbytes // prod(whole.shape))
+        root, first = self.views.get(source, (source, 0))
+        if (first + offset) % ALIGNMENT:
+            return
+        self.views[target] = root, first + offset
+        self._sources[target] = self._sources.get(source, (source,))
+        self.elided.add(index)
+
+    def _concatenation(self, index: int, operator: Operator) -> None:
+        target = operator.outputs[0]
+        shape = self._graph.tensors[target].shape
+        axis = int(operator.options.get("axis", 0)) % len(shape)
+        if (
+            prod(shape[:axis]) != 1
+            or target in self._graph.outputs
+            or operator.options.get("fused_activation", "NONE") != "NONE"
+            or not self._can_lie_inside(index, operator.inputs)
+            or not self._counts_alike(operator)
+        ):
+            return
+        offset = 0
+        for tensor in operator.inputs:
+            for other, (root, first) in list(self.views.items()):
+                if root == tensor:
+                    self.views[other] = target, first + offset
+            self.views[tensor] = target, offset
+            offset += self._graph.tensors[tensor].nbytes
+        self._sources[target] = tuple(dict.fromkeys(s for t in operator.inputs for s in self._sources.get(t, (t,))))
+        self.elided.add(index)
+
+    def _can_lie_inside(self, index: int, tensors: Sequence[int]) -> bool:
+        """Return whether parts can be written into the whole: each has a writer elsewhere, and a place of its own."""
+        offset = 0
+        for tensor in tensors:
+            taken = tensor in self.views or tensor in self._graph.inputs or tensor in self._graph.outputs
+            if taken or offset % ALIGNMENT or not self._is_outside(tensor, index) or tensors.count(tensor) > 1:
+                return False
+            offset += self._graph.tensors[tensor].nbytes
+        return True
+
+    def _counts_alike(self, operator: Operator) -> bool:
+        """Return whether the parts are quantised as the whole is."""
+        source = self._graph.source
+        if source is None:
+            return False
+        every = [source.schema.subgraphs[0].tensors[t].quantization for t in (*operator.inputs, *operator.outputs)]
+        return len({_scales(q) for q in every}) == 1
+
+
+def _scales(found: object) -> tuple[tuple[float, ...], ...]:
+    values = (getattr(found, name, None) for name in ("scale", "zeroPoint"))
+    return tuple(tuple(float(v) for v in value) if value is not None else () for value in values)
+
+
+def lie_inside(graph: Graph) -> bool:
+    """Return whether every view of a graph lies inside the tensor that it is a part of, which is none itself."""
+    tensors, views = graph.tensors, graph.views
+    return all(
+        0 <= tensor < len(tensors)
+        and 0 <= root < len(tensors)
+        and root not in views
+        and first >= 0
+        and first % ALIGNMENT == 0
+        and first + tensors[tensor].nbytes <= tensors[root].nbytes
+        for tensor, (root, first) in views.items()
+    )

@@ -1,0 +1,186 @@
+"""Co-execution: the space, plans of it as they are run, the model and its exact optimum, on drawn and small models."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.litert.session import LitertEvaluator
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.coexecution import CoexecutionModel
+from search_spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.errors import PlanError, RewriteError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.models.litert import read_model
+from search_spaces.plan import Plan, Share, Stage, canonical
+from search_spaces.platform import Platform
+from search_spaces.rewrites.lowering import Lowering
+from search_spaces.rewrites.splits import extent
+from tests.split_models import VALID, Layers, layers
+from tests.strategies import one_core
+
+TWO = Platform("two", (one_core(0), one_core(1)))
+
+
+def read(drawn: Layers) -> Graph:
+    with tempfile.TemporaryDirectory() as folder:
+        return read_model(drawn.net.write(Path(folder) / "model.tflite"))
+
+
+def costs(graph: Graph, seed: int, platform: Platform = TWO) -> ChainCosts:
+    rng = np.random.default_rng(seed)
+    lanes, count = len(platform.processors), len(graph.operators)
+    operator_s = np.tile(rng.integers(1, 9, count) * 1e-3, (lanes, 1))
+    operator_s[1] *= rng.choice([1.0, 3.0])
+    between = np.full((count, lanes, lanes), float(rng.choice([0.0, 1e-4, 3e-3])))
+    between[:, np.arange(lanes), np.arange(lanes)] = 0.0
+    return ChainCosts(platform, operator_s, np.full(lanes, 1e-5), between)
+
+
+def small() -> Layers:
+    found = Layers((1, 32, 16, 8))
+    found.conv(16)
+    found.conv(16)
+    found.pool("MAX_POOL_2D", 2, 2, VALID)
+    found.dense(32)
+    found.layer("SOFTMAX", [found.last], (1, 32), None)
+    found.done()
+    return found
+
+
+quick = settings(max_examples=25, deadline=None)
+
+
+@quick
+@given(drawn=layers(), data=st.data())
+def test_decode_is_total_and_encode_finds_the_way_back(drawn: Layers, data: st.DataObject) -> None:
+    graph = read(drawn)
+    space = CoexecutionSpace(graph, TWO)
+    number = data.draw(st.integers(0, space.cardinality() - 1))
+    for plan in (space.plan_at(number), space.plan_at(space.cardinality() - 1)):
+        plan.validate(graph, TWO)
+        assert canonical(plan, graph, TWO) == plan
+        assert Plan.from_json(plan.to_json()) == plan
+        params = space.encode(plan)
+        assert params.keys() == space.distributions().keys()
+        assert space.decode(params) == plan
+    drawn_params = {
+        name: data.draw(st.sampled_from(d.choices) if hasattr(d, "choices") else st.integers(d.low, d.high))  # type: ignore[attr-defined]
+        for name, d in space.distributions().items()
+    }
+    plan = space.decode(drawn_params)
+    assert space.decode(space.encode(plan)) == plan
+    assert space.plan(space.parts(plan)) == plan
+
+
+@quick
+@given(drawn=layers(), data=st.data())
+def test_lowered_plans_are_plans_of_the_rewritten_model(drawn: Layers, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        graph = read_model(drawn.net.write(Path(folder) / "model.tflite"))
+        space = CoexecutionSpace(graph, TWO)
+        plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
+        lowered = Lowering(graph).lower(plan)
+    lowered.plan.validate(lowered.graph, TWO)
+    assert sorted(set(lowered.stage_of)) == list(range(len(plan.stages)))
+    for stage, origin in zip(lowered.plan.stages, lowered.stage_of, strict=True):
+        assert plan.stages[origin].share is not None or stage.processor == plan.stages[origin].processor
+
+
+@quick
+@given(drawn=layers(most=3), seed=st.integers(0, 99))
+def test_the_dynamic_programme_finds_the_least_of_all_parts(drawn: Layers, seed: int) -> None:
+    graph = read(drawn)
+    space = CoexecutionSpace(graph, TWO)
+    model = CoexecutionModel(space, costs(graph, seed))
+    found = model.best()
+    assert found.cost_s == pytest.approx(model.cost_s(found.parts))
+    assert found.parts[0].first == 0
+    assert found.parts[-1].last == len(graph.operators)
+    assert all(a.last == b.first for a, b in pairwise(found.parts))
+    assert model.best(chains=False).cost_s >= found.cost_s - 1e-12
+    assert model.greedy().cost_s >= found.cost_s - 1e-12
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        plan = space.plan_at(int(rng.integers(min(space.cardinality(), 2**62))))
+        assert model.price(plan) >= found.cost_s - 1e-12
+
+
+def test_uneven_processors_get_uneven_shares() -> None:
+    graph = read(small())
+    uneven = costs(graph, 0)
+    uneven.operator_s[1] = 5 * uneven.operator_s[0]
+    two_kinds = Platform("two kinds", (one_core(0), one_core(1)))
+    found = CoexecutionModel(CoexecutionSpace(graph, two_kinds), uneven).best()
+    (split,) = [p for p in found.parts if p.first == 0]
+    assert split.axis == "height"
+    assert split.cut / extent(graph, split.first, split.last, "height") == pytest.approx(5 / 6, abs=0.1)
+
+
+def test_one_processor_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs two processors"):
+        CoexecutionSpace(read(small()), Platform("one", (one_core(0),)))
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        ([Stage((0,), "cpu0", Share("height", 0, 9))], "do not go together"),
+        ([Stage((0,), "cpu0", Share("height", 0, 9)), Stage((0,), "cpu1", Share("height", 8, 32))], "do not go"),
+        ([Stage((0,), "cpu0", Share("height", 0, 9)), Stage((0,), "cpu1", Share("channels", 9, 32))], "do not go"),
+    ],
+)
+def test_shares_must_go_together(stages: list[Stage], says: str) -> None:
+    graph = read(small())
+    rest = Stage(tuple(range(1, len(graph.operators))), "cpu0")
+    with pytest.raises(PlanError, match=says):
+        Plan(graph.digest, (*stages, rest)).validate(graph, TWO)
+
+
+def test_shares_must_add_up() -> None:
+    graph = read(small())
+    rest = Stage(tuple(range(1, len(graph.operators))), "cpu0")
+    sides = (Stage((0,), "cpu0", Share("height", 0, 9)), Stage((0,), "cpu1", Share("height", 9, 30)))
+    plan = Plan(graph.digest, (*sides, rest))
+    plan.validate(graph, TWO)
+    with pytest.raises(PlanError, match="ends at 30 of 32"):
+        Lowering(graph).lower(plan)
+    softmax = len(graph.operators) - 1
+    whole = Stage(tuple(range(softmax)), "cpu0")
+    halves = tuple(Stage((softmax,), f"cpu{i}", Share("channels", 16 * i, 16 * i + 16)) for i in range(2))
+    with pytest.raises(RewriteError, match="cannot be split"):
+        Lowering(graph).lower(Plan(graph.digest, (whole, *halves)))
+
+
+@pytest.mark.litert
+def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
+    graph = read_model(small().net.write(tmp_path / "model.tflite"))
+    evaluator = LitertEvaluator()
+    platform = evaluator.platform().restrict(["cpu0", "cpu1"])
+    space = CoexecutionSpace(graph, platform)
+    parts = (
+        Part(0, 3, ("cpu0", "cpu1"), "height", 7),
+        Part(3, 4, ("cpu1", "cpu0"), "channels", 8),
+        Part(4, 5, ("cpu0",)),
+    )
+    plan = space.plan(parts)
+    (tmp_path / "best").mkdir()
+    with evaluator.prepare(platform) as session:
+        with closing(session.load(graph, plan)) as candidate:
+            batch = candidate.run(3)
+            agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.accepted
+        assert batch.stage_s.shape == (3, len(plan.stages))
+        assert batch.timeline is not None
+        lanes = {e.stage: e.lane for e in batch.timeline.events}
+        assert {lanes[0], lanes[1]} == {"cpu0", "cpu1"}
+        deployed = session.deploy(tmp_path / "best", graph, plan)
+    assert deployed.accepted
