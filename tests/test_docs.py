@@ -1,0 +1,276 @@
+"""README and guides: every command and snippet in them runs, and every link leads somewhere.
+
+Commands run here on small models and budgets (``CHEAPER``); those that cannot run here say why (``NOT_RUN``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from evaluators.base import Evaluator
+from evaluators.litert.session import LitertEvaluator
+from evaluators.registry import make_evaluator
+from evaluators.testing import EvaluatorContract
+from optimizer.campaign import plan_studies
+from optimizer.campaign_file import read_campaign
+from optimizer.cli import COMMANDS, main
+from search_spaces.models.zoo import write
+from search_spaces.models.zoo.names import parse_name
+from search_spaces.platform_file import read_platform
+from search_spaces.plugins import entries
+
+ROOT = Path(__file__).parents[1]
+GUIDES = [
+    "README.md",
+    "evaluators/README.md",
+    "experiments/README.md",
+    "experiments/platforms/README.md",
+    "search_spaces/CONCEPTS.md",
+]
+SMALL = "squeezenet1_1@0.25/64"
+
+# What is typed → what is run here: the same on a small model or budget, or without measuring.
+CHEAPER = {
+    "optimize --model path/to/model.tflite --budget 100 --study mine": f"optimize --model {SMALL} --budget 3"
+    " --study mine",
+    "optimize --model NAME|FILE": f"optimize --model {SMALL} --dry-run",
+    "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
+    "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
+    "--platform exynos2200 --evaluator cost-model --budget 50",
+    "optimize run FILE.yaml": "optimize run small.yaml",
+    "optimize run FILE.yaml --dry-run": "optimize run small.yaml --dry-run",
+    "optimize run --jobs N": "optimize run small.yaml --jobs 2",
+    **{f"optimize {name} RUN": f"optimize {name} runs/mine" for name in ("report", "explain", "execute")},
+    "optimize run experiments/quickstart.yaml": "optimize run experiments/quickstart.yaml --dry-run",
+}
+NOT_RUN = {
+    "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",
+    **{
+        f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign.py plans it"
+        for name in ("machine", "seed_000_criteria", "seed_004_memory_access")
+    },
+    **{
+        f"optimize {arguments}": "takes minutes; test_cost_model_calibrate.py calibrates, and predicts by what came out"
+        for arguments in (
+            "calibrate --out here.json",
+            "calibrate --out here.json --minutes 5",
+            "--model resnet50 --platform here.json --evaluator cost-model --budget 50",
+        )
+    },
+    "optimize compare RUN RUN": "waits for a steady machine; test_compare.py compares two runs",
+    "optimize report": "a mention",
+    "optimize calibrate": "a mention",
+    "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 25": "measures for 13 minutes",
+    "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
+    "pytest": "these tests",
+}
+_BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`((?:optimize|python|pytest|pip)[ ][^`]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    file: str
+    line: int
+    kind: str
+    mark: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for file in GUIDES:
+        text = (ROOT / file).read_text()
+        for match in _BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start("body")) + 1
+            yield Block(file, line, match["kind"], match["mark"] or "", match["body"])
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Return where and what of every command: lines of shell blocks, and those within sentences and tables."""
+    for block in blocks():
+        if block.kind == "sh":
+            for offset, line in enumerate(block.body.splitlines()):
+                for word in line.split(" && "):
+                    yield f"{block.file}:{block.line + offset}", word.strip()
+    for file in GUIDES:
+        text = _BLOCK.sub(lambda m: "\n" * m[0].count("\n"), (ROOT / file).read_text())
+        for number, line in enumerate(text.splitlines(), 1):
+            for found in _INLINE.findall(line):
+                yield f"{file}:{number}", found.replace("\\|", "|")
+
+
+ALL = list(commands())
+OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("optimize ")))
+OTHERS = {
+    "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'", "ruff check .",
+    "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[tflite-runtime]'", "pip install",
+}  # fmt: skip
+"""What .ci/run does in a new virtual environment, and extras, which need a network."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
+    """A folder in which the guides' commands make sense: a checkout, a finished study, a plug-in."""
+    folder = tmp_path_factory.mktemp("place")
+    shutil.copytree(ROOT / "experiments", folder / "experiments")
+    (folder / "small.yaml").write_text(
+        f"name: small\nmatrix: {{model: {SMALL}, evaluator: synthetic, budget: 3, seed: [0, 1]}}\n"
+    )
+    (path := folder / "path" / "to").mkdir(parents=True)
+    write(parse_name(SMALL), path / "model.tflite")
+    (block,) = [b for b in blocks() if b.mark == "file: my_chip.py"]
+    (folder / "my_chip.py").write_text(block.body)
+    (entry,) = [b for b in blocks() if b.kind == "toml" and b.file == "README.md"]
+    info = folder / "my_chip-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-chip\nVersion: 1.0\n")
+    head, line = entry.body.strip().splitlines()
+    group = head.removeprefix('[project.entry-points."').removesuffix('"]')
+    (info / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
+    return folder
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    return place
+
+
+@pytest.fixture
+def study(here: Path) -> Path:
+    """The finished study that commands are about."""
+    run = here / "runs" / "mine"
+    if not (run / "result.json").exists():
+        assert main(["--model", SMALL, "--budget", "3", "--study", "mine", "-q", "--processors", "cpu"]) == 0
+    return run
+
+
+def test_every_command_is_known_to_this_test() -> None:
+    strange = [(where, c) for where, c in ALL if c not in OTHERS | NOT_RUN.keys() and not c.startswith("optimize ")]
+    assert strange == []
+    assert set(CHEAPER) - {command for _, command in ALL} == set()
+
+
+def test_every_command_of_ours_is_told_of() -> None:
+    told = {command.split()[1] for command in OURS}
+    assert {"run", "report", "plugins", "calibrate", "solve", "explain", "compare", "doctor", "execute", "inspect",
+            "models", "dashboard"} <= told & set(COMMANDS)  # fmt: skip
+
+
+@pytest.mark.litert
+@pytest.mark.parametrize("command", OURS)
+def test_commands_run(command: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if command in NOT_RUN:
+        pytest.skip(NOT_RUN[command])
+    if "solve" in command:
+        pytest.importorskip("ortools", reason="the extra 'exact' is not installed")
+    run = CHEAPER.get(command, command)
+    if "--study mine" in run:
+        shutil.rmtree("runs/mine")
+    code = main(shlex.split(run)[1:])
+    _, err = capsys.readouterr()
+    assert code == 0, err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [found for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `--")
+     for found in re.findall(r"`(--[^`]+)`", line.split(" | ")[0])],
+)  # fmt: skip
+def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    option = option.replace("--platform FILE", "--platform board.yaml --evaluator synthetic")
+    (here / "board.yaml").write_text("name: board\nprocessors: [{name: cpu, kind: cpu}]\n")
+    if "tflite-runtime" in option:
+        assert "tflite-runtime" in {e.name for e in entries("evaluator")}
+        return
+    if "--processors" in option:
+        LitertEvaluator().processor("cpu0")
+        option = "--processors cpu0"
+    model = str(here / "path" / "to" / "model.tflite") if "input-shape" not in option else SMALL
+    option = option.replace("1,224,224,3", "1,64,64,3")
+    code = main(["--model", model, "--dry-run", *shlex.split(option)])
+    out, err = capsys.readouterr()
+    if "input-shape" in option:
+        assert "no open dimension" in err or code == 0
+        return
+    assert code == 0, err
+    assert "plans" in out
+
+
+@pytest.mark.litert
+@pytest.mark.parametrize("block", [b for b in blocks() if b.kind == "python"], ids=str)
+def test_snippets_run(block: Block, study: Path) -> None:
+    known: dict[str, Any] = {"image": np.zeros((1, 64, 64, 3), dtype=np.float32)}
+    exec(compile(block.body, str(block), "exec"), known)
+    if "outputs = " in block.body:
+        assert all(np.isfinite(v).all() for v in _arrays(known["outputs"]))
+
+
+def _arrays(outputs: object) -> list[NDArray[Any]]:
+    return list(outputs.values()) if isinstance(outputs, dict) else [np.asarray(outputs)]
+
+
+@pytest.mark.parametrize("block", [b for b in blocks() if b.kind == "yaml"], ids=str)
+def test_files_in_the_guides_are_valid(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(block.body)
+    if block.mark.startswith("platform"):
+        find = LitertEvaluator().processor if block.mark.endswith("litert") else None
+        assert read_platform(path, find).processors
+    else:
+        assert plan_studies(read_campaign(path))
+
+
+@pytest.mark.usefixtures("here")
+class TestTheReadmesEvaluator(EvaluatorContract):
+    """The example of the README keeps the contract."""
+
+    def evaluator(self) -> Evaluator:
+        return make_evaluator("my-chip")
+
+
+@pytest.mark.parametrize("file", GUIDES)
+def test_links_lead_somewhere(file: str) -> None:
+    text = (ROOT / file).read_text()
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert (ROOT / file).parent.joinpath(target).exists(), target
+    for name in re.findall(r"`(experiments/[\w./]+\.(?:json|md|yaml|svg))`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_figures_of_the_readme_are_those_of_the_results() -> None:
+    results = ROOT / "experiments" / "results"
+    text = (ROOT / "README.md").read_text()
+    kept = json.loads((results / "seed_004_memory_access.json").read_text())
+    here, board = (r for r in kept["explained"] if r["family"] == "all")
+    assert (
+        f"R² {here['flops']:.3f} over {here['models']} networks; with memory accesses {here['flops_and_memory']:.3f}"
+        in text
+    )
+    assert f"the seed's board {board['flops']:.3f} and {board['flops_and_memory']:.3f}" in text
+    kept = json.loads((results / "machine.json").read_text())
+    faster = sum(bool(r["significant"]) and r["ratio"] > 1 for r in kept["summary"])
+    assert faster == 0
+    assert f"in none of {len(kept['summary'])} networks" in text
+    kept = json.loads((results / "seed_000_criteria.json").read_text())
+    measured, profile = ([r for r in kept["expected"] if r["name"].endswith(w)] for w in ("measured", "profile"))
+    assert f"{min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} times" in text
+    assert f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}; seven of eight" in text
+    assert sum(r["within"] for r in profile) == 7
