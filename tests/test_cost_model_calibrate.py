@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from evaluators.cost_model.calibrate_profile import Timed, next_network
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.files import from_json, read_profile, to_json
 from evaluators.cost_model.indicators import explained, indicators, width_names
+from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.machine_match import operator_seconds
 from evaluators.cost_model.profile import CostProfile
 from evaluators.testing import SyntheticEvaluator
@@ -116,11 +118,31 @@ def test_the_next_network_is_another_one() -> None:
     assert next_network([one]) == next_network([one])
 
 
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    """Let calibrations time few networks and small models, and look less hard for length scales."""
+    patch.setattr("evaluators.cost_model.process._MOST_TUNED", 30)
+    patch.setattr("evaluators.cost_model.calibrate_fit._TILES", (Tile(), Tile(1, 16)))
+    patch.setattr("optimizer.calibrate.MOST_NETS", 4)
+    patch.setattr("optimizer.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a calibration of the synthetic machine and its log; tests work on copies."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        out = folder / "here.json"
+        command = ["optimize", "calibrate"]
+        found = calibrate(out, ["cpu", "cpu0"], 5.0, evaluator="synthetic", command=command)
+    assert not found.interrupted
+    return folder
+
+
 @pytest.fixture
 def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Calibrates the synthetic machine with few networks."""
-    monkeypatch.setattr("optimizer.calibrate.MOST_NETS", 4)
-    monkeypatch.setattr("optimizer.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
+    """Calibrates the synthetic machine with few networks, or goes on with what ``tmp_path`` holds."""
+    make_small(monkeypatch)
 
     def make(**options: Any) -> Any:
         return calibrate(tmp_path / "here.json", ["cpu", "cpu0"], 5.0, evaluator="synthetic", **options)
@@ -128,10 +150,16 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return make
 
 
-def test_a_calibration_from_end_to_end(calibrated: Callable[..., Any], tmp_path: Path) -> None:
-    found = calibrated(command=["optimize", "calibrate"])
-    assert not found.interrupted
-    profile, platform = read_profile(found.out)
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """The file of a finished calibration, its log beside it."""
+    for file in finished.iterdir():
+        shutil.copy(file, tmp_path)
+    return tmp_path / "here.json"
+
+
+def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., Any]) -> None:
+    profile, platform = read_profile(copied)
     assert [p.name for p in platform.processors] == ["cpu", "cpu0"]
     assert profile.errors["cpu"]["models"]["cases"] == 2
     assert profile.errors["cpu"]["models"]["median"] < 0.5
@@ -159,7 +187,7 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
     assert not late.interrupted
 
 
-def test_wrong_input(tmp_path: Path, calibrated: Callable[..., Any]) -> None:
+def test_wrong_input(tmp_path: Path, copied: Path) -> None:
     with pytest.raises(UsageError, match="--minutes 0"):
         calibrate(tmp_path / "x.json", minutes=0.0)
     with pytest.raises(UsageError, match=r"a profile is a \.json file"):
@@ -170,9 +198,8 @@ def test_wrong_input(tmp_path: Path, calibrated: Callable[..., Any]) -> None:
     data = timed.to_json() | {"operator_s": [-1.0] * len(timed.features)}
     with pytest.raises(ProfileError, match="which is no time"):
         Measured().add(Record(1, "timed", data))
-    calibrated()
     with pytest.raises(RunFolderError, match="was begun with another lanes"):
-        calibrate(tmp_path / "here.json", ["cpu1"], 1.0, evaluator="synthetic")
+        calibrate(copied, ["cpu1"], 1.0, evaluator="synthetic")
 
 
 def test_too_little_time_is_told_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +208,7 @@ def test_too_little_time_is_told_and_kept(calibrated: Callable[..., Any], monkey
         calibrated()
 
 
-def test_a_study_refines_a_profile(calibrated: Callable[..., Any], tmp_path: Path) -> None:
-    found = calibrated()
+def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     config = StudyConfig(
         model="squeezenet1_1@0.25/64",
         budget=12,
@@ -191,15 +217,16 @@ def test_a_study_refines_a_profile(calibrated: Callable[..., Any], tmp_path: Pat
         out=tmp_path / "run",
     )
     run_study(config, Quiet(), ["optimize"])
-    refined = refine(found.out, tmp_path / "run")
+    refined = refine(copied, tmp_path / "run")
     step = refined.profile.provenance["refined"][0]
     assert step["after"]["median"] <= step["before"]["median"]
-    assert read_profile(found.out)[0].errors["study"] == step["after"]
+    assert read_profile(copied)[0].errors["study"] == step["after"]
     with pytest.raises(RunFolderError, match="there is no run"):
-        refine(found.out, tmp_path / "nowhere")
+        refine(copied, tmp_path / "nowhere")
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], calibrated: Callable[..., Any]) -> None:
+@pytest.mark.usefixtures("copied", "calibrated")
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["calibrate", "--evaluator", "synthetic", "--processors", "cpu,cpu0", "--minutes", "5", "-q"]
     assert main([*arguments, "--out", str(tmp_path / "here.json")]) == 0
     assert "models kept out of the fit (2): error" in capsys.readouterr().out

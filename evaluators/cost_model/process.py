@@ -17,8 +17,8 @@ from scipy.optimize import minimize
 
 from evaluators.cost_model.columns import Array, Columns
 
-FEATURES = 13
-_TILES_CHANNELS, _TILE_PIXELS = (16, 64), 8
+FEATURES = 14
+_TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
 _INTERVALS_S = (5e-4, 3e-2)
 _JITTER = 1e-6
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0

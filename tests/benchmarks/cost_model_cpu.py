@@ -1,13 +1,15 @@
 """Target 1 of the cost model: this machine's CPU, models whose whole family was kept out of the fit.
 
-``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4.5`` times 75 models of the zoo and 50
-generated networks on a lane (``cpu0``: one thread, ``cpu``: all cores) and goes on where it was stopped;
+``python -m tests.benchmarks.cost_model_cpu prepare DATA`` writes models and packs their weights;
+``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4`` visits 75 models of the zoo and 80
+generated networks in turns on a lane (``cpu0``: one thread, ``cpu``: all cores), and adds to what DATA holds;
 ``python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT.json`` fits and compares.
 
 Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2 and v3 are one family) a fit is made
 from the generated networks and all other families, and predicts that family's models at all their widths and sizes.
 Length scales of the fit come from the generated networks alone. Predicted is the latency of a whole model as one
-stage of a plan; what is fitted are the times of kernels within models, and whole models of the other families.
+stage; what is fitted are the times of kernels within models, and whole models of the other families. All models are
+visited in turns, and brought to one pace by what the others took just before and after.
 """
 
 from __future__ import annotations
@@ -15,27 +17,29 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from itertools import zip_longest
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_measure import reference_network
 from evaluators.cost_model.calibrate_nets import networks
-from evaluators.cost_model.calibrate_time import Bench
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
+from evaluators.cost_model.machine_match import operator_seconds
+from evaluators.cost_model.machine_passes import visits
+from evaluators.cost_model.pace import slowness, usual_times
 from evaluators.cost_model.profile import CostProfile
 from evaluators.litert.processors import make_processor
-from evaluators.litert.session import LitertEvaluator
 from optimizer.provenance import provenance
 from search_spaces.errors import OptimizeError
 from search_spaces.models import load
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Draft
 from search_spaces.models.zoo.names import ZOO, parse_name
-from search_spaces.platform import Platform
 
 MODELS = """
 vgg16 vgg16@0.5 vgg16@0.25 vgg16@0.125 vgg16@0.75 vgg11@0.5 vgg19@0.375 vgg11/160 alexnet alexnet@0.5 alexnet@0.25
@@ -50,7 +54,7 @@ regnet_y_32gf@0.125 regnet_y_32gf@0.125/160 posenet posenet@0.5 posenet/128 yolo
 retinaface/320 retinaface@0.5/320 retinaface@0.5/192 fast_style_transfer/240x320 fast_style_transfer@0.5/240x320
 mobilebert/64 mobilebert@0.5/64 vit_b16@0.25 vit_b16@0.5/112
 """.split()  # noqa: SIM905 - a list of 75 quoted names is harder to read
-NETS, SEED = 50, 2
+NETS, SEED = 80, 3
 GENERATED = "generated"
 
 
@@ -65,29 +69,44 @@ def drafts() -> dict[str, Draft]:
     return dict(zip(names, networks(names, SEED), strict=True)) | {name: draft(name) for name in MODELS}
 
 
+def files(data: Path) -> list[tuple[str, Path, Path]]:
+    """Return each model's name, its file, and the file of its packed weights; generated networks are written here."""
+    folder = data.with_suffix(".files")
+    folder.mkdir(exist_ok=True)
+    found = []
+    for name, made in drafts().items():
+        path = folder / f"{name}.tflite"
+        if family(name) != GENERATED:
+            source = load(name).source
+            if source is None:
+                raise OptimizeError(f"{name} has no file")
+            path = source.path
+        elif not path.exists():
+            made.write(path)
+        found.append((name, path, folder / f"{name}.xnnpack".replace("/", "-")))
+    reference = folder / "reference.tflite"
+    if not reference.exists():
+        reference_network().write(reference)
+    return found
+
+
 def measure(data: Path, lane: str, minutes: float) -> None:
-    """Time what is not in ``DATA`` yet."""
-    end_s = time.monotonic() + 60 * minutes
-    known = {(row["model"], row["lane"]) for row in rows_of(data)} if data.exists() else set()
-    made = drafts()
-    names = [f"net{i}" for i in range(NETS)]
-    order = [n for pair in zip_longest(MODELS, names) for n in pair if n is not None and (n, lane) not in known]
-    platform = Platform("here", (make_processor(lane),))
-    for first in range(0, len(order), 10):
-        evaluator = LitertEvaluator()
-        with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
-            for name in order[first : first + 10]:
-                if time.monotonic() > end_s:
-                    return
-                try:
-                    graph = bench.loaded(made[name]) if name.startswith("net") else load(name)
-                    timed = bench.time_graph(platform.processors[0], graph)
-                except OptimizeError as error:
-                    print(name, "failed:", error, flush=True)  # noqa: T201
-                    continue
-                with data.open("a") as file:
-                    file.write(json.dumps({"model": name, "lane": lane, **timed.to_json()}) + "\n")
-                print(name, f"{timed.whole_s * 1e3:.3f} ms", flush=True)  # noqa: T201
+    """Visit all models in turns, and add what they took to ``DATA``."""
+    models = files(data)
+    begun = int(time.time())
+    reference = data.with_suffix(".files") / "reference.tflite"
+    named: set[str] = set()
+    count = 0
+    with data.open("a") as file:
+        for visit in visits(models, reference, make_processor(lane), 60 * minutes, seed=begun):
+            row = asdict(visit) | {"lane": lane, "run": begun}
+            if visit.model in named:
+                del row["names"]
+            named.add(visit.model)
+            count += 1
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+    print(f"{count} visits to {len(named)} models on {lane}")  # noqa: T201
 
 
 def rows_of(data: Path) -> list[dict[str, Any]]:
@@ -95,26 +114,25 @@ def rows_of(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.read_text().splitlines()]
 
 
-def timed_models(data: Path, lane: str) -> list[TimedModel]:
-    """Return what was timed on a lane, brought to one clock."""
-    rows = [row for row in rows_of(data) if row["lane"] == lane]
-    usual_s = float(np.median([row["reference_s"] for row in rows]))
+def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedModel]:
+    """Return what was timed on a lane, brought to one pace.
+
+    Args:
+        runs: of the measuring process that count; all where none is named.
+    """
+    rows = [row for row in rows_of(data) if row["lane"] == lane and (not runs or row["run"] in runs)]
+    slower = slowness([row["model"] for row in rows], [row["whole_s"] for row in rows])
     made = drafts()
     found = []
-    for row in rows:
-        factor = usual_s / row["reference_s"]
-        seconds = np.array([np.nan if s is None else s for s in row["operator_s"]]) * factor
-        features = known_features(row) if "features" in row else operator_features(made[row["model"]].graph())
-        found.append(TimedModel(row["model"], family(row["model"]), features, seconds, row["whole_s"] * factor))
+    for name in dict.fromkeys(row["model"] for row in rows):
+        where = np.array([i for i, row in enumerate(rows) if row["model"] == name])
+        names = next(rows[i]["names"] for i in where if "names" in rows[i])
+        whole_s = usual_times([[rows[i]["whole_s"]] for i in where], slower[where])[0]
+        kernel_s = usual_times([rows[i]["kernel_s"] for i in where], slower[where])
+        features = operator_features(made[name].graph())
+        seconds = operator_seconds(features, names, [float(s) for s in kernel_s])
+        found.append(TimedModel(name, family(name), features, np.where(seconds > 0, seconds, np.nan), float(whole_s)))
     return found
-
-
-def known_features(row: dict[str, Any]) -> tuple[OperatorFeatures, ...]:
-    """Return the features that a row holds itself, since this version does not generate its network."""
-    fields: list[dict[str, Any]] = [
-        {k: tuple(v) if isinstance(v, list) else v for k, v in f.items()} for f in row["features"]
-    ]
-    return tuple(OperatorFeatures(**f) for f in fields)
 
 
 def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float]:
@@ -172,14 +190,14 @@ def counts(feature: OperatorFeatures, seconds: float) -> bool:
 def main() -> None:
     """Measure or evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "evaluate"))
+    parser.add_argument("what", choices=("prepare", "measure", "evaluate"))
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--lane", default="cpu0")
-    parser.add_argument("--minutes", type=float, default=4.5)
+    parser.add_argument("--minutes", type=float, default=4.0)
     options = parser.parse_args()
-    if options.what == "measure":
-        measure(options.data, options.lane, options.minutes)
+    if options.what != "evaluate":
+        measure(options.data, options.lane, options.minutes if options.what == "measure" else 0.0)
         return
     lanes = sorted({row["lane"] for row in rows_of(options.data)})
     document = {

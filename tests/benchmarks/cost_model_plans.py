@@ -1,8 +1,11 @@
-"""Target 4 of the cost model: random plans on this machine's lanes, predicted and measured.
+"""Target 4 of the cost model: random plans on this machine's lanes, predicted and measured; and what choosing costs.
 
-``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 3`` measures hand-overs, contention and random
-plans (cuts, lanes, branches side by side, two models at once); ``… evaluate DATA CPU_DATA OUT.json`` compares with
-predictions of profiles that never saw the plans' model families; ``CPU_DATA`` is what ``cost_model_cpu measure`` wrote.
+``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 4`` measures hand-overs, contention, whole models
+that set the pace, and random plans (cuts, lanes, branches side by side, two models at once), and goes on where it was
+stopped; ``… choose DATA CPU_DATA`` measures the plans that predictions would choose for three models among others;
+``… evaluate DATA CPU_DATA OUT.json`` compares with predictions of profiles that never saw the plans' model families;
+``CPU_DATA`` is what ``cost_model_cpu measure`` wrote. The machine's pace differs from run to run: what whole models of
+other families took on a lane, against CPU_DATA, says by how much.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +24,14 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from evaluators.cost_model.calibrate_fit import fit_processor
-from evaluators.cost_model.calibrate_measure import reference_network, reference_s, warm, whole_plan
+from evaluators.base import Session
+from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_measure import warm, whole_plan
 from evaluators.cost_model.calibrate_pairs import pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_time import Bench
+from evaluators.cost_model.chains import ChainSimulator, all_chains
 from evaluators.cost_model.fit import errors_of
+from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile
 from evaluators.cost_model.transfers import prices
@@ -32,15 +39,18 @@ from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from optimizer.provenance import provenance
 from search_spaces.graph import Graph
+from search_spaces.models import load
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder, Draft
 from search_spaces.models.zoo.names import ZOO, parse_name
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
-from tests.benchmarks.cost_model_cpu import GENERATED, timed_models
+from tests.benchmarks.cost_model_cpu import GENERATED, family, timed_models
 
 LANES = ("cpu", "cpu0", "cpu1")
 SINGLE = ("squeezenet1_1", "mobilenet_v1@0.5", "googlenet@0.5", "vgg16@0.25", "resnet18@0.5")
+PACE = ("efficientnet_lite0@0.5", "densenet121@0.5", "alexnet@0.25", "yolov2@0.25", "inception_v3@0.25")
+CHOSEN = ("vgg16", "squeezenet1_1", "mobilenet_v1")
 TWO = ("squeezenet1_1", "mobilenet_v1@0.5")
 EACH = 34
 
@@ -76,90 +86,189 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     return Plan(graph.digest, tuple(stages))
 
 
+def here() -> Platform:
+    """Return the lanes of this machine that plans use."""
+    return Platform("here", tuple(make_processor(name) for name in LANES))
+
+
 def measure(data: Path, minutes: float) -> None:
     """Measure pairs of lanes, then plans of all models in turn, until the time is up."""
     end_s = time.monotonic() + 60 * minutes
-    platform = Platform("here", tuple(make_processor(name) for name in LANES))
-    evaluator = LitertEvaluator()
-    rng = np.random.default_rng(0)
+    rows = json_rows(data) if data.exists() else []
+    platform, evaluator = here(), LitertEvaluator()
     with data.open("a") as file, evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
-        for one, other in pairs(platform):
-            file.write(json.dumps({"link": asdict(time_link(session, bench.loaded, one, other))}) + "\n")
-            if not one.excludes(other):
-                found = time_contention(session, bench.loaded, one, other)
-                file.write(json.dumps({"contention": asdict(found)}) + "\n")
-        graph = bench.loaded(reference_network())
+
+        def write(**row: Any) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        if not any("link" in row for row in rows):
+            for one, other in pairs(platform):
+                write(link=asdict(time_link(session, bench.loaded, one, other)))
+                if not one.excludes(other):
+                    write(contention=asdict(time_contention(session, bench.loaded, one, other)))
         graphs = {name: bench.loaded(d) for name, d in models().items()}
-        with closing(session.load(graph, whole_plan(graph, "cpu0"))) as reference:
-            beats = max(3, int(0.006 / warm(reference)))
-            for _ in range(EACH):
-                for name, model in graphs.items():
-                    plan = random_plan(model, rng)
-                    if time.monotonic() > end_s:
-                        return
-                    with closing(session.load(model, plan)) as candidate:
-                        runs = int(np.clip(0.12 / warm(candidate), 4, 60))
-                        before = reference_s(reference, beats)
-                        batch = candidate.run(2 * runs)
-                        clock = (before + reference_s(reference, beats)) / 2
-                    row = {
-                        "model": name,
-                        "plan": plan.to_json(),
-                        "latency_s": float(np.median(batch.latency_s)),
-                        "stage_s": [float(s) for s in np.median(batch.stage_s, axis=0)],
-                        "reference_s": clock,
-                    }
-                    file.write(json.dumps(row) + "\n")
+        done = sum("plan" in row for row in rows)
+        for number, (name, plan) in enumerate(drawn(graphs)):
+            if number < done:
+                continue
+            if time.monotonic() > end_s:
+                return
+            if number % 40 == done % 40:
+                for pace in PACE:
+                    graph = load(pace)
+                    for lane in LANES[:2]:
+                        write(pace=pace, lane=lane, latency_s=_times(session, graph, whole_plan(graph, lane))[0])
+            latency_s, stage_s = _times(session, graphs[name], plan)
+            write(model=name, plan=plan.to_json(), latency_s=latency_s, stage_s=stage_s)
+
+
+def drawn(graphs: Mapping[str, Graph]) -> Iterator[tuple[str, Plan]]:
+    """Yield the random plans, each with the name of its model."""
+    rng = np.random.default_rng(0)
+    for _ in range(EACH):
+        for name, graph in graphs.items():
+            yield name, random_plan(graph, rng)
+
+
+def _times(session: Session, graph: Graph, plan: Plan) -> tuple[float, list[float]]:
+    """Return the median latency of a plan, and of its stages."""
+    with closing(session.load(graph, plan)) as candidate:
+        runs = int(np.clip(0.1 / warm(candidate), 4, 60))
+        candidate.run(max(2, runs // 4))
+        batch = candidate.run(2 * runs)
+    return float(np.median(batch.latency_s)), [float(s) for s in np.median(batch.stage_s, axis=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Profiles of this machine, for each set of families that is kept out; see :func:`fits`."""
+
+    platform: Platform
+    timed: Mapping[str, Sequence[TimedModel]]
+    tuned: Mapping[str, Mapping[str, KernelModel]]
+    slower: Mapping[str, float]
+    links: tuple[LinkProfile, ...]
+    contention: tuple[ContentionProfile, ...]
+
+    def simulator(self, graph: Graph, name: str) -> PlanSimulator:
+        """Return a simulator that has seen none of a model's families, at the pace of the plans' run."""
+        families = {family(n) for n in (TWO if name == "two" else (name,))}
+        profile = CostProfile(
+            "here",
+            {
+                like: fit_processor([m for m in of if m.family not in families], self.tuned[like])
+                for like, of in self.timed.items()
+            },
+            self.links,
+            self.contention,
+        )
+        table = prices(profile, graph, self.platform, warn=False)
+        slower = np.array([[self.slower[lane.like]] for lane in self.platform.processors])
+        table = replace(table, operator_s=table.operator_s * slower, invocation_s=table.invocation_s * slower[:, 0])
+        return PlanSimulator(graph, self.platform, table)
+
+
+def fits(rows: Sequence[dict[str, Any]], cpu_data: Path) -> Fits:
+    """Return what predictions are made from."""
+    platform = here()
+    likes = {lane: platform[lane].like for lane in LANES[:2]}
+    timed = {like: timed_models(cpu_data, lane) for lane, like in likes.items()}
+    tuned = {like: fit_processor([m for m in of if m.family == GENERATED]).kernels for like, of in timed.items()}
+    slower = {}
+    for lane, like in likes.items():
+        known = {m.name: m.whole_s for m in timed[like]}
+        ratios = [r["latency_s"] / known[r["pace"]] for r in rows if r.get("lane") == lane and "pace" in r]
+        slower[like] = float(np.median(ratios))
+    links = tuple(LinkProfile(**r["link"]) for r in rows if "link" in r)
+    contention = tuple(ContentionProfile(**r["contention"]) for r in rows if "contention" in r)
+    return Fits(platform, timed, tuned, slower, links, contention)
+
+
+def choose(data: Path, cpu_data: Path) -> None:
+    """Measure, for some models, the plan that predictions choose, the next best ones, and the whole model."""
+    fitted, evaluator = fits(json_rows(data), cpu_data), LitertEvaluator()
+    rng = np.random.default_rng(1)
+    with data.open("a") as file, evaluator.prepare(fitted.platform) as session:
+        for name in CHOSEN:
+            graph = load(name)
+            simulator = fitted.simulator(graph, name)
+            plans = {p.digest: p for p in (whole_plan(graph, lane) for lane in LANES[:2])}
+            found = []
+            for chains in all_chains(len(graph.operators), fitted.platform, 3):
+                seconds = ChainSimulator(simulator).latency_s(chains)
+                found += [
+                    (float(seconds[i]), chains.plan(int(i), graph, fitted.platform)) for i in seconds.argsort()[:8]
+                ]
+            found += [(simulator.latency_s(p), p) for p in (random_plan(graph, rng) for _ in range(40))]
+            found.sort(key=lambda pair: pair[0])
+            plans = {p.digest: p for _, p in found[:10]} | plans
+            latency_s: dict[str, list[float]] = {digest: [] for digest in plans}
+            for _ in range(5):
+                for digest in rng.permutation(list(plans)):
+                    latency_s[digest].append(_times(session, graph, plans[digest])[0])
+            for digest, plan in plans.items():
+                row = {
+                    "chosen_for": name,
+                    "stages": [[s.processor, len(s.operators)] for s in plan.stages],
+                    "predicted_s": simulator.latency_s(plan),
+                    "measured_s": float(np.median(latency_s[digest])),
+                }
+                file.write(json.dumps(row) + "\n")
+                file.flush()
 
 
 def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
     """Return how well plans are predicted, all together and by model."""
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    links = [LinkProfile(**r["link"]) for r in rows if "link" in r]
-    contention = [ContentionProfile(**r["contention"]) for r in rows if "contention" in r]
-    plans = [r for r in rows if "plan" in r]
-    platform = Platform("here", tuple(make_processor(name) for name in LANES))
-    likes = {"cpu0": platform["cpu0"].like, "cpu": platform["cpu"].like}
-    timed = {lane: timed_models(cpu_data, lane) for lane in likes}
-    tuned = {lane: fit_processor([m for m in of if m.family == GENERATED]).kernels for lane, of in timed.items()}
-    usual_s = float(np.median([r["reference_s"] for r in json_rows(cpu_data) if r["lane"] == "cpu0"]))
-    predicted, measured, table = [], [], []
+    rows = json_rows(data)
+    fitted = fits(rows, cpu_data)
+    table: list[list[Any]] = []
     for name, made in models().items():
-        families = {ZOO[parse_name(n).name].module for n in (TWO if name == "two" else (name,))}
-        profile = CostProfile(
-            "here",
-            {
-                like: fit_processor([m for m in timed[lane] if m.family not in families], tuned[lane])
-                for lane, like in likes.items()
-            },
-            tuple(links),
-            tuple(contention),
-        )
         graph = made.graph()
-        simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
-        for row in (r for r in plans if r["model"] == name):
+        simulator = fitted.simulator(graph, name)
+        for row in (r for r in rows if r.get("model") == name):
             plan = Plan.from_json(row["plan"])
-            factor = usual_s / row["reference_s"]
-            predicted.append(simulator.latency_s(plan))
-            measured.append(row["latency_s"] * factor)
-            table.append([name, len(plan.stages), round(predicted[-1] * 1e3, 4), round(measured[-1] * 1e3, 4)])
-    by_model = {
-        name: errors_of([t[2] for t in table if t[0] == name], [t[3] for t in table if t[0] == name])
-        for name in models()
-        if sum(t[0] == name for t in table) > 1
-    }
+            predicted, measured = simulator.latency_s(plan), row["latency_s"]
+            lanes = "+".join(sorted({s.processor for s in plan.stages}))
+            table.append([name, len(plan.stages), lanes, round(predicted * 1e3, 4), round(measured * 1e3, 4)])
+    groups = {name: [t for t in table if t[0] == name] for name in models()}
     return {
         "schema_version": 1,
         "made_by": "python -m tests.benchmarks.cost_model_plans evaluate DATA CPU_DATA OUT",
+        "protocol": (__doc__ or "").strip(),
         **provenance(),
-        "all": errors_of(predicted, measured),
-        "by_model": by_model,
-        "links": [asdict(link) for link in links],
-        "contention": [asdict(c) for c in contention],
-        "columns": ["model", "stages", "predicted_ms", "measured_ms"],
+        "all": _errors(table),
+        "at_once": _errors([t for t in table if t[0] == "two"]),
+        "by_model": {name: _errors(of) for name, of in groups.items() if len(of) > 1},
+        "choosing": _regrets(rows),
+        "slower_than_in_cpu_data": {like: round(v, 4) for like, v in fitted.slower.items()},
+        "links": [asdict(link) for link in fitted.links],
+        "contention": [asdict(c) for c in fitted.contention],
+        "columns": ["model", "stages", "lanes", "predicted_ms", "measured_ms"],
         "plans": table,
         "kept_out": f"the family of each plan's model; the fit holds {GENERATED} networks and the other families",
     }
+
+
+def _errors(table: Sequence[Sequence[Any]]) -> dict[str, float]:
+    return errors_of([t[3] for t in table], [t[4] for t in table])
+
+
+def _regrets(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how much slower the plan is that predictions choose than the fastest one that was measured."""
+    found = {}
+    for name in CHOSEN:
+        of = [r for r in rows if r.get("chosen_for") == name]
+        if of:
+            chosen = min(of, key=lambda r: r["predicted_s"])
+            best = min(of, key=lambda r: r["measured_s"])
+            found[name] = {
+                "regret": round(chosen["measured_s"] / best["measured_s"] - 1.0, 4),
+                "chosen": chosen["stages"],
+                "fastest": best["stages"],
+                "measured_plans": len(of),
+            }
+    return found
 
 
 def json_rows(data: Path) -> list[dict[str, Any]]:
@@ -170,7 +279,7 @@ def json_rows(data: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure or evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "evaluate"))
+    parser.add_argument("what", choices=("measure", "choose", "evaluate"))
     parser.add_argument("data", type=Path)
     parser.add_argument("cpu_data", type=Path, nargs="?")
     parser.add_argument("out", type=Path, nargs="?")
@@ -179,10 +288,13 @@ def main() -> None:
     if options.what == "measure":
         measure(options.data, options.minutes)
         return
+    if options.what == "choose":
+        choose(options.data, options.cpu_data)
+        return
     document = evaluate(options.data, options.cpu_data)
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(document["all"], document["by_model"], document["links"], document["contention"])  # noqa: T201
+    print(document["all"], document["at_once"], document["by_model"], document["choosing"])  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,0 +1,160 @@
+"""Time many models in turns, whole and kernel by kernel: what the machine does meanwhile, it does to all of them.
+
+A machine whose speed drifts by a tenth within a minute cannot be asked for one model after the other. Here all models
+are loaded at once, and visited again and again in passes; each visit tells what a model took, what its kernels took,
+and what a reference network took just then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.cost_model.machine_model import PROFILING, Loaded
+from evaluators.litert.settings import compile_settings
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Processor
+
+_ROOT = str(Path(__file__).parents[2])
+_PROGRAM = """
+import sys
+root = sys.argv.pop(1)
+if root not in sys.path:
+    sys.path.insert(0, root)
+from evaluators.cost_model.machine_passes import main
+main()
+"""
+_VISIT_S, _SETTLE_S = 0.02, 0.01
+_MOST_RUNS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One visit to a model.
+
+    Attributes:
+        model: its name.
+        number: of the pass.
+        whole_s: median of some runs of the whole model.
+        names: of its kernels, in the order in which they run.
+        kernel_s: the mean of each, over some runs, the slowest tenth of them left out; in whole microseconds they are
+            rounded down by the runtime, which is made good on average.
+        reference_s: of the reference network just then.
+    """
+
+    model: str
+    number: int
+    whole_s: float
+    names: tuple[str, ...]
+    kernel_s: tuple[float, ...]
+    reference_s: float
+
+
+def visits(
+    models: Sequence[tuple[str, Path, Path]], reference: Path, processor: Processor, seconds: float, seed: int = 0
+) -> Iterator[Visit]:
+    """Yield visits to models on a CPU lane for about so many seconds, beside what loading them takes.
+
+    Args:
+        models: name, file, and the file of its packed weights, which is made where it is not there.
+        reference: file of the reference network.
+        seed: of the order within each pass.
+
+    Raises:
+        UnavailableError: the measuring process failed.
+    """
+    asked = {
+        "models": [(name, str(path), compile_settings(processor, packed)) for name, path, packed in models],
+        "reference": [str(reference), compile_settings(processor, None)],
+        "cores": list(processor.options["cores"]),
+        "seconds": seconds,
+        "seed": seed,
+    }
+    command = [sys.executable, "-P", "-c", _PROGRAM, _ROOT, json.dumps(asked)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        names: dict[str, tuple[str, ...]] = {}
+        for line in process.stdout or ():
+            row = json.loads(line)
+            kernels = names.setdefault(row["model"], tuple(row["names"]))
+            yield Visit(
+                row["model"], row["number"], row["whole_s"], kernels, tuple(row["kernel_s"]), row["reference_s"]
+            )
+    if process.returncode:
+        raise UnavailableError(f"the process that times kernels failed: exit code {process.returncode}")
+
+
+@dataclass(slots=True)
+class _Visited:
+    name: str
+    model: Loaded
+    watched: Loaded
+    once_s: float
+    told: bool = False
+
+    def visit(self, number: int, reference: Loaded) -> dict[str, Any]:
+        runs = int(min(max(_VISIT_S / self.once_s, 1), _MOST_RUNS))
+        for _ in range(int(min(max(_SETTLE_S / self.once_s, 1), _MOST_RUNS))):
+            self.watched.run()
+        each = [self.watched.events() for _ in range(runs)]
+        # By now the weights, which both share, are where they are when a model runs again and again.
+        self.model.run()
+        self.model.run()
+        whole_s = self.model.median_s(runs)
+        reference.run()
+        row = {
+            "model": self.name,
+            "number": number,
+            "whole_s": whole_s,
+            "names": [] if self.told else [name for name, _ in each[0]],
+            "kernel_s": [float(f"{_trimmed([run[k][1] for run in each]):.4g}") for k in range(len(each[0]))],
+            "reference_s": reference.run(),
+        }
+        self.told = True
+        return row
+
+
+_ROUNDED_S = 5e-7
+
+
+def _trimmed(values: list[float]) -> float:
+    kept = sorted(values)[: max(1, len(values) * 9 // 10)]
+    return sum(kept) / len(kept) + _ROUNDED_S
+
+
+def main() -> None:
+    """Measure as the argument asks and print each visit; this is the measuring process."""
+    asked = json.loads(sys.argv[1])
+    cores = asked["cores"]
+    os.sched_setaffinity(0, cores)
+    from evaluators.litert.capi import Runtime
+
+    runtime = Runtime()
+    path, settings = asked["reference"]
+    runtime.start(settings["accelerators"])
+    reference = Loaded(runtime, path, settings, cores)
+    order = []
+    for name, path, settings in asked["models"]:
+        if not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
+            Loaded(runtime, path, settings, cores)
+        model = Loaded(runtime, path, settings, cores)
+        watched = Loaded(runtime, path, {**settings, **PROFILING}, cores)
+        model.run()
+        order.append(_Visited(name, model, watched, max(1e-6, model.run())))
+    rng = random.Random(asked["seed"])  # noqa: S311 - an order, no secret
+    end_s = time.monotonic() + asked["seconds"]
+    number = 0
+    while time.monotonic() < end_s:
+        rng.shuffle(order)
+        for visited in order:
+            if time.monotonic() > end_s:
+                break
+            print(json.dumps(visited.visit(number, reference)), flush=True)  # noqa: T201 - the parent reads it
+        number += 1
