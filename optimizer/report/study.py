@@ -165,11 +165,15 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     ]
     columns = (Column("plan"), Column("source"), Column("stage", "d"), Column("lane"), Column("start, ms", ".4f"),
                Column("end, ms", ".4f"))  # fmt: skip
+    known = {bar.name for bar in drawn if bar.source == "measured"}
+    without = ", ".join(dict.fromkeys(f"“{bar.name}”" for bar in drawn if bar.name not in known))
+    unseen = f" No measured timeline of {without} was kept: it was stopped early, or the evaluator has none."
+    unseen = unseen if without else ""
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
         "Lanes over time, measured and as the model of single operators predicts them, on one scale. "
-        "best/trace.json holds the same for ui.perfetto.dev.",
+        f"best/trace.json holds the same for ui.perfetto.dev.{unseen}",
         Table("Timelines", columns, tuple(rows)),
     )
 
