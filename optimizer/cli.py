@@ -130,7 +130,7 @@ def _optimize(arguments: list[str]) -> int:
     add(
         "--processors",
         metavar="A,B",
-        help="lanes to use: cpu, cpu0-3:threads=2, cpu1:builtin, gpu, gpu:f32, … (default: all found)",
+        help="lanes to use: cpu, cpu0-3:threads=2, cpu1:builtin, gpu:f32, … (default: all)",
     )
     add(
         "--platform",
@@ -139,6 +139,7 @@ def _optimize(arguments: list[str]) -> int:
     )
     add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
     add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
+    add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
     add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
     add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")

@@ -40,6 +40,8 @@ class StudyConfig(BaseModel):
         processors: the lanes to use, in order; None for all that are found.
         platform: a file that describes the lanes, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
+        deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
+            longer are not run, and a study whose best plan takes longer fails.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """
@@ -60,6 +62,7 @@ class StudyConfig(BaseModel):
     processors: tuple[str, ...] | None = None
     platform: Path | None = None
     allow_fallback: bool = False
+    deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     stop_when_proven: bool = False
     input_shape: tuple[str, ...] = ()
 

@@ -194,10 +194,12 @@ class Loop:
         """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
 
         Plans that stand in a table by name are measured in full, the others race against the incumbent. One that
-        breaks a constraint is not run; how many parts the space allows is none to a plan outside of it.
+        breaks a constraint is not run; how many parts the space allows is none to a plan outside of it, and the
+        deadline is none to what others are compared with.
         """
-        outside = trial.number < 0
-        if broken := [v for v in self.violations(trial.plan) if not (outside and v.unit == "stages")]:
+        allowed = {"stages"} if trial.number < 0 else set()
+        allowed |= set() if race else {"s"}
+        if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
             glimpse = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0

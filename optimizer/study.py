@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from evaluators.base import Agreement, Deployer, Session
@@ -19,6 +19,7 @@ from optimizer.bounds import Beliefs, Bounds, beliefs
 from optimizer.branches import branch_baselines, branch_beliefs, branch_profile, predictor
 from optimizer.coexecution import coexecution_baselines, coexecution_beliefs, coexecution_price
 from optimizer.config import StudyConfig, most_stages
+from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.chain_costs import ChainCosts
@@ -185,7 +186,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     else:
         believed = beliefs(study.graph, session, profiled, study.platform, study.space, most, optima)
     costs, study.bounds = believed.costs, believed.bounds
-    breaks = partial(violations, study.graph, costs, most)
+    breaks = _constraints(study, costs, most)
     named = _named(study, profiled, believed, breaks)
     study.baselines = {b.name: b.plan for b in named}
 
@@ -228,10 +229,37 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         verdict = _decide(study, session, loop)
         run.log.append("verdict", verdict.to_json())
     study.watcher.message("writing the stage files")
-    deployed = _deploy(study, run, session, verdict.best)
+    return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
+
+
+def _finished(study: _Study, run: RunFolder, verdict: Verdict, deployed: Agreement | None) -> Result:
+    """Write down the result, which stays even where the best plan misses the deadline."""
     result = study.result(run, verdict, deployed)
     write_json(run.path / "result.json", result.to_json())
+    best = result.samples(verdict.best)
+    if best is not None and (late := missed(_deadline_s(study.config), best.median)) is not None:
+        raise late
     return result
+
+
+def _deadline_s(config: StudyConfig) -> float:
+    return math.inf if config.deadline is None else config.deadline / 1e3
+
+
+def _constraints(study: _Study, costs: ChainCosts, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
+    """Return what tells which constraints a plan breaks.
+
+    Raises:
+        InfeasibleError: even the best plan in the model clearly misses the deadline.
+    """
+    deadline_s, predict = _deadline_s(study.config), _predictor(study, costs)
+    if study.bounds is not None and (hopeless := unreachable(deadline_s, study.bounds.space_s)) is not None:
+        raise hopeless
+
+    def breaks(plan: Plan) -> tuple[Violation, ...]:
+        return (*violations(study.graph, costs, most, plan), *too_late(deadline_s, predict, plan))
+
+    return breaks
 
 
 def _predictor(study: _Study, costs: ChainCosts) -> Callable[[Plan], float]:
@@ -252,7 +280,7 @@ def _named(
         named = coexecution_baselines(study.graph, study.platform, study.space, believed.costs, fastest)
     else:
         named = baselines(study.graph, study.platform, fastest)
-    if all(any(v.unit != "stages" for v in breaks(b.plan)) for b in named):
+    if all(any(v.unit not in {"stages", "s"} for v in breaks(b.plan)) for b in named):
         return (*named, Baseline(_NO_OTHER, believed.optima[0]))
     return named
 

@@ -37,7 +37,7 @@ from optimizer.profile import profile
 from optimizer.provenance import provenance
 from optimizer.samplers import make_proposer, make_sampler, quiet_optuna
 from optimizer.samplers.auto import AutoProposer, Problem
-from search_spaces.chain import ChainSpace
+from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.models import load
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -47,6 +47,7 @@ BUDGETS = (1, 5, 10, 25, 50, 100, 200)
 ZOO = ("vgg16", "squeezenet1_1", "googlenet", "resnet50", "mobilenet_v2")
 PHONES = {"pixel4": ("gpu", "1large", "3med"), "mi8se": ("gpu", "2large", "6small"), "s10": ("gpu", "2large", "4small")}
 ZOO_STAGES, GP_SEEDS = 3, 3
+ALL_INSTANCES = ("auto", "random", "reinforce")
 Measure = Callable[[Plan], tuple[float, tuple[float, ...]]]
 
 
@@ -76,6 +77,10 @@ class Study:
         if proposer := make_proposer(name, seed, self.problem):
             return self._propose(proposer, seed, budget)
         return self._ask(name, seed, budget)
+
+    def plan(self, cuts: Sequence[int], lanes: Sequence[str]) -> Plan:
+        """Return a plan of the space."""
+        return chain_plan(self.problem.graph, cuts, lanes)
 
     def _propose(self, proposer: Any, seed: int, budget: int) -> Curve:
         rng = np.random.default_rng([seed, 5])
@@ -145,19 +150,19 @@ class Kept:
     def __init__(self, path: Path) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path.exists() else []
-        self._curves = {key: Curve(tuple(c[0]), tuple(c[1]), c[2]) for key, c in map(json.loads, lines)}
+        self.curves = {key: Curve(tuple(c[0]), tuple(c[1]), c[2]) for key, c in map(json.loads, lines)}
 
     def get(self, key: str, make: Callable[[], Curve]) -> Curve:
         """Return the curve of that name, made if need be."""
-        if key not in self._curves:
-            made = self._curves[key] = make()
+        if key not in self.curves:
+            made = self.curves[key] = make()
             with self._path.open("a") as file:
                 file.write(json.dumps([key, [made.looked, made.believed, made.seconds_each]]) + "\n")
-        return self._curves[key]
+        return self.curves[key]
 
 
-def truth(names: Sequence[str], budget: int, every: int, kept: Kept) -> dict[str, Any]:
-    """Run the samplers on the instances, one seed each."""
+def truth(names: Sequence[str], budget: int, every: int, kept: Kept, *, finish: bool) -> dict[str, Any]:
+    """Run the samplers on the instances, one seed each; the others on one instance of ``every``, or on those kept."""
 
     def run(number: int, name: str) -> Curve:
         of = instance(number)
@@ -168,12 +173,14 @@ def truth(names: Sequence[str], budget: int, every: int, kept: Kept) -> dict[str
         )
         return study.run(name, number, budget)
 
-    numbers = range(0, COUNT, every)
+    numbers = {name: list(range(0, COUNT, 1 if name in ALL_INSTANCES else every)) for name in names}
+    if finish:
+        numbers = {name: [n for n in range(COUNT) if f"truth {n} {name} {budget}" in kept.curves] for name in names}
     curves = {
-        name: [kept.get(f"truth {number} {name} {budget}", partial(run, number, name)) for number in numbers]
+        name: [kept.get(f"truth {number} {name} {budget}", partial(run, number, name)) for number in numbers[name]]
         for name in names
     }
-    return {"instances": list(numbers), "samplers": {name: summary(found) for name, found in curves.items()}}
+    return {"samplers": {name: {"instances": numbers[name]} | summary(curves[name]) for name in names}}
 
 
 def lanes_of(device: str) -> tuple[CostModelEvaluator, Platform]:
@@ -272,7 +279,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--samplers", default="auto,reinforce,random,tpe,nsga2,cmaes")
     parser.add_argument("--budget", type=int, default=200)
-    parser.add_argument("--every", type=int, default=1, help="take one instance of so many")
+    parser.add_argument("--every", type=int, default=1, help="the other samplers take one instance of so many")
+    parser.add_argument("--finish", action="store_true", help="begin no more studies: write down those that are there")
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
     if options.part == "table":
@@ -286,7 +294,7 @@ def main() -> None:
     command += f" --every {options.every}" if options.part == "truth" else f" --seeds {options.seeds}"
     partly = out.with_suffix(".partial")
     if options.part == "truth":
-        result = truth(names, options.budget, options.every, Kept(partly))
+        result = truth(names, options.budget, options.every, Kept(partly), finish=options.finish)
     else:
         result = model(names, options.budget, options.seeds, Kept(partly))
     document = {"schema_version": 1, "made_by": command, **provenance(), **result}

@@ -1,0 +1,133 @@
+"""What a trial costs beside its measurement: the figures in ``experiments/results/samplers_trial_cost.json``.
+
+``python -m tests.benchmarks.trial_cost OUT.json`` runs sampler, loop and durable log together over a model of 60
+operators cut into up to 50 parts on 3 processors: 100 parameters, 1,000 trials. What is measured takes next to no time.
+The time of the disk (one ``fsync`` a record) is told apart, since it is the machine's.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from evaluators.sampling import SamplingPolicy
+from evaluators.testing import Noise, SyntheticEvaluator
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.history import History
+from optimizer.loop import Loop
+from optimizer.provenance import provenance
+from optimizer.samplers.auto import Problem
+from optimizer.storage import TrialLog
+from search_spaces.chain import ChainSpace
+from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.platform import Platform, Processor
+
+TRIALS, PARAMETERS = 1000, 100
+SAMPLERS = ("auto", "random")
+KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "ADD")
+
+
+@dataclass
+class Disk:
+    """Counts what is synced to the disk, and how long that takes."""
+
+    sync: Callable[[int], None]
+    syncs: int = 0
+    seconds: float = 0.0
+
+    def __call__(self, descriptor: int) -> None:
+        begin = time.perf_counter()
+        self.sync(descriptor)
+        self.seconds += time.perf_counter() - begin
+        self.syncs += 1
+
+
+def graph(count: int) -> Graph:
+    """Return a chain of operators."""
+    tensors = tuple(Tensor(f"t{i}", (1, 64, 64, 16), "float32", 64 * 64 * 16 * 4) for i in range(count + 1))
+    kinds = itertools.islice(itertools.cycle(KINDS), count)
+    return Graph("chain", tensors, tuple(Operator(k, (i,), (i + 1,)) for i, k in enumerate(kinds)), (0,), (count,))
+
+
+def run(folder: Path, sampler: str, trials: int) -> dict[str, float]:
+    """Run a study in a folder; return what a trial took, in milliseconds, and how many records and syncs it was."""
+    model = graph(60)
+    platform = Platform("p", tuple(Processor(name, "cpu", {}, name) for name in ("cpu", "gpu", "npu")))
+    space = ChainSpace(model, platform, PARAMETERS // 2)
+    if len(space.distributions()) != PARAMETERS:
+        raise ValueError(len(space.distributions()))
+    rng = np.random.default_rng(0)
+    operator_s = 1e-4 * np.exp(0.5 * rng.standard_normal((3, 60)))
+    costs = ChainCosts(platform, operator_s, np.full(3, 1e-5), np.full((60, 3, 3), 2e-5))
+    log, _ = TrialLog.open(folder / "trials.jsonl")
+    policy = SamplingPolicy(max_s=1e-6, min_runs=1, max_runs=3, warmup_max=1)
+    disk = Disk(os.fsync)
+    with (
+        mock.patch.object(os, "fsync", disk),
+        closing(log),
+        SyntheticEvaluator(noise=Noise(run=0.03)).prepare(platform) as session,
+    ):
+        loop = Loop(
+            graph=model,
+            space=space,
+            session=session,
+            history=History(space.distributions()),
+            log=log,
+            named=policy,
+            policy=policy,
+            sampler=sampler,
+            seed=0,
+            budget=trials,
+            queue=(),
+            predict=lambda plan: chain_cost(costs, plan),
+            problem=Problem(model, platform, space, costs),
+        )
+        begin = time.perf_counter()
+        loop.run()
+        spent_s = time.perf_counter() - begin
+    return {
+        "trials": trials,
+        "ms_per_trial": round(spent_s / trials * 1e3, 3),
+        "of_which_disk_ms": round(disk.seconds / trials * 1e3, 3),
+        "records": len(loop.history.trials),
+        "syncs": disk.syncs,
+    }
+
+
+def main() -> None:
+    """Run the samplers and write the document, or print it for ``-``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("--samplers", default=",".join(SAMPLERS))
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    options = parser.parse_args()
+    found = {}
+    for sampler in options.samplers.split(","):
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # /tmp may be no disk
+            found[sampler] = run(Path(folder), sampler, options.trials)
+    made_by = f"python -m tests.benchmarks.trial_cost {Path(options.out).name}"
+    document = {"schema_version": 1, "made_by": made_by, **provenance(), "parameters": PARAMETERS, "samplers": found}
+    text = json.dumps(document, indent=1) + "\n"
+    if options.out == "-":
+        sys.stdout.write(text)
+    else:
+        Path(options.out).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
