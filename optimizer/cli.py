@@ -127,11 +127,7 @@ def _optimize(arguments: list[str]) -> int:
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
-    add(
-        "--processors",
-        metavar="A,B",
-        help="lanes to use: cpu, cpu0-3:threads=2, cpu1:builtin, gpu:f32, … (default: all)",
-    )
+    add("--processors", metavar="A,B", help="lanes to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
     add(
         "--platform",
         metavar="FILE|NAME",
