@@ -28,6 +28,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from tests import strategies
+from tests.litert_loading import loaded
 from tests.test_litert_program import Memory
 from tests.tflite_models import Net, nets
 
@@ -165,7 +166,7 @@ def session(cache_folder: Path) -> Iterator[LitertSession]:
 
 def agrees(session: LitertSession, graph: Graph, plan: Plan, folder: Path) -> None:
     """Check a plan, and its files, against the whole model."""
-    with closing(session.load(graph, plan, fresh=True)) as candidate:
+    with closing(loaded(session, graph, plan, fresh=True)) as candidate:
         candidate.run(3)
         agreement = candidate.verify()
         assert agreement is not None
@@ -239,5 +240,5 @@ def test_files_keep_their_outputs_and_their_runner_uses_as_little_memory(
     graph, apart, _ = told_apart(deployment, compiled_together(deployment.plan, deployment.platform))
     assert [o.kind for o in graph.operators] == [o.kind for o in squeezenet.operators]
     assert [s.operators for s in apart.stages] == [s.operators for s in plan.stages]
-    with closing(session.load(squeezenet, plan)) as candidate, PlanRunner(tmp_path) as runner:
+    with closing(loaded(session, squeezenet, plan)) as candidate, PlanRunner(tmp_path) as runner:
         assert runner.candidate._layout.nbytes == candidate._layout.nbytes

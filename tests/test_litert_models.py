@@ -22,6 +22,7 @@ from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.platform import Platform, Processor
+from tests.litert_loading import loaded
 
 pytestmark = pytest.mark.litert
 
@@ -54,7 +55,7 @@ def test_models_of_one_structure_keep_their_own_weights(
     outputs = []
     for graph in (squeezenet, other, squeezenet):
         for cuts in ((), (10, 20)):
-            with closing(session.load(graph, chain_plan(graph, cuts, [LANE] * (len(cuts) + 1)))) as candidate:
+            with closing(loaded(session, graph, chain_plan(graph, cuts, [LANE] * (len(cuts) + 1)))) as candidate:
                 candidate.run(1)
                 outputs.append(candidate.outputs()[0])
                 agreement = candidate.verify()
@@ -86,7 +87,7 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
     if len(lanes) < 2:
         pytest.skip("needs two cores")
     with LitertEvaluator().prepare(PLATFORM.restrict(lanes)) as session:
-        candidate = session.load(squeezenet, chain_plan(squeezenet, [10], lanes))
+        candidate = loaded(session, squeezenet, chain_plan(squeezenet, [10], lanes))
         times = np.zeros((5, 2, 2), np.int64)
         times[:3] = 7  # three inferences are over, and the last lane had written down its end when it was stopped
         for stopped, number in ((lanes[1], 1), (lanes[0], 0)):

@@ -36,6 +36,7 @@ from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 from tests import strategies
 from tests.disks import small_disk
+from tests.litert_loading import loaded
 
 pytestmark = pytest.mark.litert
 
@@ -107,7 +108,7 @@ def test_any_plan_on_any_lanes_computes_what_the_whole_model_computes(
 
 def test_a_plan_whose_outputs_are_wrong_is_noticed(session: LitertSession, squeezenet: Graph) -> None:
     plan = chain_plan(squeezenet, [5], [LANES[-1]] * 2)
-    with closing(session.load(squeezenet, plan)) as candidate:
+    with closing(loaded(session, squeezenet, plan)) as candidate:
         candidate.run(1)
         output = squeezenet.outputs[0]
         candidate._view(output).reshape(-1)[3] += 1e-3

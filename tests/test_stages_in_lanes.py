@@ -19,6 +19,7 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
+from tests.litert_loading import loaded
 from tests.test_shapes import flattening
 from tests.test_stages import calling, counter
 from tests.tflite_models import SHAPE, Net, nets, with_signature
@@ -100,7 +101,7 @@ def test_outputs_that_are_inputs_or_listed_twice_or_without_dimensions(session: 
     total = net.op("SUM", [y, axes], net.tensor(()), schema.ReducerOptionsT())
     graph = read_model(net.outputs(y, x, y, total).write(folder / "m.tflite"))
     agrees(session, graph, apart(graph))
-    candidate = session.load(graph, apart(graph))
+    candidate = loaded(session, graph, apart(graph))
     candidate.run(1)
     first, given_x, again, scalar = candidate.outputs()
     candidate.close()
