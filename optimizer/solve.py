@@ -18,6 +18,7 @@ from optimizer.exact.cpsat import PROVEN, check_time_limit
 from optimizer.exact.dag import best_plan
 from optimizer.exact.graph_costs import GraphCosts
 from optimizer.exact.period import least_period
+from optimizer.exact.pipeline import best_pipeline
 from optimizer.exact.placement import CPU, PlacementObjective, loads, solve_placement
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
@@ -99,6 +100,9 @@ def solve_file(path: Path, objective: str | None, time_limit_s: float) -> Solved
         return _instance(path, objective or "period", time_limit_s)
     table = read_table(path)
     wanted = check_objective(objective, table)
+    if table.one_part_per_device and len(table.chains) > 1:
+        hint = "leave it out, or solve the chains one by one"
+        raise UsageError(f"{table.name}: one_part_per_device with several chains is not solved", hint)
     if len(table.chains) == 1:
         return _chain(table, wanted, time_limit_s)
     return _period(table, time_limit_s) if wanted == "period" else _latency(table, time_limit_s)
@@ -144,7 +148,10 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
     most = min(table.max_stages or len(table.layers), len(table.layers))
     share = _SEARCH_SHARE if objective == "period" else 1.0
     try:
-        best = best_chains(costs, most, objective=objective, stop_s=begin_s + share * time_limit_s)[0]
+        if table.one_part_per_device:
+            best = best_pipeline(costs, most, objective)
+        else:
+            best = best_chains(costs, most, objective=objective, stop_s=begin_s + share * time_limit_s)[0]
     except UnavailableError:
         if objective != "period":
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import combinations, permutations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,13 +19,15 @@ from evaluators.table.evaluator import TableEvaluator
 from evaluators.table.table import Table, read_table
 from optimizer.bounds import price_of
 from optimizer.cli import main
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts, Objective, chain_cost
 from optimizer.exact.period import least_period
+from optimizer.exact.pipeline import best_pipeline
 from optimizer.solve import solve_file, table_costs
-from search_spaces.chain import ChainSpace
+from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import InfeasibleError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor
+from tests.strategies import chain_graph
 
 TABLES = Path(__file__).parents[1] / "experiments" / "tables"
 STUDY, PIPELINE = TABLES / "one_inference.yaml", TABLES / "two_kinds_of_boards.yaml"
@@ -255,3 +257,58 @@ def test_costs_of_a_table_are_its_numbers(tmp_path: Path) -> None:
     costs = table_costs(table, table.platform())
     assert costs.operator_s[:, 0].tolist() == pytest.approx([1e-3, 1e-3, 3e-3])
     assert costs.hand_over_s[1, 0].tolist() == pytest.approx([0.0, 5e-4, 2.5e-4 + 5e-4])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from(("latency", "period")), st.integers(1, 4))
+def test_one_part_for_each_device_is_what_brute_force_finds(
+    count: int, seed: int, objective: Objective, most: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    likes = ("big", "big", "little", "little")
+    lanes = tuple(Processor(f"{like}{i}", "cpu", {f"{like}{i}": 1.0}, like) for i, like in enumerate(likes))
+    kind = np.array([0, 0, 1, 1])
+    own = rng.integers(1, 9, (2, count)) * 1e-3
+    own[rng.random((2, count)) < 0.15] = np.inf
+    between = rng.integers(0, 5, (count, 2, 2)) * 1e-3
+    costs = ChainCosts(
+        Platform("p", lanes),
+        np.asarray(own[kind], dtype=np.float64),
+        np.asarray((rng.integers(0, 3, 2) * 1e-3)[kind], dtype=np.float64),
+        np.asarray(between[:, kind][:, :, kind] * (1 - np.eye(4)), dtype=np.float64),
+        rng.integers(0, 4, count).astype(np.float64),
+        np.full(4, 6.0),
+    )
+    graph = chain_graph(count)
+    best = float("inf")
+    for parts in range(1, min(most, count) + 1):
+        for cuts in combinations(range(1, count), parts - 1):
+            for word in permutations(range(4), parts):
+                plan = chain_plan(graph, cuts, [lanes[i].name for i in word])
+                sizes = [costs.operator_nbytes[list(s.operators)].sum() for s in plan.stages]  # type: ignore[index]
+                if max(sizes) <= 6.0:
+                    best = min(best, chain_cost(costs, plan, objective))
+    if best == float("inf"):
+        with pytest.raises(InfeasibleError, match="each on a device of its own"):
+            best_pipeline(costs, most, objective)
+        return
+    found = best_pipeline(costs, most, objective)
+    plan = chain_plan(graph, found.cuts, found.processors)
+    assert len(set(found.processors)) == len(found.processors)
+    assert found.cost_s == pytest.approx(best) == chain_cost(costs, plan, objective)
+
+
+def test_eight_boards_in_a_row_are_proven_at_once(tmp_path: Path) -> None:
+    layers = "".join(f"      - {{name: l{i}, times: {{big: {1 + i % 3}, little: {2 + i % 5}}}}}\n" for i in range(60))
+    text = "one_part_per_device: true\ndevices: [{kind: big, count: 4}, {kind: little, count: 4}]\n"
+    text += f"chains:\n  - name: net\n    layers:\n{layers}"
+    for objective in ("latency", "period"):
+        found = solve_file(_written(tmp_path, text), objective, 5.0)
+        assert found.proven
+        assert len({p.device for p in found.parts}) == len(found.parts)
+        assert found.wall_s < 2.0
+    two = text + f"  - name: other\n    layers:\n{layers}"
+    with pytest.raises(UsageError, match="one_part_per_device with several chains"):
+        solve_file(_written(tmp_path, two), "period", 5.0)
+    with pytest.raises(UsageError, match="use optimize solve"):
+        TableEvaluator().graph_of(str(_written(tmp_path, text)))

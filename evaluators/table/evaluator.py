@@ -48,6 +48,8 @@ class TableEvaluator:
                 f"{path}: a study makes the latency small, and the table asks for the {self._table.objective}",
                 f"use optimize solve {path}, or let the table's objective be latency",
             )
+        if self._table.one_part_per_device:
+            raise UsageError(f"{path}: a study has no rule one_part_per_device", f"use optimize solve {path}")
         return self._table.platform()
 
     @property

@@ -6,6 +6,7 @@ The file is YAML. Times have one ``unit`` for the whole file; every number must 
     unit: ms                        # of all times: s, ms (usual in papers) or us
     objective: period               # or latency; what `optimize solve` makes small
     max_stages: 4                   # parts of a chain at most; as many as layers where this is missing
+    one_part_per_device: false      # whether a device runs one part of the chain at most
     devices:                        # groups of devices that are alike
       - {kind: big, count: 4, memory_bytes: 4.0e+6, overhead: 0.1}   # only the kind must be given
       - {kind: little, count: 4}
@@ -82,11 +83,13 @@ class Table:
     Attributes:
         chains: name and layers of each; they run at the same time.
         max_stages: parts of a chain at most; None for as many as layers.
+        one_part_per_device: whether a device runs one part at most.
     """
 
     name: str
     objective: Objective
     max_stages: int | None
+    one_part_per_device: bool
     devices: tuple[Device, ...]
     chains: tuple[tuple[str, tuple[Layer, ...]], ...]
 
@@ -158,7 +161,7 @@ def read_table(path: Path) -> Table:
         UsageError: the file is missing or no table; the text begins with ``file:line``.
     """
     root = parsed(path, "a table of times")
-    known = ("name", "unit", "objective", "max_stages", "devices", "hand_over", "chains")
+    known = ("name", "unit", "objective", "max_stages", "one_part_per_device", "devices", "hand_over", "chains")
     fields = root.fields("a table", known)
     for key in ("devices", "chains"):
         if key not in fields:
@@ -176,7 +179,8 @@ def read_table(path: Path) -> Table:
         objective = "period"
     most = _whole(fields["max_stages"], "max_stages") if "max_stages" in fields else None
     name = fields["name"].text("the table's name") if "name" in fields else path.stem
-    return Table(name, objective, most, reader.devices, chains)
+    once = "one_part_per_device" in fields and _truth(fields["one_part_per_device"], "one_part_per_device")
+    return Table(name, objective, most, once, reader.devices, chains)
 
 
 def _device(entry: Value, scale: float) -> Device:
@@ -267,6 +271,10 @@ def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(known)}"
         raise value.error(f"{what} cannot be {text!r}", hint)
     return text
+
+
+def _truth(value: Value, what: str) -> bool:
+    return _choice(value, what, ("true", "false")) == "true"
 
 
 def _whole(value: Value, what: str) -> int:
