@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
@@ -184,3 +185,21 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
         assert {lanes[0], lanes[1]} == {"cpu0", "cpu1"}
         deployed = session.deploy(tmp_path / "best", graph, plan)
     assert deployed.accepted
+
+
+def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:
+    graph = read_model(small().net.write(tmp_path / "model.tflite"))
+    evaluator = CostModelEvaluator()
+    platform = evaluator.described("snapdragon855")
+    assert platform is not None
+    lanes = [p.name for p in platform.processors][:2]
+    restricted = platform.restrict(lanes)
+    space = CoexecutionSpace(graph, restricted)
+    plan = space.plan([Part(0, 3, (lanes[0], lanes[1]), "height", 8), Part(3, 5, (lanes[0],))])
+    with evaluator.prepare(restricted) as session, closing(session.load(graph, plan)) as candidate:
+        batch = candidate.run(2)
+    assert batch.timeline is not None
+    sides = {e.stage: e for e in batch.timeline.events[:2]}
+    assert sides[0].start_s < sides[1].end_s
+    assert sides[1].start_s < sides[0].end_s
+    assert batch.stage_s.shape == (2, len(plan.stages))

@@ -15,6 +15,7 @@ import numpy as np
 from evaluators.base import CONTRACT_VERSION, Agreement, Batch
 from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.files import find_profile, profile_digest
+from evaluators.cost_model.lowered import run_split
 from evaluators.cost_model.plans import Errors, PlanSimulator
 from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
 from evaluators.cost_model.transfers import prices, profile_key
@@ -24,6 +25,7 @@ from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.rewrites.lowering import Lowering, is_split
 
 _LOGGER = logging.getLogger("partition_optimizer")
 _HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
@@ -96,6 +98,7 @@ class CostModelSession:
         self._profile = profile
         self._platform = platform
         self._simulators: dict[str, PlanSimulator] = {}
+        self._lowerings: dict[str, Lowering] = {}
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
@@ -143,6 +146,9 @@ class CostModelSession:
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
+        if is_split(plan):
+            lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
+            return Prediction(*run_split(self.simulator, lowering, plan, self._platform))
         simulator = self.simulator(graph)
         return Prediction(simulator.run(plan), simulator.errors(plan))
 
@@ -162,8 +168,9 @@ class Prediction:
         """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
         makespan_s = self._timeline.makespan_s
         runs = 1 if makespan_s > stop_above_s else n
-        by_stage = sorted(self._timeline.events, key=lambda e: e.stage)
-        stage_s = np.array([e.end_s - e.start_s for e in by_stage])
+        events = self._timeline.events
+        # Where the sides of a split meet is one more event of the first side.
+        stage_s = np.bincount([e.stage for e in events], [e.end_s - e.start_s for e in events])
         return Batch(np.full(runs, makespan_s), np.tile(stage_s, (runs, 1)), self._timeline, self.errors)
 
     def verify(self) -> Agreement | None:
