@@ -24,7 +24,8 @@ def indicator_blocks(tables: Tables) -> Iterator[Block]:
     """Return a picture of each R², the same as numbers, and the indicators of each model."""
     if not tables.explained:
         return
-    worst = min(tables.explained, key=lambda r: float(r["flops"]))
+    measured = [r for r in tables.explained if r["evaluator"] != "cost-model"]
+    worst = min(measured or tables.explained, key=lambda r: float(r["flops"]))
     yield Text(
         f"A straight line through the work of the models explains {worst['flops']:.1%} of the variance of their "
         f"latencies where it explains least ({_group(worst)}); with memory accesses it is "
@@ -33,7 +34,8 @@ def indicator_blocks(tables: Tables) -> Iterator[Block]:
     )
     yield Text(
         "Accesses are estimates from the sizes of tensors, not counts of hardware counters. Each line has an "
-        "intercept; “work and memory accesses” has two slopes, so it is never below either.",
+        "intercept; “work and memory accesses” has two slopes, so it is never below either. A cost model "
+        "is itself a sum of work and bytes: what it shows is its own law.",
         "note",
     )
     columns = (Column("where"), Column("models", "d"), *(Column(f"R² {name}", ".4f") for name in NAMES.values()))
