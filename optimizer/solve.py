@@ -146,16 +146,16 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
     platform = table.platform()
     costs = table_costs(table, platform)
     most = min(table.max_stages or len(table.layers), len(table.layers))
-    share = _SEARCH_SHARE if objective == "period" else 1.0
-    try:
-        if table.one_part_per_device:
-            best = best_pipeline(costs, most, objective)
-        else:
+    if table.one_part_per_device:
+        best = best_pipeline(costs, most, objective, stop_s=begin_s + time_limit_s)
+    else:
+        share = _SEARCH_SHARE if objective == "period" else 1.0
+        try:
             best = best_chains(costs, most, objective=objective, stop_s=begin_s + share * time_limit_s)[0]
-    except UnavailableError:
-        if objective != "period":
-            raise
-        return _period(table, (1.0 - share) * time_limit_s)
+        except UnavailableError:
+            if objective != "period":
+                raise
+            return _period(table, (1.0 - share) * time_limit_s)
     borders = [0, *best.cuts, len(table.layers)]
     lane = {p.name: i for i, p in enumerate(platform.processors)}
     lanes = [0] * len(table.layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import combinations, permutations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -312,3 +313,16 @@ def test_eight_boards_in_a_row_are_proven_at_once(tmp_path: Path) -> None:
         solve_file(_written(tmp_path, two), "period", 5.0)
     with pytest.raises(UsageError, match="use optimize solve"):
         TableEvaluator().graph_of(str(_written(tmp_path, text)))
+
+
+def test_too_many_kinds_of_boards_are_given_up_in_time(tmp_path: Path) -> None:
+    kinds = [f"k{i}" for i in range(12)]
+    times = ", ".join(f"{kind}: {1 + i}" for i, kind in enumerate(kinds))
+    layers = "".join(f"      - {{name: l{i}, times: {{{times}}}}}\n" for i in range(40))
+    devices = ", ".join(f"{{kind: {kind}, count: 4}}" for kind in kinds)
+    text = f"one_part_per_device: true\ndevices: [{devices}]\nchains:\n  - name: net\n    layers:\n{layers}"
+    begin = time.monotonic()
+    for objective in ("latency", "period"):
+        with pytest.raises(UnavailableError, match="--time-limit"):
+            solve_file(_written(tmp_path, text), objective, 0.3)
+    assert time.monotonic() - begin < 5.0

@@ -6,53 +6,62 @@ k kinds of c devices each, ``k² (c+1)^k n²`` steps, whichever the objective.
 
 from __future__ import annotations
 
-from itertools import product
+import math
+import time
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective
 from optimizer.exact.chain_tables import part_costs
-from search_spaces.errors import InfeasibleError
+from search_spaces.errors import InfeasibleError, UnavailableError
 
 _Counts = tuple[int, ...]
+_State = tuple[_Counts, int]  # devices in use of each kind, and the kind of the last part
 _Row = NDArray[np.float64]
+_Came = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-def best_pipeline(costs: ChainCosts, max_stages: int, objective: Objective = "latency") -> CostedChain:
+def best_pipeline(
+    costs: ChainCosts, max_stages: int, objective: Objective = "latency", *, stop_s: float = math.inf
+) -> CostedChain:
     """Return the cheapest chain of at most ``max_stages`` parts, no two of them on one device.
 
     Devices must not exclude each other, and alike ones must cost alike.
 
+    Args:
+        stop_s: the monotonic time at which to give up: many kinds of many devices take long.
+
     Raises:
         InfeasibleError: none fits.
+        UnavailableError: it was given up.
     """
     lanes = {p.name: i for i, p in enumerate(costs.platform.processors)}
     kinds = [[lanes[p.name] for p in members] for members in costs.platform.classes().values()]
     part_s, count = part_costs(costs), costs.operator_s.shape[1]
-    # reached[counts, kind][i]: operators before i are done, the last part was on that kind
-    reached: dict[tuple[_Counts, int], _Row] = {}
-    came: dict[tuple[_Counts, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    for counts in sorted(product(*(range(len(k) + 1) for k in kinds)), key=sum):
-        if not 1 <= sum(counts) <= max_stages:
-            continue
+    # reached[counts, kind][i]: the least cost of operators before i, the last part being on that kind
+    reached: dict[_State, _Row] = {}
+    came: dict[_State, _Came] = {}
+    for counts in _in_use([len(members) for members in kinds], min(max_stages, count)):
+        if time.monotonic() > stop_s:
+            raise UnavailableError(
+                "the best chain was not found in time", "give a longer --time-limit, or a smaller max_stages"
+            )
         for kind, members in enumerate(kinds):
             if not counts[kind]:
                 continue
             before = tuple(c - (k == kind) for k, c in enumerate(counts))
-            entering = _entering(costs, kinds, reached, before, kind)
-            whole = entering[:, :, None] + part_s[members[0]][None]
-            if objective == "period":
-                least = np.stack([reached[before, k] if (before, k) in reached else entering[k] for k in _all(kinds)])
-                load = whole - np.where(np.isfinite(least), least, 0.0)[:, :, None]
-                whole = np.maximum(load, np.where(np.isfinite(entering), least, np.inf)[:, :, None])
+            spent, handed = _entering(costs, kinds, reached, before, kind)
+            load = handed[:, :, None] + part_s[members[0]][None]  # of the new part: [from kind, first, last]
+            whole = np.maximum(spent[:, :, None], load) if objective == "period" else spent[:, :, None] + load
             flat = whole.reshape(-1, count + 1)
             choice = flat.argmin(axis=0)
             reached[counts, kind] = flat.min(axis=0)
             came[counts, kind] = choice // (count + 1), choice % (count + 1)
-    ends = {key: row[count] for key, row in reached.items()}
-    best = min(ends, key=lambda key: (ends[key], sum(key[0]))) if ends else None
-    if best is None or not np.isfinite(ends[best]):
+    ends = {state: row[count] for state, row in reached.items()}
+    best = min(ends, key=lambda state: (ends[state], sum(state[0])))
+    if not np.isfinite(ends[best]):
         raise InfeasibleError(
             f"no chain of at most {max_stages} parts, each on a device of its own, fits {costs.platform.name!r}",
             "allow more parts, more devices, or more memory",
@@ -60,33 +69,45 @@ def best_pipeline(costs: ChainCosts, max_stages: int, objective: Objective = "la
     return _chain(costs, kinds, came, best, float(ends[best]))
 
 
-def _all(kinds: list[list[int]]) -> range:
-    return range(len(kinds))
+def _in_use(sizes: list[int], most: int) -> Iterator[_Counts]:
+    """Yield how many devices of each kind may be in use, one at least and ``most`` in all, the fewest first."""
+
+    def of(kinds: list[int], total: int) -> Iterator[_Counts]:
+        if not kinds:
+            if not total:
+                yield ()
+            return
+        for used in range(max(0, total - sum(kinds[1:])), min(kinds[0], total) + 1):
+            for rest in of(kinds[1:], total - used):
+                yield (used, *rest)
+
+    for total in range(1, min(most, sum(sizes)) + 1):
+        yield from of(sizes, total)
 
 
 def _entering(
-    costs: ChainCosts, kinds: list[list[int]], reached: dict[tuple[_Counts, int], _Row], before: _Counts, kind: int
-) -> _Row:
-    """Return what was paid when a part on a kind begins at each operator, hand-over included: ``[from kind, i]``."""
+    costs: ChainCosts, kinds: list[list[int]], reached: dict[_State, _Row], before: _Counts, kind: int
+) -> tuple[_Row, _Row]:
+    """Return what is known where a part on a kind begins at each operator, by the kind of the part before it.
+
+    Returns:
+        What the parts before it cost, and what handing over to it takes; both ``[from kind, operator]``, and infinite
+        where no part can begin.
+    """
     count = costs.operator_s.shape[1]
-    found = np.full((len(kinds), count + 1), np.inf)
+    spent, handed = np.full((2, len(kinds), count + 1), np.inf)
     if not any(before):
-        found[0, 0] = 0.0
-        return found
-    for source in _all(kinds):
+        spent[0, 0] = handed[0, 0] = 0.0
+        return spent, handed
+    for source, members in enumerate(kinds):
         if (before, source) in reached:
-            first = kinds[source][0]
-            other = kinds[kind][1] if kind == source else kinds[kind][0]
-            found[source, :count] = reached[before, source][:count] + costs.hand_over_s[:, first, other]
-    return found
+            spent[source] = reached[before, source]
+            handed[source, :count] = costs.hand_over_s[:, members[0], kinds[kind][1 if kind == source else 0]]
+    return spent, handed
 
 
 def _chain(
-    costs: ChainCosts,
-    kinds: list[list[int]],
-    came: dict[tuple[_Counts, int], tuple[NDArray[np.int64], NDArray[np.int64]]],
-    best: tuple[_Counts, int],
-    cost_s: float,
+    costs: ChainCosts, kinds: list[list[int]], came: dict[_State, _Came], best: _State, cost_s: float
 ) -> CostedChain:
     """Return the chain that led to a state; devices of a kind are taken in their order."""
     counts, kind = best
