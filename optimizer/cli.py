@@ -123,7 +123,15 @@ def _optimize(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", metavar="NAME|FILE", help="a built-in model, as vgg16 (see optimize models), or a .tflite file")
+    add(
+        "--model",
+        metavar="NAME|FILE",
+        action="append",
+        help="a built-in model, as vgg16 (see optimize models), or a .tflite file; several at once as NAME×COUNT,NAME,"
+        " or by giving this again",
+    )
+    add("--workload", metavar="FILE", action="append", dest="model", help="several models, described in a YAML file")
+    add("--objective", metavar="NAME", help="of several models: mean latency, worst, makespan, misses, throughput")
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
@@ -156,7 +164,10 @@ def _optimize(arguments: list[str]) -> int:
 
     config = parse_config({name: getattr(options, name, None) for name in StudyConfig.model_fields})
     if options.dry_run:
-        return _dry_run(config, as_json=options.json)
+        from optimizer.dry_run import dry_run
+
+        print(dry_run(config, as_json=options.json))
+        return 0
     return _study(config, arguments, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
 
 
@@ -176,32 +187,6 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
         print(json.dumps(result.to_json(), indent=2))
     else:
         make_console().print(render(result), crop=False)
-    return 0
-
-
-def _dry_run(config: StudyConfig, *, as_json: bool) -> int:
-    from evaluators.registry import make_evaluator
-    from optimizer.baselines import baselines
-    from optimizer.config import most_stages
-    from optimizer.devices import choose_model_and_platform
-    from search_spaces.registry import make_space
-
-    graph, platform = choose_model_and_platform(make_evaluator(config.evaluator), config)
-    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
-    named = baselines(graph, platform, platform.processors[0].name)
-    document = {
-        "model": graph.name,
-        "operators": len(graph.operators),
-        "processors": [p.name for p in platform.processors],
-        "plans": space.cardinality(),
-        "budget": config.budget,
-        "baselines": [b.name for b in named],
-    }
-    if as_json:
-        print(json.dumps({"schema_version": 1, **document}, indent=2))
-    else:
-        for name, value in document.items():
-            print(f"{name:12}{', '.join(value) if isinstance(value, list) else value}")
     return 0
 
 

@@ -27,12 +27,13 @@ class StudyConfig(BaseModel):
     """The settings of one study. Values may be given as text, as the command line has them.
 
     Attributes:
-        model: name of a built-in model, or path of a ``.tflite`` file.
+        model: name of a built-in model, or path of a ``.tflite`` file; several as ``NAME×COUNT,NAME``, or a workload's
+            YAML file (:mod:`search_spaces.workload`).
         budget: distinct plans to measure.
         max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it, and spaces
             whose plans have as many as they need have no limit.
         sampler, evaluator, space: names in their registries.
-        objective: what is made small.
+        objective: what is made small; of several models ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
         precision: half width of the confidence interval that a measurement aims at, relative to the median.
         study: name of the study, a safe file name; None for a new one.
@@ -54,7 +55,7 @@ class StudyConfig(BaseModel):
     sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
     space: str = Field(default="chain", min_length=1)
-    objective: Literal["latency"] = "latency"
+    objective: Literal["latency", "mean", "worst", "makespan", "misses", "throughput"] = "latency"
     seed: int = Field(default=0, ge=0)
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
     study: str | None = None
@@ -65,6 +66,11 @@ class StudyConfig(BaseModel):
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     stop_when_proven: bool = False
     input_shape: tuple[str, ...] = ()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _several(cls, value: object) -> object:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("budget", "max_stages", "seed", mode="before")
     @classmethod

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.machine import problems
+from optimizer.workload_console import jobs_table, outcomes_table, workload_head
+from optimizer.workload_result import WorkloadResult
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -109,9 +111,13 @@ def interval_ms(samples: Samples) -> str:
 
 def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
-    parts: list[Text | Table] = [_head(result), Text(), _baselines(result)]
-    if result.best is not None:
-        parts += [Text(), _stages(result, result.best)]
+    parts: list[Text | Table] = []
+    if isinstance(result, WorkloadResult):
+        parts += [workload_head(result), Text(), outcomes_table(result), Text(), jobs_table(result)]
+    else:
+        parts += [_head(result), Text(), _baselines(result)]
+        if result.best is not None:
+            parts += [Text(), _stages(result, result.best)]
     parts += [Text(), *_conclusions(result), Text(), *_next(result)]
     for part in parts:
         if isinstance(part, Text):  # lines are the terminal's to break, so that commands can be copied

@@ -43,6 +43,7 @@ class Loop:
         predict: seconds that the additive model gives a plan.
         problem: what samplers may know of the search; those that propose plans need it.
         violations: what a plan breaks; such a plan is told as infeasible and never run.
+        proposer: who proposes plans, instead of one that ``problem`` would make.
         proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
@@ -65,6 +66,7 @@ class Loop:
     problem: Problem | None = None
     violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
     proven_s: float = 0.0
+    proposer: Proposer | None = None
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines that the space does not hold; they cost no budget."""
@@ -82,7 +84,9 @@ class Loop:
             UnavailableError: the first plans all failed, so the device itself does not work.
         """
         cardinality = self.space.cardinality()
-        proposer = make_proposer(self.sampler, self.seed, self.problem) if self.problem is not None else None
+        proposer = self.proposer
+        if proposer is None and self.problem is not None:
+            proposer = make_proposer(self.sampler, self.seed, self.problem)
         if proposer is not None:
             for trial in (*self.history.outside, *self.history.trials):
                 _observe(proposer, trial)

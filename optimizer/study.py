@@ -35,12 +35,13 @@ from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
-from search_spaces.errors import OptimizeError, UnstableError
+from search_spaces.errors import OptimizeError, UnstableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
+from search_spaces.workload import is_workload
 
 _MODEL_OPTIMA = (8, 1)
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
@@ -130,6 +131,12 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         OptimizeError: with the exit code that tells what went wrong; what was measured is in the run folder.
         Interrupted: the person pressed Ctrl-C after the run folder was open.
     """
+    if is_workload(config.model):
+        from optimizer.workload_study import run_workload
+
+        return run_workload(config, watcher, command)
+    if config.objective != "latency":
+        raise UsageError(f"--objective {config.objective}: goes with several models", "see --workload, or leave it out")
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")

@@ -121,7 +121,7 @@ class ChainSpace:
             size = self._size(parts)
             if index < size:
                 cut_rank, word_rank = divmod(index, self._words(parts))
-                cuts = _combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
+                cuts = combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
                 return chain_plan(self._graph, cuts, word_at(word_rank, parts, self._classes))
             index -= size
         raise IndexError(index)
@@ -133,7 +133,7 @@ class ChainSpace:
         return count_words(parts, self._classes)
 
 
-def _combination(top: int, size: int, rank: int) -> list[int]:
+def combination(top: int, size: int, rank: int) -> list[int]:
     """Return the subset number ``rank`` (lexicographic) of ``size`` elements of 1 … ``top``."""
     chosen: list[int] = []
     first = 1

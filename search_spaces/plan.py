@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from search_spaces.errors import PlanError, UsageError, shown
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform
+
+Dispatch = Literal["static", "fifo", "priority", "edf"]
 
 SCHEMA_VERSION = 1
 MAX_OPERATORS = 1_000_000  # a damaged plan file must not fill the memory
@@ -57,13 +59,14 @@ class Plan:
     Attributes:
         graph_digest: the graph that the plan is for.
         stages: every operator of the graph is in exactly one, or in one for each side of its split.
-        dispatch: ``static``: each lane runs its stages in this order.
+        dispatch: ``static``: each lane runs its stages in this order. Stages of several models at once go through a
+            queue instead, from which lanes take them (:mod:`search_spaces.arrangement`).
         digest: SHA-256 (hex) of the content; equal canonical plans have equal digests.
     """
 
     graph_digest: str
     stages: tuple[Stage, ...]
-    dispatch: Literal["static"] = "static"
+    dispatch: Dispatch = "static"
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -124,14 +127,16 @@ class Plan:
         version = data.get("schema_version")
         if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
             raise PlanError(f"plan has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
-        if data.get("dispatch") != "static":
-            raise PlanError(f"plan has dispatch {shown(data.get('dispatch'))}; this version runs 'static'")
+        dispatch: Any = data.get("dispatch")
+        if dispatch not in get_args(Dispatch):
+            known = ", ".join(get_args(Dispatch))
+            raise PlanError(f"plan has dispatch {shown(dispatch)}; this version runs: {known}")
         graph_digest, stages = data.get("graph_digest"), data.get("stages")
         if not isinstance(graph_digest, str):
             raise PlanError(f"plan is damaged: its graph_digest is {shown(graph_digest)}, not a string")
         if not isinstance(stages, list | tuple):
             raise PlanError(f"plan is damaged: its stages are {shown(stages)}, not a list")
-        return cls(graph_digest, tuple(_stages_from_json(stages)))
+        return cls(graph_digest, tuple(_stages_from_json(stages)), dispatch)
 
     def validate(self, graph: Graph, platform: Platform | None = None) -> None:
         """Check that the plan is for this graph, covers it once, is in dispatch order, and names known processors.

@@ -74,7 +74,7 @@ class PlanSimulator:
         several = len({stage.processor for stage in plan.stages}) > 1
         for index, stage in enumerate(plan.stages):
             lane = self._lanes[stage.processor]
-            work_s, _, slowed = self._stage(lane, stage.operators)
+            work_s, _, slowed = self.stage(lane, stage.operators)
             needs: dict[int, float] = {}
             for writer, tensor, nbytes in self._inside(stage.operators).reads:
                 before = place[writer]
@@ -156,7 +156,7 @@ class PlanSimulator:
             found[lane] = sum(i.weight_bytes for i in insides) + max(i.peak_bytes for i in insides)
         return found
 
-    def _stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
+    def stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
         """Return a stage's time on a lane, the share of it that is traffic, and how other lanes slow it."""
         key = (lane, operators)
         if key not in self._work:

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,17 @@ from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
 from evaluators.cost_model.transfers import prices, profile_key
 from evaluators.tabulated import PartCosts
 from evaluators.timeline import Timeline
+from evaluators.workload.outcome import Objective
+from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
+from evaluators.workload.simulate import JobCost
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lowering import Lowering, is_split
+from search_spaces.workload import Workload
 
 _LOGGER = logging.getLogger("partition_optimizer")
 _HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
@@ -89,6 +96,29 @@ class CostModelEvaluator:
             yield session
         finally:
             session.closed = True
+
+    @contextmanager
+    def host(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        scratch: Path | None = None,
+    ) -> Iterator[PredictedSession]:
+        """See :class:`~evaluators.workload.host.Host`; errors are those of :meth:`prepare`."""
+        with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
+
+            def price(graph: Graph, lane: int, operators: tuple[int, ...]) -> JobCost:
+                work_s, _, slowed = session.simulator(graph).stage(lane, operators)
+                return JobCost(work_s, slowed)
+
+            simulator = WorkloadSimulator(workload, joined, platform, price)
+            made = PredictedSession(simulator, objective, session.fingerprint())
+            try:
+                yield made
+            finally:
+                made.closed = True
 
 
 class CostModelSession:

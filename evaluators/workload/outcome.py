@@ -1,0 +1,139 @@
+"""What came of one run of a workload, and the one number that is made small."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from evaluators.timeline import Event, Timeline
+from evaluators.workload.desk import FAILED, REJECTED, Desk
+from search_spaces.errors import UnavailableError
+
+Objective = Literal["mean", "worst", "makespan", "misses", "throughput"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of an instance.
+
+    Attributes:
+        came_s: after the begin of the run.
+        latency_s: from its coming to its end; None where it was turned away or failed.
+        rejected: whether its instance's queue was full.
+        missed: whether it ended after its deadline, or not at all.
+    """
+
+    came_s: float
+    latency_s: float | None
+    rejected: bool
+    missed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        requests: of each instance, in their order.
+        makespan_s: from the first request to the end of the last.
+        timeline: every job of every request, ``stage`` being the plan's.
+    """
+
+    requests: tuple[tuple[Request, ...], ...]
+    makespan_s: float
+    timeline: Timeline
+
+    @property
+    def latencies_s(self) -> tuple[float, ...]:
+        """The mean latency of each instance; a request that was not answered counts with the whole run's time."""
+        return tuple(
+            statistics.fmean(self.makespan_s if r.latency_s is None else r.latency_s for r in each)
+            for each in self.requests
+        )
+
+    @property
+    def misses(self) -> int:
+        """Requests that missed their deadline, were turned away, or failed."""
+        return sum(r.missed for each in self.requests for r in each)
+
+    @property
+    def count(self) -> int:
+        """All requests."""
+        return sum(map(len, self.requests))
+
+    @property
+    def answered(self) -> int:
+        """Requests that came to their end."""
+        return sum(r.latency_s is not None for each in self.requests for r in each)
+
+    def value_s(self, objective: Objective) -> float:
+        """Return what is made small, in seconds.
+
+        ``mean``: of the instances' mean latencies; ``worst``: the largest of them; ``makespan``; ``misses``: the mean,
+        and the makespan once more for each missed request, so that fewer misses come first; ``throughput``: seconds a
+        request.
+        """
+        mean_s = statistics.fmean(self.latencies_s)
+        if objective == "mean":
+            return mean_s
+        if objective == "worst":
+            return max(self.latencies_s)
+        if objective == "makespan":
+            return self.makespan_s
+        if objective == "misses":
+            return mean_s + self.misses * self.makespan_s
+        return self.makespan_s / max(1, self.answered)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        latencies = [r.latency_s for each in self.requests for r in each if r.latency_s is not None]
+        return {
+            "mean_ms": statistics.fmean(self.latencies_s) * 1e3,
+            "worst_ms": max(self.latencies_s) * 1e3,
+            "longest_ms": max(latencies) * 1e3 if latencies else None,
+            "makespan_ms": self.makespan_s * 1e3,
+            "throughput_per_s": self.answered / self.makespan_s,
+            "requests": self.count,
+            "answered": self.answered,
+            "rejected": sum(r.rejected for each in self.requests for r in each),
+            "misses": self.misses,
+        }
+
+
+def outcome(desk: Desk, stages: Sequence[Sequence[int]], lanes: Sequence[str]) -> Outcome:
+    """Return what came of a run that is over.
+
+    Args:
+        stages: of each seat of the desk, the plan's stages that its jobs are.
+        lanes: names.
+
+    Raises:
+        UnavailableError: no request was answered.
+    """
+    begin_ns = desk.store[0]
+    found = []
+    for k, seat in enumerate(desk.seats):
+        mine = []
+        for came_ns, ended_ns in desk.requests(k):
+            took_s = (ended_ns - came_ns) * 1e-9 if ended_ns not in {REJECTED, FAILED} else None
+            late = took_s is None or (seat.deadline_ns > 0 and ended_ns - came_ns > seat.deadline_ns)
+            mine.append(Request((came_ns - begin_ns) * 1e-9, took_s, ended_ns == REJECTED, late))
+        found.append(tuple(mine))
+    events = [
+        Event(stages[k][job], lanes[lane], (start - begin_ns) * 1e-9, (end - begin_ns) * 1e-9)
+        for k in range(len(desk.seats))
+        for row in desk.runs(k)
+        for job, (start, end, lane) in enumerate(row)
+        if end
+    ]
+    if not events:
+        raise UnavailableError("no request of the workload was answered")
+    first_s = min(r.came_s for each in found for r in each if r.latency_s is not None)
+    makespan_s = max(e.end_s for e in events) - first_s
+    if not (math.isfinite(makespan_s) and makespan_s > 0.0):
+        raise UnavailableError(f"the workload took {makespan_s} s, which is no time")
+    return Outcome(tuple(found), makespan_s, Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage)))))

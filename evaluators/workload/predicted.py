@@ -1,0 +1,118 @@
+"""Plans of a workload priced and simulated: what searches go by, and a session that only predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Agreement, Batch
+from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.setting import Setting, setting
+from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.workload import Workload
+
+Price = Callable[[Graph, int, tuple[int, ...]], JobCost]
+"""What operators of a model cost as one job on a lane, by its number among the lanes that are no pools."""
+
+
+class WorkloadSimulator:
+    """Simulates plans of one workload.
+
+    Args:
+        platform: its lanes and pools.
+        price: see :data:`Price`; asked once for each job.
+    """
+
+    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, price: Price) -> None:
+        self.workload, self.joined, self.platform = workload, joined, platform
+        self._price = price
+        self._crowd = Crowd(platform)
+        self._costs: dict[tuple[str, int, tuple[int, ...]], JobCost] = {}
+
+    def run(self, plan: Plan) -> Outcome:
+        """Return what a plan is predicted to do.
+
+        Raises:
+            PlanError: it is not for these models or this platform.
+            UnavailableError: a lane does not take a job.
+        """
+        found = setting(self.workload, self.joined, plan, self.platform)
+        return simulate(
+            found, plan.dispatch, [self._jobs(found, plan, k) for k in range(len(found.seats))], self._crowd
+        )
+
+    def _jobs(self, found: Setting, plan: Plan, seat: int) -> list[Mapping[int, JobCost]]:
+        component = self.joined.components[found.components[seat]]
+        jobs: list[Mapping[int, JobCost]] = []
+        for stage, lanes in zip(found.stages[seat], found.seats[seat].lanes, strict=True):
+            operators = component.own(plan.stages[stage].operators)
+            jobs.append({lane: self.cost(component.graph, lane, operators) for lane in lanes})
+        return jobs
+
+    def cost(self, graph: Graph, lane: int, operators: tuple[int, ...]) -> JobCost:
+        """Return what operators of a model cost as one job on a lane."""
+        key = (graph.digest, lane, operators)
+        if key not in self._costs:
+            self._costs[key] = self._price(graph, lane, operators)
+        return self._costs[key]
+
+
+class PredictedSession:
+    """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it."""
+
+    def __init__(self, simulator: WorkloadSimulator, objective: Objective, facts: Mapping[str, Any]) -> None:
+        self.simulator = simulator
+        self._objective = objective
+        self._facts = dict(facts)
+        self.closed = False
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
+
+    def price(self, known: Mapping[str, Any] | None, progress: Callable[[str], None]) -> Mapping[str, Any]:  # noqa: ARG002
+        """See :class:`~evaluators.workload.host.WorkloadSession`; the model knows by itself."""
+        return {}
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PredictedRun:  # noqa: ARG002
+        """See :class:`~evaluators.base.Session`.
+
+        Args:
+            graph: the joined one.
+        """
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block")
+        return PredictedRun(self.simulator.run(plan), len(plan.stages), self._objective)
+
+
+class PredictedRun:
+    """A plan of a workload with a predicted run; see :class:`~evaluators.base.Candidate`.
+
+    Attributes:
+        outcome: what is predicted.
+    """
+
+    def __init__(self, found: Outcome, stages: int, objective: Objective) -> None:
+        self.outcome = found
+        self._value_s = found.value_s(objective)
+        self._stage_s = np.array(stage_means_s(found, stages))
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
+        runs = 1 if self._value_s > stop_above_s else n
+        return Batch(np.full(runs, self._value_s), np.tile(self._stage_s, (runs, 1)), self.outcome.timeline)
+
+    def verify(self) -> Agreement | None:
+        """Return None: there are no outputs."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""

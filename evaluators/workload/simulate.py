@@ -1,0 +1,112 @@
+"""A workload simulated: jobs at the desk, on lanes that slow each other, for predictions and for searching by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluators.workload.desk import NEVER_NS, Desk
+from evaluators.workload.outcome import Outcome, outcome
+from evaluators.workload.setting import SLICED, Setting, demand
+from search_spaces.errors import UnavailableError
+from search_spaces.plan import Dispatch
+from search_spaces.platform import Platform
+from search_spaces.pools import lanes_of
+
+_BEGIN_NS = 1  # a time of 0 is none
+_ROUNDING_NS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """One job on one lane.
+
+    Attributes:
+        work_s: while nothing slows it.
+        slowed: for each lane the factor while that lane is busy; empty where nothing slows it.
+    """
+
+    work_s: float
+    slowed: tuple[float, ...] = ()
+
+
+Costs = Sequence[Sequence[Mapping[int, JobCost]]]
+"""Of each seat, of each of its jobs: lane → cost."""
+
+
+class Crowd:
+    """How fast lanes go that share what they run on.
+
+    Lanes whose demands on a resource add up to more than there is share it fairly; only lanes that the desk does not
+    keep apart ever do. What stands in a job's own :attr:`JobCost.slowed` comes on top.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._demands = [demand(lane) for lane in lanes_of(platform)]
+        self._sliced = any(SLICED in lane.options for lane in lanes_of(platform))
+
+    def factor(self, lane: int, busy: Sequence[int], slowed: Sequence[float]) -> float:
+        """Return how many times longer a job on a lane takes while the lanes ``busy``, itself among them, run."""
+        others = [slowed[other] for other in busy if other != lane] if slowed else []
+        if not self._sliced:
+            return math.prod(others)
+        mine = self._demands[lane]
+        crowded = [sum(self._demands[other].get(name, 0.0) for other in busy) for name in mine]
+        # Of those that take turns on a resource only one is there to slow a job on another.
+        at_once = min(len(others), max(0, round(sum(min(1.0, c) for c in crowded) / max(sum(mine.values()), 1e-9)) - 1))
+        slow = math.prod(others) ** (at_once / len(others)) if others else 1.0
+        return slow * max(1.0, *crowded)
+
+
+def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> Outcome:
+    """Run a workload once.
+
+    Args:
+        costs: of each seat of ``found``; what a job takes on each lane that may take it.
+
+    Raises:
+        UnavailableError: a time is no number, or jobs wait for ever.
+    """
+    for seat, jobs in zip(found.seats, costs, strict=True):
+        for lanes, job in zip(seat.lanes, jobs, strict=True):
+            if any(not 0.0 <= job[lane].work_s < math.inf for lane in lanes):
+                raise UnavailableError(f"a job takes {[job[lane].work_s for lane in lanes]} s, which is no time")
+    desk = Desk(found.seats, found.excluded, dispatch)
+    desk.begin(_BEGIN_NS)
+    left: dict[int, float] = {}  # lane → nanoseconds of its job's own work that are left
+    now_ns = float(_BEGIN_NS)
+    while True:
+        desk.arrive(round(now_ns))
+        for k, lane in desk.start(round(now_ns)):
+            left[lane] = costs[k][desk.job(k)][lane].work_s * 1e9
+        if desk.over:
+            return outcome(desk, found.stages, found.lanes)
+        busy = tuple(left)
+        factors = {}
+        for lane in busy:
+            k = desk.on(lane)
+            factors[lane] = crowd.factor(lane, busy, costs[k][desk.job(k)][lane].slowed)
+        arrival_ns = desk.next_arrival_ns()
+        ends = [now_ns + left[lane] * factors[lane] for lane in busy]
+        next_ns = min([*ends, *([float(arrival_ns)] if arrival_ns < NEVER_NS else [])], default=math.inf)
+        if next_ns == math.inf:
+            raise UnavailableError("the jobs of the workload wait for each other for ever")
+        for lane in busy:
+            left[lane] -= (next_ns - now_ns) / factors[lane]
+        now_ns = next_ns
+        for lane in busy:
+            if left[lane] <= _ROUNDING_NS:
+                del left[lane]
+                desk.finish(lane, round(now_ns))
+
+
+def stage_means_s(found: Outcome, stages: int) -> list[float]:
+    """Return the mean seconds of each stage of the plan; 0 where it did not run."""
+    events = found.timeline.events
+    number = [e.stage for e in events]
+    total = np.bincount(number, [e.end_s - e.start_s for e in events], stages)
+    means = total / np.maximum(1, np.bincount(number, minlength=stages))
+    return [float(s) for s in means]

@@ -1,0 +1,51 @@
+"""What a study would search, told without measuring anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from evaluators.registry import make_evaluator
+from optimizer.baselines import baselines
+from optimizer.config import StudyConfig, most_stages
+from optimizer.devices import choose_model_and_platform
+from search_spaces.registry import make_space
+from search_spaces.workload import is_workload
+
+
+def dry_run(config: StudyConfig, *, as_json: bool) -> str:
+    """Return what to print; errors are those of the study."""
+    document = _workload(config) if is_workload(config.model) else _model(config)
+    if as_json:
+        return json.dumps({"schema_version": 1, **document}, indent=2)
+    rows = ((name, ", ".join(v) if isinstance(v, list) else v) for name, v in document.items())
+    return "\n".join(f"{name:12}{value}" for name, value in rows)
+
+
+def _model(config: StudyConfig) -> dict[str, Any]:
+    graph, platform = choose_model_and_platform(make_evaluator(config.evaluator), config)
+    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    return {
+        "model": graph.name,
+        "operators": len(graph.operators),
+        "processors": [p.name for p in platform.processors],
+        "plans": space.cardinality(),
+        "budget": config.budget,
+        "baselines": [b.name for b in baselines(graph, platform, platform.processors[0].name)],
+    }
+
+
+def _workload(config: StudyConfig) -> dict[str, Any]:
+    from optimizer.workload_study import read_problem
+
+    problem = read_problem(config, make_evaluator(config.evaluator))
+    return {
+        "workload": problem.workload.name,
+        "models": [i.name for i in problem.workload.instances],
+        "operators": len(problem.joined.graph.operators),
+        "processors": [p.name for p in problem.space.platform.processors],
+        "objective": problem.objective,
+        "plans": problem.space.cardinality(),
+        "budget": config.budget,
+        "baselines": [b.name for b in problem.baselines],
+    }

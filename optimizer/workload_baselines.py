@@ -1,0 +1,111 @@
+"""What a person would do with several models first (seed 001's processes among it), as plans and the lanes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from evaluators.workload.setting import HOST, SLICED
+from optimizer.baselines import Baseline
+from search_spaces.arrangement import Arrangement
+from search_spaces.platform import Platform, Processor
+from search_spaces.pools import lanes_of, members
+from search_spaces.workload_space import WorkloadSpace
+
+PROCESSES, THREADS = "one process per model", "one thread per model"
+SEQUENTIAL, STATIC = "one after another", "a lane for each model"
+_THREADS_HOST = "threads"
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """Lanes that the system schedules: one for each instance, each with the threads of one kind of lane."""
+
+    label: str
+    lanes: tuple[Processor, ...]
+
+
+def baseline_lanes(space: WorkloadSpace, *, threads: bool) -> Platform:
+    """Return the space's platform with lanes that only baselines use: a process, or a thread, for each instance.
+
+    They have no resources of their own, so the desk keeps none of them waiting: the system shares the cores out.
+
+    Args:
+        threads: whether lanes may be threads of one process.
+    """
+    extra = [lane for variant in _variants(space, threads=threads) for lane in variant.lanes]
+    hosts = [_host(space)] if threads else []
+    return replace(space.platform, processors=(*space.platform.processors, *extra, *hosts))
+
+
+def workload_baselines(space: WorkloadSpace, *, threads: bool) -> tuple[Baseline, ...]:
+    """Return the baselines; all run every model whole.
+
+    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's lanes have;
+    ``one after another`` on each kind of lane; ``a lane for each model``, in turns, where several can run at once.
+    """
+    count = len(space.joined.components)
+    found = []
+    for variant in _variants(space, threads=threads):
+        plan = _whole([lane.name for lane in variant.lanes]).plan(space.joined)
+        found.append(Baseline(variant.label, plan))
+    for group in space.platform.classes().values():
+        first = group[0]
+        if len(members(first)) > 1:
+            names = members(first)
+            found.append(Baseline(STATIC, space.plan(_whole([names[k % len(names)] for k in range(count)]))))
+        else:
+            found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole([first.name] * count))))
+    return tuple(found)
+
+
+def first_plans(space: WorkloadSpace) -> list[Baseline]:
+    """Return plans that are worth a look before any search: all models whole, from one queue, on each pool or lane."""
+    count = len(space.joined.components)
+    return [
+        Baseline(
+            f"{dispatch} on {processor.name}",
+            space.plan(replace(_whole([processor.name] * count), dispatch=dispatch)),
+        )
+        for processor in space.platform.processors
+        for dispatch in space.dispatches
+    ]
+
+
+def _whole(lanes: Sequence[str]) -> Arrangement:
+    every = range(len(lanes))
+    return Arrangement("fifo", tuple(every), tuple(() for _ in every), tuple((lane,) for lane in lanes))
+
+
+def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
+    """Yield processes, then threads, for each kind of lane."""
+    count = len(space.joined.components)
+    kinds = [group for group in space.platform.classes().values() if len(members(group[0])) == 1]
+    for label, host in ((PROCESSES, ""), *(((THREADS, _THREADS_HOST),) if threads else ())):
+        for group in kinds:
+            base, cores = group[0], _cores(group)
+            wanted = base.options.get("threads", 1)
+            asked = {name: 1.0 / len(group) for lane in group for name in lane.resources}
+            options = {
+                **base.options,
+                SLICED: asked,
+                **({"cores": cores} if cores else {}),
+                **({HOST: host} if host else {}),
+            }
+            many = f", {wanted} threads each" if len(kinds) > 1 and base.kind == "cpu" else ""
+            what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
+            names = [f"{what}: {k}" for k in range(1, count + 1)]
+            lanes = tuple(replace(base, name=name, resources={}, options=options) for name in names)
+            if not host or base.kind == "cpu":
+                yield _Variant(what, lanes)
+
+
+def _cores(group: Sequence[Processor]) -> tuple[int, ...]:
+    return tuple(sorted({core for lane in group for core in lane.options.get("cores", ())}))
+
+
+def _host(space: WorkloadSpace) -> Processor:
+    """Return the process whose threads the threads are."""
+    cpu = [lane for lane in lanes_of(space.platform) if lane.kind == "cpu"]
+    cores = _cores(cpu)
+    return Processor(_THREADS_HOST, "cpu", {}, "threads", {"cores": cores, "threads": 1})

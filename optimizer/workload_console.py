@@ -1,0 +1,88 @@
+"""The answer of a study of several models, for a terminal: plans against each other, then model by model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from search_spaces.arrangement import jobs_of
+
+if TYPE_CHECKING:
+    from optimizer.workload_result import WorkloadResult
+
+_FIGURES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
+_WORDS = {
+    "mean": "the mean of the models' latencies",
+    "worst": "the largest of the models' latencies",
+    "makespan": "the time until all is done",
+    "misses": "missed deadlines, then the mean latency",
+    "throughput": "the time per request",
+}
+_MOST_JOBS = 24
+
+
+def workload_head(result: WorkloadResult) -> Text:
+    """Return what was searched, and for what."""
+    count = len(result.workload.instances)
+    names = ", ".join(p.name for p in result.platform.processors if p.resources)
+    explored = "all of them" if result.exhausted else f"{result.history.measured:,} of them"
+    return Text(
+        f"{result.workload.name}: {count} models at once on {names}, for {_WORDS[result.goal]}; "
+        f"{result.cardinality:.3g} plans in the space, {explored} tried in {result.wall_s:.0f} s"
+    )
+
+
+def outcomes_table(result: WorkloadResult) -> Table:
+    """Return latencies, makespan and throughput of the best plan and of each baseline."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("plan")
+    late = result.workload.deadlines
+    for name in (*(n for n, _ in _FIGURES), *(("missed",) if late else ()), "predicted"):
+        table.add_column(name if name in {"per s", "missed"} else f"{name}, ms", justify="right")
+    for name, entry in result.outcomes.items():
+        row = [_number(entry[key]) for _, key in _FIGURES]
+        if late:
+            row.append(f"{entry['misses']:.0f} of {entry['requests']:.0f}")
+        predicted = entry.get("predicted")
+        row.append(_number(predicted["objective_ms"]) if predicted else "")
+        table.add_row(Text(name, style="bold" if name == "best" else ""), *row)
+    for name, plan in result.baselines.items():
+        trial = result.history.known.get(plan.digest)
+        if name not in result.outcomes:
+            table.add_row(Text(name), Text(trial.failure if trial else "not measured (budget)"))
+    return table
+
+
+def jobs_table(result: WorkloadResult) -> Table:
+    """Return the best plan, model by model in the order in which they go first."""
+    plan = result.best
+    title = "best plan" if plan is None else f"best plan: jobs are taken {_ORDERS[plan.dispatch]}"
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("first", "right"), ("model", "left"), ("jobs: operators on lane", "left"), ("ms", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    times: dict[str, Any] = result.outcomes.get("best", {}).get("instances_ms", {})
+    shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
+    for place, (index, stages) in enumerate(shown[:_MOST_JOBS], 1):
+        component = result.joined.components[index]
+        jobs = []
+        for stage in (plan.stages[s] for s in stages) if plan is not None else ():
+            own = component.own(stage.operators)
+            jobs.append(f"{own[0]} to {own[-1]} on {stage.processor}")
+        table.add_row(str(place), Text(component.name), Text(", ".join(jobs)), _number(times.get(component.name)))
+    if len(shown) > _MOST_JOBS:
+        table.add_row("…", f"{len(shown) - _MOST_JOBS} more models", "", "")
+    return table
+
+
+_ORDERS = {
+    "fifo": "first come, first served",
+    "priority": "by priority, then the oldest request first",
+    "edf": "the earliest deadline first",
+    "static": "in a fixed order",
+}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,76 @@
+"""What a study of several models found: beside :mod:`optimizer.result`, each model's own latency under each plan."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evaluators.workload.outcome import Objective, Outcome
+from optimizer.result import Result
+from search_spaces.arrangement import jobs_of
+from search_spaces.joined_graph import JoinedGraph
+from search_spaces.plan import Plan
+from search_spaces.workload import Workload
+
+BEST = "best"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadResult(Result):
+    """See :class:`~optimizer.result.Result`, whose latencies are here the objective's values.
+
+    Attributes:
+        outcomes: ``best`` and the name of each baseline → what :func:`summary` returns.
+    """
+
+    workload: Workload = field(kw_only=True)
+    joined: JoinedGraph = field(kw_only=True)
+    goal: Objective = field(kw_only=True)
+    outcomes: Mapping[str, Any] = field(kw_only=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        # Not super(): a dataclass with slots is another class than the one that this body knows.
+        document = Result.to_json(self)
+        document["objective"] = self.goal
+        document["workload"] = {
+            **self.workload.to_json(),
+            "instances": [i.name for i in self.workload.instances],
+            "outcomes": dict(self.outcomes),
+        }
+        return document
+
+
+def summary(
+    workload: Workload,
+    objective: Objective,
+    outcomes: Sequence[Outcome],
+    predicted: Outcome | None,
+    plan: Plan,
+    joined: JoinedGraph,
+) -> dict[str, Any]:
+    """Return the medians over some runs of a plan as plain values, and what was predicted.
+
+    Every instance stands under its name, with its mean latency; those of a plan come in its order.
+    """
+    figures = [o.to_json() for o in outcomes]
+    found: dict[str, Any] = {key: _median([f[key] for f in figures]) for key in figures[0]}
+    names = [i.name for i in workload.instances]
+    order = list(jobs_of(plan, joined))
+    each = zip(*(o.latencies_s for o in outcomes), strict=True)
+    found["instances_ms"] = {names[k]: statistics.median(times) * 1e3 for k, times in zip(order, each, strict=True)}
+    found["runs"] = len(outcomes)
+    if predicted is not None:
+        found["predicted"] = {
+            "objective_ms": predicted.value_s(objective) * 1e3,
+            "mean_ms": predicted.value_s("mean") * 1e3,
+            "makespan_ms": predicted.makespan_s * 1e3,
+        }
+    return found
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,297 @@
+"""A study of several models at once, from beginning to end; beside :mod:`optimizer.study`, which is that of one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from evaluators.base import Agreement, Evaluator
+from evaluators.comparison import ComparisonPolicy
+from evaluators.registry import make_evaluator
+from evaluators.sampling import SamplingPolicy
+from evaluators.workload.host import Host, WorkloadDeployer, WorkloadSession
+from evaluators.workload.outcome import OBJECTIVES, Objective, Outcome
+from evaluators.workload.predicted import WorkloadSimulator
+from optimizer.baselines import Baseline
+from optimizer.config import StudyConfig
+from optimizer.decide import Verdict, decide
+from optimizer.devices import choose_platform
+from optimizer.history import OPTIMUM, History, Trial
+from optimizer.loop import Loop, in_space, measure_plan
+from optimizer.run import RunFolder, write_json
+from optimizer.samplers import SAMPLERS, make_sampler
+from optimizer.study import Interrupted, Watcher
+from optimizer.watch import Watchman
+from optimizer.workload_baselines import baseline_lanes, first_plans, workload_baselines
+from optimizer.workload_limits import check
+from optimizer.workload_result import WorkloadResult, summary
+from optimizer.workload_search import WorkloadProposer
+from search_spaces.errors import UnavailableError, UnstableError, UsageError
+from search_spaces.joined_graph import JoinedGraph, merge
+from search_spaces.models import load
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.pools import with_pools
+from search_spaces.workload import Workload, workload_of
+from search_spaces.workload_file import read_workload
+from search_spaces.workload_space import WorkloadSpace
+
+SPACE = "workload"
+_AUTO, _PRICES = "auto", "prices"
+_OPTIMA, _TOLD_RUNS, _TOLD_S = 4, 9, 4.0
+_NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
+_PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
+_DECIDED = ComparisonPolicy(max_s=8.0, min_pairs=3)
+_KINDS = ("trial", "baseline", "verdict")
+
+
+@dataclass(slots=True)
+class Problem:
+    """What is asked, made ready to be searched.
+
+    Attributes:
+        platform: of the space and of the baselines.
+    """
+
+    workload: Workload
+    joined: JoinedGraph
+    space: WorkloadSpace
+    platform: Platform
+    objective: Objective
+    baselines: tuple[Baseline, ...]
+
+
+@dataclass(slots=True)
+class _Study:
+    config: StudyConfig
+    problem: Problem
+    watcher: Watcher
+    history: History
+    simulator: WorkloadSimulator | None = None
+    begin_s: float = field(default_factory=time.monotonic)
+    exhausted: bool = False
+    restored: int = 0
+    outcomes: dict[str, Any] = field(default_factory=dict)
+
+    def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> WorkloadResult:
+        problem = self.problem
+        return WorkloadResult(
+            problem.joined.graph,
+            problem.platform,
+            self.config.evaluator,
+            self.history,
+            {b.name: b.plan for b in problem.baselines},
+            verdict,
+            None,
+            deployed,
+            problem.space.cardinality(),
+            self.exhausted,
+            time.monotonic() - self.begin_s,
+            run.path,
+            workload=problem.workload,
+            joined=problem.joined,
+            goal=problem.objective,
+            outcomes=self.outcomes,
+        )
+
+
+def read_problem(config: StudyConfig, evaluator: Evaluator) -> Problem:
+    """Return what a study of several models is about.
+
+    Raises:
+        UsageError: the workload, a model, a platform or a setting cannot be.
+        UnavailableError: a processor cannot be used here, or the evaluator runs no workloads.
+    """
+    if not isinstance(evaluator, Host):
+        raise UsageError(
+            f"--evaluator {config.evaluator}: it runs one model at a time",
+            "give litert, cost-model, or a single --model",
+        )
+    if config.space not in {SPACE, "chain"}:
+        raise UsageError(f"--space {config.space}: several models are searched in the space {SPACE!r}", "leave it out")
+    if config.deadline is not None:
+        raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
+    if config.sampler != _AUTO and (
+        (kind := SAMPLERS.get(config.sampler)) is not None and (kind.proposes is not None or kind.knows is not None)
+    ):
+        raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
+    from_file = config.model.endswith((".yaml", ".yml"))
+    workload = read_workload(Path(config.model)) if from_file else workload_of(config.model)
+    graphs = {c.model: load(c.model, config.input_shape) for c in workload.clients}
+    parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
+    joined = merge(workload.name, parts)
+    found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
+    threads = config.evaluator == "litert"
+    wanted: str | Sequence[str] = config.objective
+    objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
+    named = workload_baselines(space, threads=threads)
+    return Problem(workload, joined, space, baseline_lanes(space, threads=threads), objective, named)
+
+
+def workload_objective(names: Sequence[str]) -> Objective:
+    """Return the objective of several models; the latency stands for its mean.
+
+    Raises:
+        UsageError: it is none of theirs, or there are several.
+    """
+    found = next((o for o in OBJECTIVES if o == ("mean" if names[0] == "latency" else names[0])), None)
+    if found is None or len(names) > 1:
+        raise UsageError(
+            f"--objective {', '.join(names)}: several models have one of {', '.join(OBJECTIVES)}", "give one of them"
+        )
+    return found
+
+
+def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> WorkloadResult:
+    """Run a study of several models, or go on with one; errors are those of :func:`optimizer.study.run_study`."""
+    evaluator = make_evaluator(config.evaluator)
+    make_sampler(config.sampler, config.seed, 0)
+    watcher.message(f"reading {config.model}")
+    config = config.model_copy(update={"space": SPACE})
+    problem = read_problem(config, evaluator)
+    study = _Study(config, problem, watcher, History(problem.space.distributions()))
+    with RunFolder.create_or_resume(
+        config,
+        model_digest=f"{problem.joined.graph.digest}+{problem.workload.digest}",
+        fingerprint={"evaluator": config.evaluator, "platform": problem.platform.to_json()},
+        command=command,
+        lanes=[f"{p.name} ({p.like})" for p in problem.space.platform.processors],
+    ) as run:
+        try:
+            for damage in run.contents.damage:
+                watcher.warn(f"trial log: {damage}")
+            for change in run.changes:
+                watcher.warn(change)
+            study.history.restore(run.contents.records)
+            study.restored = len(study.history.known)
+            watcher.opened(run, study.history, problem.space.cardinality())
+            host = cast("Host", evaluator)
+            with host.host(problem.workload, problem.joined, problem.platform, problem.objective, run.path) as session:
+                return _search(study, run, session)
+        except UnstableError as error:
+            write_json(run.path / "result.json", study.result(run, None, None).to_json())
+            hint = f"what was measured is saved; when the machine is quiet, go on with: {run.resume_command}"
+            raise UnstableError(error.what, hint) from None
+        except KeyboardInterrupt:
+            found = study.result(run, None, None) if study.history.known else None
+            if found is not None and _kept_verdict(study, run) is None:
+                write_json(run.path / "result.json", found.to_json())
+            raise Interrupted(found, run.resume_command) from None
+
+
+def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> WorkloadResult:
+    problem, config, history = study.problem, study.config, study.history
+    known = next((r.data for r in run.contents.records if r.kind == _PRICES), None)
+    priced = session.price(known, study.watcher.message)
+    study.simulator = simulator = session.simulator
+    least_s = check(simulator)
+    if known is None:
+        run.log.append(_PRICES, {**priced, "least_s": least_s})
+    predict = _predictor(simulator, problem.objective)
+    starts = first_plans(problem.space)
+    proposer = WorkloadProposer(problem.space, predict, [b.plan for b in starts], config.seed)
+    queue = [(b.name, b.plan) for b in problem.baselines if in_space(problem.space, b.plan)]
+    queue += [(b.name, b.plan) for b in starts]
+    queue += [(OPTIMUM, plan) for plan in proposer.ranking(_OPTIMA)]
+
+    def notify(trial: Trial) -> None:
+        study.watcher.trial(trial)
+        watchman.after(trial)
+
+    loop = Loop(
+        problem.joined.graph,
+        problem.space,
+        session,
+        history,
+        run.log,
+        _NAMED,
+        _PROPOSED,
+        config.sampler,
+        config.seed,
+        config.budget,
+        queue,
+        predict,
+        notify,
+        proposer=proposer if config.sampler == _AUTO else None,
+    )
+    watchman = Watchman(
+        session,
+        problem.joined.graph,
+        history,
+        run.log,
+        lambda plan: measure_plan(loop, plan, race=False),
+        study.watcher.warn,
+    )
+    watchman.restore(run.contents.records)
+    loop.run_outside(b for b in problem.baselines if not in_space(problem.space, b.plan))
+    study.exhausted = loop.run()
+    verdict = _kept_verdict(study, run)
+    if verdict is None:
+        verdict = decide(
+            problem.joined.graph,
+            session,
+            history,
+            {b.name: b.plan for b in problem.baselines},
+            _DECIDED,
+            config.seed,
+            study.watcher.message,
+        )
+        run.log.append("verdict", verdict.to_json())
+    return _finished(study, run, session, verdict)
+
+
+def _predictor(simulator: WorkloadSimulator, objective: Objective) -> Callable[[Plan], float]:
+    def predict(plan: Plan) -> float:
+        try:
+            return simulator.run(plan).value_s(objective)
+        except UnavailableError:
+            return math.inf
+
+    return predict
+
+
+def _finished(study: _Study, run: RunFolder, session: WorkloadSession, verdict: Verdict) -> WorkloadResult:
+    """Run the plans that are told of a few times more, for every model's own figures; write down all."""
+    named = {"best": verdict.best, **{b.name: b.plan for b in study.problem.baselines}}
+    for name, plan in named.items():
+        trial = study.history.known.get(plan.digest)
+        if trial is not None and trial.measurement is not None:
+            study.watcher.message(f"every model's own latency: {name}")
+            study.outcomes[name] = _told(study, session, plan)
+    folder = run.path / "best"
+    write_json(folder / "workload.json", {"schema_version": 1, **study.problem.workload.to_json()})
+    deployed = None
+    if isinstance(session, WorkloadDeployer):
+        study.watcher.message("writing the stage files")
+        deployed = session.deploy(folder, verdict.best)
+    else:
+        write_json(folder / "plan.json", verdict.best.to_json())
+    result = study.result(run, verdict, deployed)
+    write_json(run.path / "result.json", result.to_json())
+    return result
+
+
+def _told(study: _Study, session: WorkloadSession, plan: Plan) -> dict[str, Any]:
+    outcomes: list[Outcome] = []
+    begin_s = time.monotonic()
+    with closing(session.load(study.problem.joined.graph, plan)) as candidate:
+        candidate.run(1)
+        while len(outcomes) < _TOLD_RUNS and (len(outcomes) < 2 or time.monotonic() - begin_s < _TOLD_S):
+            candidate.run(1)
+            outcomes.append(candidate.outcome)
+    predicted = study.simulator.run(plan) if study.simulator is not None else None
+    return summary(study.problem.workload, study.problem.objective, outcomes, predicted, plan, study.problem.joined)
+
+
+def _kept_verdict(study: _Study, run: RunFolder) -> Verdict | None:
+    """Return the verdict that the log holds, unless plans were measured since."""
+    last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
+    if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
+        return None
+    return Verdict.from_json(last.data)

@@ -1,0 +1,110 @@
+"""A plan for a workload, taken apart: how jobs are taken, which instance comes first, its cuts, its jobs' lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from search_spaces.errors import PlanError
+from search_spaces.joined_graph import JoinedGraph
+from search_spaces.plan import Dispatch, Plan, Stage
+from search_spaces.platform import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What a plan says of the components of a joined graph.
+
+    Attributes:
+        dispatch: which of the jobs that are ready a free lane takes: the one that became ready first (``fifo``), that
+            of the highest priority, or that of the earliest deadline (``edf``). Among equals the one whose request
+            came first, then the one whose component comes first in ``order``.
+        order: the components, the first one first.
+        cuts: for each component where its model is cut into jobs: before these of its own operators.
+        lanes: for each component the lane, or pool, of each job.
+    """
+
+    dispatch: Dispatch
+    order: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...]
+    lanes: tuple[tuple[str, ...], ...]
+
+    def plan(self, joined: JoinedGraph) -> Plan:
+        """Return the plan, whose stages are the jobs, in the order of the components."""
+        stages = []
+        for index in self.order:
+            component = joined.components[index]
+            borders = (0, *self.cuts[index], len(component.graph.operators))
+            for (first, last), lane in zip(pairwise(borders), self.lanes[index], strict=True):
+                stages.append(Stage(tuple(component.operators[first:last]), lane))
+        return Plan(joined.graph.digest, tuple(stages), self.dispatch)
+
+    def canonical(self, clients: Sequence[int], platform: Platform) -> Arrangement:
+        """Return the one arrangement that stands for all that do the same.
+
+        Instances of one client are numbered by their order, and lanes that are alike by their first use. Idempotent.
+
+        Args:
+            clients: of each component; cuts are the same within one.
+        """
+        found = dict[int, int]()  # component → what it is called
+        waiting = {c: iter([i for i, other in enumerate(clients) if other == c]) for c in set(clients)}
+        for index in self.order:
+            found[index] = next(waiting[clients[index]])
+        groups = {like: iter(lanes) for like, lanes in platform.classes().items()}
+        renamed: dict[str, str] = {}
+        for lane in (lane for index in self.order for lane in self.lanes[index]):
+            if lane not in renamed:
+                renamed[lane] = next(groups[platform[lane].like]).name
+        back = {new: old for old, new in found.items()}
+        return Arrangement(
+            self.dispatch,
+            tuple(found[i] for i in self.order),
+            tuple(self.cuts[back[i]] for i in range(len(back))),
+            tuple(tuple(renamed[lane] for lane in self.lanes[back[i]]) for i in range(len(back))),
+        )
+
+
+def jobs_of(plan: Plan, joined: JoinedGraph) -> dict[int, list[int]]:
+    """Return the stages of each component, components in the order of the plan.
+
+    Raises:
+        PlanError: a stage holds operators of two components, or the jobs of one are not next to each other.
+    """
+    found: dict[int, list[int]] = {}
+    last = -1
+    for index, stage in enumerate(plan.stages):
+        owners = {joined.component_of[o] for o in stage.operators}
+        if len(owners) > 1:
+            raise PlanError(f"stage {index} of the plan holds operators of {len(owners)} models")
+        (owner,) = owners
+        if owner in found and owner != last:
+            raise PlanError(f"the jobs of {joined.components[owner].name!r} are not next to each other in the plan")
+        found.setdefault(owner, []).append(index)
+        last = owner
+    return found
+
+
+def arrangement(plan: Plan, joined: JoinedGraph) -> Arrangement:
+    """Return what a plan says, which must be valid.
+
+    Raises:
+        PlanError: a stage is no run of consecutive operators of one component, or the plan has no queue.
+    """
+    if plan.dispatch == "static":
+        raise PlanError("the plan runs its stages in a fixed order; a workload's jobs go through a queue")
+    jobs = jobs_of(plan, joined)
+    cuts: dict[int, tuple[int, ...]] = {}
+    for index, stages in jobs.items():
+        component = joined.components[index]
+        ends = [component.first_operator]
+        for stage in stages:
+            operators = plan.stages[stage].operators
+            if operators != tuple(range(ends[-1], ends[-1] + len(operators))):
+                raise PlanError(f"stage {stage} of the plan is no run of consecutive operators")
+            ends.append(ends[-1] + len(operators))
+        cuts[index] = component.own(ends[1:-1])
+    lanes = {i: tuple(plan.stages[s].processor for s in stages) for i, stages in jobs.items()}
+    every = range(len(joined.components))
+    return Arrangement(plan.dispatch, tuple(jobs), tuple(cuts[i] for i in every), tuple(lanes[i] for i in every))
