@@ -93,7 +93,11 @@ def test_the_command_line_is_quoted() -> None:
         ("precision", "1", "--precision 1: must be less than 1"),
         ("precision", "nan", "--precision nan: must be a number"),
         ("precision", "wide", "--precision wide: must be a number"),
-        ("objective", "speed", "--objective speed: must be 'latency', 'mean', 'worst', 'makespan', 'misses' or 'throughput'"),
+        (
+            "objective",
+            "speed",
+            "--objective speed: must be 'latency', 'mean', 'worst', 'makespan', 'misses' or 'throughput'",
+        ),
         ("model", "", "--model '': must not be empty"),
         ("model", 7, "--model 7: must be text"),
         ("model", "a\0b", "--model a\0b: a path cannot hold a NUL character"),
