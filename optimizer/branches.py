@@ -6,7 +6,7 @@ the bound is to count what stages and joins cost on this device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import combinations
@@ -22,12 +22,14 @@ from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, Bounds
 from optimizer.exact.bound import relax
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.cpsat import PROVEN
 from optimizer.exact.dag import best_plan
 from optimizer.exact.graph_costs import GraphCosts, makespan_s
 from optimizer.exact.least import chain_costs
 from optimizer.profile import Profile
 from optimizer.seed_003 import seed_003
 from search_spaces.branch_space import BranchSpace
+from search_spaces.branches import walk
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -40,6 +42,8 @@ SIDE_BY_SIDE = "every group side by side"
 _POLICY = SamplingPolicy(precision=0.01, max_s=0.6, min_runs=5, max_runs=60)
 _JOINS = 12  # inferences in which joins are timed
 _SOLVE_S = 10.0
+_ALL_TRIED = 256  # plans
+_MOST_ROUNDS = 4
 
 
 def predictor(graph: Graph, space: SearchSpace, costs: ChainCosts) -> Callable[[Plan], float]:
@@ -141,15 +145,23 @@ def branch_baselines(space: BranchSpace, platform: Platform, costs: ChainCosts, 
     """
     graph = space.runs.graph
     names = [p.name for p in platform.processors]
+    seed, eager = _procedures(space, costs, names.index(home))
     found = [
         Baseline(f"whole on {members[0].name}", canonical(chain_plan(graph, (), [members[0].name]), graph, platform))
         for members in platform.classes().values()
     ]
-    seed = space.plan([names[lane] for lane in seed_003(space.runs, costs, names.index(home))])
-    # With stages and hand-over for nothing, the procedure puts side by side what gains anything at all.
-    free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), hand_over_s=np.zeros_like(costs.hand_over_s))
-    eager = space.plan([names[lane] for lane in seed_003(space.runs, free, names.index(home))])
     return (*found, Baseline(SEED_003, seed), *([Baseline(SIDE_BY_SIDE, eager)] if eager != seed else []))
+
+
+def _procedures(space: BranchSpace, costs: ChainCosts, home: int) -> tuple[Plan, Plan]:
+    """Return the plan of seed 003's procedure, and that of it with stages and hand-over for nothing.
+
+    The latter puts side by side whatever gains anything at all.
+    """
+    names = [p.name for p in costs.platform.processors]
+    free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), hand_over_s=np.zeros_like(costs.hand_over_s))
+    seed, eager = (space.plan([names[lane] for lane in seed_003(space.runs, c, home)]) for c in (costs, free))
+    return seed, eager
 
 
 def branch_beliefs(
@@ -158,7 +170,7 @@ def branch_beliefs(
     """Return what is believed before anything is measured: the best plan of the space by the model, and its bound.
 
     The runs are placed jointly, by search or, where many runs lie between two gates, by CP-SAT; without OR-Tools the
-    best of the baselines stands for the optimum of such a model, and its bound is that on all plans.
+    best plan near the baselines stands for the optimum of such a model, and its bound is that on all plans.
     """
     own = isinstance(session, Tabulated)
     costs = (
@@ -167,20 +179,53 @@ def branch_beliefs(
     relaxed = relax(graph, costs)
     price = predictor(graph, space, costs)
     names = [p.name for p in platform.processors]
-    home = names.index(profiled.fastest(platform))
-    others = [space.plan([names[lane] for lane in seed_003(space.runs, costs, home)])]
-    others += [space.plan([name] * len(space.runs.runs)) for name in names]
-    bounds = Bounds(relaxed.latency_s, False, relaxed, own=own)
+    starts = [*_procedures(space, costs, names.index(profiled.fastest(platform)))]
+    starts += [space.plan([name] * len(space.runs.runs)) for name in names]
+    bound_s = relaxed.latency_s
     try:
         solved = best_plan(space.runs.as_graph(), run_costs(space, costs), _SOLVE_S)
     except UnavailableError:
-        return Beliefs(costs, (min(others, key=price),), bounds)
-    lane_of = {run: stage.processor for stage in solved.plan.stages for run in stage.operators}
-    plan = space.plan([lane_of[run] for run in range(len(space.runs.runs))])
-    if not own:  # what the evaluator computes itself may be less than the model here, but not less than the relaxations
-        bounds = Bounds(float(solved.bound_s), bool(solved.proven), relaxed, own=False)
-    # Stages of the solution may join where that delays little; those of the space join where it delays nothing.
-    return Beliefs(costs, (min((plan, *others), key=price),), bounds)
+        solved = None
+    if solved is not None:
+        lane_of = {run: stage.processor for stage in solved.plan.stages for run in stage.operators}
+        starts.insert(0, space.plan([lane_of[run] for run in range(len(space.runs.runs))]))
+        bound_s = solved.bound_s
+    plan, is_least = best_near(space, price, starts)
+    if is_least:
+        bound_s = max(bound_s, price(plan))
+    if own:  # what the evaluator computes itself may be less than the model here, but not less than the relaxations
+        return Beliefs(costs, (plan,), Bounds(relaxed.latency_s, False, relaxed, own=True))
+    return Beliefs(costs, (plan,), Bounds(bound_s, price(plan) <= bound_s * (1 + PROVEN), relaxed, own=False))
+
+
+def best_near(space: BranchSpace, price: Callable[[Plan], float], starts: Sequence[Plan]) -> tuple[Plan, bool]:
+    """Return the cheapest plan that is found, and whether it is known to be the cheapest of the space.
+
+    A solver may join stages where that delays little and saves a start; stages of the space join where it delays
+    nothing. So what is best for the one need not be for the other, and each step from the best start counts: a run, or
+    a branch with all that is in it, goes to another lane. Few plans are all tried.
+    """
+    count = space.cardinality()
+    if count <= _ALL_TRIED:
+        return min((space.plan_at(i) for i in range(count)), key=price), True
+    best = min(starts, key=price)
+    least_s = price(best)
+    moved: list[tuple[int, ...]] = [(run,) for run in range(len(space.runs.runs))]
+    moved += [branch for group in walk(space.runs.groups) for branch in space.runs.branches(group) if len(branch) > 1]
+    names = sorted({name for plan in starts for name in space.lanes(plan)})
+    for _ in range(_MOST_ROUNDS):
+        before_s = least_s
+        for runs in moved:
+            for name in names:
+                lanes = space.lanes(best)
+                for run in runs:
+                    lanes[run] = name
+                plan = space.plan(lanes)
+                if (seconds := price(plan)) < least_s:
+                    best, least_s = plan, seconds
+        if least_s >= before_s:
+            break
+    return best, False
 
 
 def run_costs(space: BranchSpace, costs: ChainCosts) -> GraphCosts:

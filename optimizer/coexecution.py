@@ -17,22 +17,31 @@ from search_spaces.platform import Platform
 
 GREEDY = "CoDL's greedy chains"
 SINGLE = "operators split one by one"
+CHAINS = "chains split"
+BRANCHES = "branches side by side"
 
 
 def coexecution_beliefs(graph: Graph, costs: ChainCosts, space: CoexecutionSpace) -> Beliefs:
     """Return what is believed: the optimum of the model, which no plan of the space goes below in it."""
     best = CoexecutionModel(space, costs).best()
-    bounds = Bounds(best.cost_s, True, relax(graph, costs), own=False)
+    # As if each operator could be split: none of the space is faster, and where one cannot the bound is a little low.
+    bounds = Bounds(best.cost_s, True, relax(graph, costs, range(len(graph.operators))), own=False)
     return Beliefs(costs, (space.plan(best.parts),), bounds)
 
 
 def coexecution_baselines(
     graph: Graph, platform: Platform, space: CoexecutionSpace, costs: ChainCosts, fastest: str
 ) -> tuple[Baseline, ...]:
-    """Return the baselines of chains, CoDL's procedure (seed 002), and the best splits of one operator each."""
+    """Return the baselines of chains, CoDL's procedure (seed 002), and the best splits of one operator each.
+
+    Of a model with branches also the best plans by the model that only split, and only run branches side by side.
+    """
     model = CoexecutionModel(space, costs)
     found = {b.plan.digest: b for b in baselines(graph, platform, fastest)}
-    for name, costed in ((GREEDY, model.greedy()), (SINGLE, model.best(chains=False))):
+    pure = [(GREEDY, model.greedy()), (SINGLE, model.best(chains=False, branches=False))]
+    if space.groups:
+        pure += [(CHAINS, model.best(branches=False)), (BRANCHES, model.best(splits=False))]
+    for name, costed in pure:
         plan = space.plan(costed.parts)
         found.setdefault(plan.digest, Baseline(name, plan))
     return tuple(found.values())

@@ -1,7 +1,8 @@
-"""The space of co-execution: a chain of parts, each of which one processor runs or two share (seed 002).
+"""The space of co-execution: a chain of parts, each of which one processor runs or two share (seeds 002 and 003).
 
-A part that is shared is split along height or output channels; both sides run at the same time, and meet at its end. So
-a plan is where parts begin and end, and for each part how it is split, at which share, and on which processors.
+A part that is shared is split along height or output channels, or it is a group of parallel branches, some of which run
+on each processor. Both sides run at the same time, and meet at its end. So a plan is where parts begin and end, and for
+each part how it is shared, at which share, and on which processors.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal
 
+from search_spaces.branches import branch_groups, walk
 from search_spaces.errors import PlanError, RewriteError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Share, Stage, canonical
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 GRID = 16
 """Into how many equal steps a share is told."""
 
+How = Axis | Literal["branches"]
+"""How two processors share a part."""
+
+_MOST_BRANCHES = 4  # of a group that is a part: what goes where is then one of 14, and fits among the shares
+
 _TILE: Mapping[Axis, int] = {"height": 1, "channels": 8}  # of a kernel: channels are computed in blocks
 
 
@@ -35,18 +42,19 @@ class Part:
     Attributes:
         first, last: the operators, half-open.
         on: the processors: one, or two that share the work.
-        axis, cut: how it is shared, and where; see :class:`~search_spaces.rewrites.splits.Split`.
+        axis, cut: how it is shared, and where; see :class:`~search_spaces.rewrites.splits.Split`. Of branches, ``cut``
+            tells which ones the second processor runs, as a bit set.
     """
 
     first: int
     last: int
     on: tuple[str, ...]
-    axis: Axis | None = None
+    axis: How | None = None
     cut: int = 0
 
 
-Mode = tuple[Literal["whole"], str] | tuple[Axis, int, str, str]
-"""How a part is run: whole on a processor; or split, at how many steps of :data:`GRID`, on two processors."""
+Mode = tuple[Literal["whole"], str] | tuple[How, int, str, str]
+"""How a part is run: whole on a processor; or shared, by a step of :data:`GRID` or a set of branches, on two."""
 
 
 class CoexecutionSpace:
@@ -54,7 +62,7 @@ class CoexecutionSpace:
 
     Parameters (fixed for the study): for each operator but the first, ``cut_i``: whether a part begins there; for each
     operator, ``split_i``, ``share_i``, ``on_i`` and ``with_i``, which count where a part begins. A part that cannot be
-    split as it is told runs whole.
+    shared as it is told runs whole.
 
     Args:
         max_stages: not heeded: each operator may begin a part.
@@ -73,6 +81,7 @@ class CoexecutionSpace:
             )
         self.graph = graph
         self.platform = platform
+        self._place = {p.name: i for i, p in enumerate(platform.processors)}
         self._steps: dict[tuple[int, int, Axis], dict[int, Sides]] = {}
         self._step_of: dict[tuple[int, int, Axis], dict[int, int]] = {}
         self._dead: dict[tuple[int, Axis], int] = {}
@@ -84,8 +93,34 @@ class CoexecutionSpace:
         lanes = [p for p in self.platform.processors if p.name in names]
         found = [(a.name, b.name) for a, b in permutations(lanes, 2) if not a.excludes(b)]
         alike = {p.name: p.like for p in lanes}
-        place = {p.name: i for i, p in enumerate(lanes)}
-        return tuple((a, b) for a, b in found if alike[a] != alike[b] or place[a] < place[b])
+        return tuple((a, b) for a, b in found if alike[a] != alike[b] or self._place[a] < self._place[b])
+
+    @cached_property
+    def groups(self) -> Mapping[tuple[int, int], tuple[tuple[int, ...], ...]]:
+        """Parallel branches that can be a part, by its first and last operator: the operators of each branch.
+
+        These are the groups of at most four branches, and of consecutive operators; what a plan makes of them is told
+        by one number. The space of branches knows no such limits.
+        """
+        found: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+        for group in walk(branch_groups(self.graph)):
+            members = group.members()
+            first, last = members[0], members[-1] + 1
+            if len(members) == last - first and len(group.branches) <= _MOST_BRANCHES:
+                found[first, last] = tuple(branch.members() for branch in group.branches)
+        return found
+
+    def branch_sets(self, first: int, last: int) -> range:
+        """Return which sets of branches a second processor may run, as bit sets; none where a part is no group."""
+        return range(1, 2 ** len(self.groups.get((first, last), ())) - 1)
+
+    def side_operators(self, part: Part) -> tuple[tuple[int, ...], ...]:
+        """Return the operators of each side of a part: all of them on each, but for branches."""
+        every = tuple(range(part.first, part.last))
+        if part.axis != "branches":
+            return (every,) * len(part.on)
+        second = {o for i, b in enumerate(self.groups[part.first, part.last]) if part.cut >> i & 1 for o in b}
+        return tuple(o for o in every if o not in second), tuple(sorted(second))
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:
@@ -128,8 +163,8 @@ class CoexecutionSpace:
         stages: list[Stage] = []
         for part in parts:
             operators = tuple(range(part.first, part.last))
-            if part.axis is None:
-                stages.append(Stage(operators, part.on[0]))
+            if part.axis is None or part.axis == "branches":
+                stages += [Stage(own, lane) for own, lane in zip(self.side_operators(part), part.on, strict=True)]
                 continue
             length = extent(self.graph, part.first, part.last, part.axis)
             shares = (Share(part.axis, 0, part.cut), Share(part.axis, part.cut, length))
@@ -145,49 +180,77 @@ class CoexecutionSpace:
         for i in range(len(self.graph.operators)):
             if i:
                 found[f"cut_{i}"] = CategoricalDistribution([False, True])
-            found[f"split_{i}"] = CategoricalDistribution(["whole", "height", "channels"])
+            begins = any(first == i for first, _ in self.groups)
+            kinds = ["whole", "height", "channels", *(["branches"] if begins else [])]
+            found[f"split_{i}"] = CategoricalDistribution(kinds)
             found[f"share_{i}"] = IntDistribution(1, GRID - 1)
             found[f"on_{i}"] = CategoricalDistribution(names)
             found[f"with_{i}"] = CategoricalDistribution(names)
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan; a part that cannot be split as it is told runs whole on its first processor."""
+        """Return the canonical plan; a part that cannot be shared as it is told runs whole on its first processor."""
         count = len(self.graph.operators)
         begins = [i for i in range(count) if i == 0 or params[f"cut_{i}"]]
         parts = []
         for first, last in zip(begins, [*begins[1:], count], strict=True):
-            axis, step = params[f"split_{first}"], int(params[f"share_{first}"])
+            how, step = params[f"split_{first}"], int(params[f"share_{first}"])
             on, other = str(params[f"on_{first}"]), str(params[f"with_{first}"])
-            sides = self.steps(first, last, axis).get(step) if axis != "whole" else None
-            if sides is None or on == other or self.platform[on].excludes(self.platform[other]):
-                parts.append(Part(first, last, (on,)))
-            else:
-                parts.append(Part(first, last, (on, other), axis, sides.split.cuts[0]))
+            parts.append(self._shared(first, last, (how, step, on, other)) or Part(first, last, (on,)))
         return self.plan(parts)
 
+    def _shared(self, first: int, last: int, mode: tuple[Any, int, str, str]) -> Part | None:
+        how, step, on, other = mode
+        if on == other or self.platform[on].excludes(self.platform[other]):
+            return None
+        if how == "branches":
+            return Part(first, last, (on, other), how, step) if step in self.branch_sets(first, last) else None
+        sides = self.steps(first, last, how).get(step) if how != "whole" else None
+        return None if sides is None else Part(first, last, (on, other), how, sides.split.cuts[0])
+
     def parts(self, plan: Plan) -> tuple[Part, ...]:
-        """Return the parts of a plan.
+        """Return the parts of a plan; what can be read as branches of a group side by side is read so.
 
         Raises:
             PlanError: the plan is not in the space.
         """
         plan.validate(self.graph, self.platform)
         plan = canonical(plan, self.graph, self.platform)
+        begin: dict[int, list[int]] = {}
+        for index, stage in enumerate(plan.stages):
+            begin.setdefault(stage.operators[0], []).append(index)
         found: list[Part] = []
-        for index, members in plan.sides().items():
-            if index != members[0]:
-                continue
-            stages = sorted((plan.stages[i] for i in members), key=lambda s: s.share.first if s.share else 0)
-            operators, share = stages[0].operators, stages[0].share
-            part = Part(operators[0], operators[-1] + 1, tuple(s.processor for s in stages))
-            if share is not None:
-                part = Part(part.first, part.last, part.on, share.axis, share.last)
-            if operators != tuple(range(part.first, part.last)) or len(members) > 2:
-                raise PlanError(f"stage {index} of the plan is no run of operators on one or two processors")
+        first = 0
+        while first < len(self.graph.operators):
+            part = self._branched(plan, first)
+            if part is None:
+                members = begin.get(first, [])
+                stages = sorted((plan.stages[i] for i in members), key=lambda s: s.share.first if s.share else 0)
+                operators = stages[0].operators if stages else ()
+                if operators != tuple(range(first, first + len(operators))) or not 1 <= len(stages) <= 2:
+                    raise PlanError(f"what begins at operator {first} is no run of operators on one or two processors")
+                share = stages[0].share
+                how, cut = (share.axis, share.last) if share is not None else (None, 0)
+                part = Part(first, operators[-1] + 1, tuple(s.processor for s in stages), how, cut)
             found.append(part)
-        found.sort(key=lambda p: p.first)
+            first = part.last
         return tuple(found)
+
+    def _branched(self, plan: Plan, first: int) -> Part | None:
+        """Return the part that begins at an operator, if it is a group whose branches run on two processors."""
+        for (begin, last), branches in self.groups.items():
+            if begin != first:
+                continue
+            inside = [s for s in plan.stages if first <= s.operators[0] < last and s.share is None]
+            inside.sort(key=lambda s: self._place[s.processor])
+            if len(inside) != 2 or sorted((*inside[0].operators, *inside[1].operators)) != list(range(first, last)):
+                continue
+            on = inside[0].processor, inside[1].processor
+            second = set(inside[1].operators)
+            apart = all(second.issuperset(b) or second.isdisjoint(b) for b in branches)
+            if on[0] != on[1] and apart and not self.platform[on[0]].excludes(self.platform[on[1]]):
+                return Part(first, last, on, "branches", sum(1 << i for i, b in enumerate(branches) if b[0] in second))
+        return None
 
     def encode(self, plan: Plan) -> dict[str, Any]:
         """See :class:`~search_spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
@@ -208,7 +271,7 @@ class CoexecutionSpace:
             params[f"on_{i}"] = part.on[0]
             if part.axis is None:
                 continue
-            step = self.step(part)
+            step = part.cut if part.axis == "branches" else self.step(part)
             if step is None:
                 raise PlanError(f"{part.axis} {part.cut} of operator {part.last - 1} is no step of the grid")
             params |= {f"split_{i}": part.axis, f"share_{i}": step, f"with_{i}": part.on[1]}
@@ -216,7 +279,7 @@ class CoexecutionSpace:
 
     def step(self, part: Part) -> int | None:
         """Return at which step of :data:`GRID` a part is split, or None where it is at none."""
-        if part.axis is None:
+        if part.axis is None or part.axis == "branches":
             return None
         key = (part.first, part.last, part.axis)
         if key not in self._step_of:
@@ -238,6 +301,8 @@ class CoexecutionSpace:
         axes: tuple[Axis, ...] = ("height", "channels")
         for axis in axes:
             found += [(axis, step, a, b) for step in self.steps(first, last, axis) for a, b in self._all_pairs]
+        ordered = [(a, b) for a, b in self._all_pairs if self._place[a] < self._place[b]]
+        found += [("branches", which, a, b) for which in self.branch_sets(first, last) for a, b in ordered]
         return found
 
     @cached_property
@@ -246,7 +311,11 @@ class CoexecutionSpace:
         return tuple((a.name, b.name) for a, b in permutations(lanes, 2) if not a.excludes(b))
 
     def cardinality(self) -> int:
-        """Return the number of plans, those counted apart that differ in the names of lanes that are alike."""
+        """Return the number of plans.
+
+        Those are counted apart that differ in the names of lanes that are alike, or that are a group of branches side
+        by side as well as one part behind another.
+        """
         return self._ways[0]
 
     def plan_at(self, index: int) -> Plan:
@@ -274,4 +343,6 @@ class CoexecutionSpace:
         """Return a part that is run in one of :meth:`modes`."""
         if mode[0] == "whole":
             return Part(first, last, (mode[1],))
+        if mode[0] == "branches":
+            return Part(first, last, (mode[2], mode[3]), mode[0], mode[1])
         return Part(first, last, (mode[2], mode[3]), mode[0], self.steps(first, last, mode[0])[mode[1]].split.cuts[0])

@@ -26,6 +26,7 @@ from search_spaces.rewrites.lowering import Lowering
 from search_spaces.rewrites.splits import extent
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core
+from tests.test_branches import Recipe, built, network, recipes
 
 TWO = Platform("two", (one_core(0), one_core(1)))
 
@@ -114,6 +115,54 @@ def test_the_dynamic_programme_finds_the_least_of_all_parts(drawn: Layers, seed:
         assert model.price(plan) >= found.cost_s - 1e-12
 
 
+@quick
+@given(recipe=recipes(), data=st.data())
+def test_branches_side_by_side_are_parts(recipe: Recipe, data: st.DataObject) -> None:
+    graph, _ = built(recipe)
+    space = CoexecutionSpace(graph, TWO)
+    plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
+    plan.validate(graph, TWO)
+    assert space.decode(space.encode(plan)) == plan
+    for (first, last), branches in space.groups.items():
+        assert sorted(o for branch in branches for o in branch) == list(range(first, last))
+        before, after = [
+            [Part(i, i + 1, ("cpu0",)) for i in r] for r in (range(first), range(last, len(graph.operators)))
+        ]
+        for which in space.branch_sets(first, last):
+            part = Part(first, last, ("cpu0", "cpu1"), "branches", which)
+            made = space.plan([*before, part, *after])
+            inside = [p for p in space.parts(made) if first <= p.first < last]
+            assert [(p.first, p.last, p.axis) for p in inside] == [(first, last, "branches")]
+            sides = space.side_operators(inside[0])
+            assert sorted((*sides[0], *sides[1])) == list(range(first, last))
+
+
+@quick
+@given(recipe=recipes(), seed=st.integers(0, 99))
+def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> None:
+    graph, _ = built(recipe)
+    space = CoexecutionSpace(graph, TWO)
+    model = CoexecutionModel(space, costs(graph, seed))
+    best = model.best()
+    assert best.cost_s <= model.best(branches=False).cost_s + 1e-12
+    assert best.cost_s <= model.best(splits=False).cost_s + 1e-12
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        assert model.price(space.plan_at(int(rng.integers(min(space.cardinality(), 2**62))))) >= best.cost_s - 1e-12
+
+
+def test_what_is_no_group_runs_whole() -> None:
+    graph = network(("in", "x"), ("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("y", "out"))
+    space = CoexecutionSpace(graph, TWO)
+    assert space.groups == {(1, 3): ((1,), (2,))}
+    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | {"cut_1": True, "split_1": "branches", "share_1": 2}
+    params |= {"on_1": "cpu0", "with_1": "cpu1"}
+    assert space.parts(space.decode(params)) == (Part(0, 1, ("cpu0",)), Part(1, 4, ("cpu0",)))
+    found = space.parts(space.decode(params | {"cut_3": True}))
+    assert found[1] == Part(1, 3, ("cpu0", "cpu1"), "branches", 2)
+    assert space.parts(space.decode(params | {"cut_3": True, "share_1": 3}))[1].axis is None
+
+
 def test_uneven_processors_get_uneven_shares() -> None:
     graph = read(small())
     uneven = costs(graph, 0)
@@ -185,6 +234,31 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
         assert {lanes[0], lanes[1]} == {"cpu0", "cpu1"}
         deployed = session.deploy(tmp_path / "best", graph, plan)
     assert deployed.accepted
+
+
+@pytest.mark.litert
+def test_splits_and_branches_in_one_plan(squeezenet: Graph) -> None:
+    evaluator = LitertEvaluator()
+    platform = evaluator.platform().restrict(["cpu0", "cpu1"])
+    space = CoexecutionSpace(squeezenet, platform)
+    (first, last), *_ = sorted(space.groups)
+    count = len(squeezenet.operators)
+    step = space.steps(last, last + 2, "height")
+    cut = next(iter(step.values())).split.cuts[0]
+    plan = space.plan(
+        [
+            Part(0, first, ("cpu0",)),
+            Part(first, last, ("cpu0", "cpu1"), "branches", 1),
+            Part(last, last + 2, ("cpu0", "cpu1"), "height", cut),
+            Part(last + 2, count, ("cpu0",)),
+        ]
+    )
+    with evaluator.prepare(platform) as session, closing(session.load(squeezenet, plan)) as candidate:
+        batch = candidate.run(3)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+    assert batch.stage_s.shape == (3, 6)
 
 
 def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.operator_split import SplitGraph, split_operators
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
 from search_spaces.rewrites.windows import Window
-from tests.split_models import VALID, Layers, layers
+from tests.split_models import SAME, VALID, Layers, layers
 from tests.tflite_models import Array, run_pieces
 
 AXES: tuple[Axis, ...] = ("height", "channels")
@@ -168,6 +169,27 @@ def test_what_cannot_be_split_is_refused_with_the_reason(tmp_path: Path, split: 
     _, graph = chain(tmp_path)
     with pytest.raises(RewriteError, match=says):
         split_operators(graph, [split])
+
+
+def test_open_dimensions_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    _, graph = chain(tmp_path)
+    tensors = list(graph.tensors)
+    output = graph.operators[0].outputs[0]
+    tensors[output] = replace(tensors[output], shape=(1, -1, 10, 8))
+    with pytest.raises(
+        RewriteError, match=r"operator 0 \(CONV_2D\) has the shape .* of which a part is open"
+    ) as caught:
+        split_operators(replace(graph, tensors=tuple(tensors)), [Split(0, 1, "height", (3,))])
+    assert "--input-shape" in str(caught.value)
+
+
+def test_a_halo_larger_than_the_slice(tmp_path: Path) -> None:
+    drawn = Layers((1, 7, 5, 4))
+    drawn.conv(4, size=4, dilation=2, padding=SAME)
+    drawn.conv(6, size=5)
+    drawn.done()
+    for cuts in ((1,), (6,), (1, 2, 3, 4, 5, 6)):
+        agree(drawn, (Split(0, 2, "height", cuts),), None, exact=False)
 
 
 def test_splits_may_not_overlap(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ A part that two processors share takes what CoDL (seed 002) says: T = transform 
 operators take their time on its processor by the share of rows or channels that they compute, halos included, in whole
 tiles of the kernel; what is sliced and joined takes its bytes; to meet takes a hand-over. A chain pays once for all of
 its operators, so the cheapest way to run operators ``i`` … is the cheapest part from ``i`` on and the cheapest way from
-its end on: with the lane that the last part ends on as the state, that is all there is to it.
+its end on: with the lane that the last part ends on as the state, that is all there is to it. A part that is a group of
+branches (seed 003) takes as long as the slower side, to which the second processor's adds its hand-over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from optimizer.exact.chain_costs import ChainCosts
-from search_spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.coexecution import CoexecutionSpace, How, Part
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.rewrites.locality import axis_of
@@ -65,6 +66,8 @@ class CoexecutionModel:
     def __post_init__(self) -> None:
         self._lane = {p.name: i for i, p in enumerate(self.space.platform.processors)}
         self._rows: list[list[float]] = self.costs.operator_s.tolist()
+        # Which branches go where is told by a set, so that the other order of a pair is the same once more.
+        self._ordered = [pair for pair in self.space.pairs if self._lane[pair[0]] < self._lane[pair[1]]]
 
     def _factor(self, first: int, last: int, how: str, lane: str) -> float:
         return self.corrections.get((first, last, how, lane), self.usual.get(how, 1.0))
@@ -79,10 +82,12 @@ class CoexecutionModel:
         """Return what the two sides of a part take, without meeting each other."""
         if part.axis is None:
             return self.whole_s(part.first, part.last, part.on[0]), 0.0
-        step = self.space.step(part)
-        if step is None:
+        if part.axis == "branches":
+            first, second = (tuple((o, 1.0) for o in own) for own in self.space.side_operators(part))
+        elif (step := self.space.step(part)) is not None:
+            first, second = self._work(part.first, part.last, part.axis, step)
+        else:
             return math.inf, math.inf
-        first, second = self._work(part.first, part.last, part.axis, step)
         return self._side_s(part, 0, first), self._side_s(part, 1, second)
 
     def _side_s(self, part: Part, side: int, work: Sequence[tuple[int, float]]) -> float:
@@ -107,7 +112,7 @@ class CoexecutionModel:
 
     def join_s(self, part: Part) -> float:
         """Return what it takes to bring the sides together: to hand over, and to copy what is not where it belongs."""
-        if part.axis is None:
+        if part.axis is None or part.axis == "branches":
             return 0.0
         step = self.space.step(part)
         if step is None:
@@ -130,6 +135,8 @@ class CoexecutionModel:
         if part.axis is None:
             return begin_s
         other_s = self._hand_over_s(part.first, before or part.on[0], part.on[1])
+        if part.axis == "branches":
+            other_s += self._hand_over_s(part.last - 1, part.on[1], part.on[0])
         return max(begin_s, way.second_s + other_s) + way.join_s
 
     def _hand_over_s(self, operator: int, before: str | None, lane: str) -> float:
@@ -149,11 +156,13 @@ class CoexecutionModel:
         """Return what a plan of the space takes."""
         return self.cost_s(self.space.parts(plan))
 
-    def best(self, *, chains: bool = True) -> Costed:
+    def best(self, *, chains: bool = True, splits: bool = True, branches: bool = True) -> Costed:
         """Return the parts that take the least, over all of the space.
 
         Args:
             chains: whether a split part may have more than one operator.
+            splits: whether there may be split parts at all.
+            branches: whether branches may run side by side.
         """
         count = len(self.space.graph.operators)
         ends = list(dict.fromkeys((*self.space.lanes, *(a for a, _ in self.space.pairs))))
@@ -163,7 +172,7 @@ class CoexecutionModel:
             options = [
                 (rest_s[last][way.part.on[0]], way)
                 for last in range(first + 1, count + 1)
-                for way in self._ways(first, last, split=chains or last == first + 1)
+                for way in self._ways(first, last, split=splits and (chains or last == first + 1), branches=branches)
             ]
             for before in ends if first else [None]:
                 costs = [after_s + self._part_s(way, before) for after_s, way in options]
@@ -176,13 +185,15 @@ class CoexecutionModel:
             before, at = parts[-1].on[0], parts[-1].last
         return Costed(tuple(parts), rest_s[0][None])
 
-    def _ways(self, first: int, last: int, *, split: bool) -> list[_Way]:
+    def _ways(self, first: int, last: int, *, split: bool, branches: bool = False) -> list[_Way]:
         """Return all ways to run a part; of lanes that are alike the first ones."""
         found = [self._way(Part(first, last, (lane,))) for lane in self.space.lanes]
         for axis in _TILES if split else ():
             for sides in self.space.steps(first, last, axis).values():
                 cut = sides.split.cuts[0]
                 found += [self._way(Part(first, last, pair, axis, cut)) for pair in self.space.pairs]
+        for which in self.space.branch_sets(first, last) if branches else ():
+            found += [self._way(Part(first, last, pair, "branches", which)) for pair in self._ordered]
         return found
 
     def greedy(self) -> Costed:
@@ -207,7 +218,7 @@ class CoexecutionModel:
             before, first = part.on[0], part.last
         return Costed(tuple(parts), self.cost_s(parts))
 
-    def _best_single(self, first: int, last: int, before: str | None, *, axis: Axis | None = None) -> Part:
+    def _best_single(self, first: int, last: int, before: str | None, *, axis: How | None = None) -> Part:
         found = self._ways(first, last, split=True)
         if axis is not None:
             found = [way for way in found if way.part.axis == axis] or found

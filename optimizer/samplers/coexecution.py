@@ -54,8 +54,8 @@ class CoexecutionProposer:
         }
         for part in parts:
             believed = self._plain.sides_s(part)
-            for lane, seconds in zip(part.on, believed, strict=False):
-                found_s = took.get((part.first, lane), 0.0)
+            for lane, own, seconds in zip(part.on, self._space.side_operators(part), believed, strict=False):
+                found_s = took.get((own[0], lane), 0.0)
                 if lane == part.on[0]:
                     found_s = max(found_s - self._plain.join_s(part), 0.5 * found_s)
                 if found_s > 0.0 and seconds > 0.0:
@@ -89,7 +89,7 @@ class CoexecutionProposer:
             head, tail = parts[:i], parts[i + 1 :]
             for other in self._instead(part):
                 yield (*head, other, *tail)
-            if tail and part.axis == tail[0].axis:
+            if tail and part.axis == tail[0].axis != "branches":
                 longer = Part(part.first, tail[0].last, part.on, part.axis, tail[0].cut)
                 if part.axis is None or self._space.step(longer) is not None:
                     yield (*head, longer, *tail[1:])
@@ -108,11 +108,16 @@ class CoexecutionProposer:
                     found = Part(part.first, part.last, pair, axis, sides.split.cuts[0])
                     if found != part:
                         yield found
+        for which in self._space.branch_sets(part.first, part.last):
+            for pair in self._space.pairs:
+                yield Part(part.first, part.last, pair, "branches", which)
 
     def _nearest(self, part: Part, first: int, last: int) -> Part | None:
         """Return some operators of a part, shared as the part is, or None where they cannot be."""
         if part.axis is None:
             return Part(first, last, part.on)
+        if part.axis == "branches":
+            return None
         step = self._space.step(part)
         steps = self._space.steps(first, last, part.axis)
         if step is None or not steps:
