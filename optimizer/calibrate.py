@@ -25,7 +25,7 @@ from evaluators.cost_model.calibrate_profile import (
     next_network,
 )
 from evaluators.cost_model.calibrate_time import Bench
-from evaluators.cost_model.files import to_json
+from evaluators.cost_model.files import SUFFIXES, to_json
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile
 from evaluators.registry import make_evaluator
 from optimizer.devices import choose_platform
@@ -117,8 +117,8 @@ def calibrate(
     """
     if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise UsageError(f"--minutes {minutes:g}: give {LEAST_MINUTES:g} to {MOST_MINUTES:g} minutes")
-    if out.suffix != ".json":
-        raise UsageError(f"--out {out}: a profile is a .json file", f"give {out.with_suffix('.json')}")
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"--out {out}: a profile is a .json or .yaml file", f"give {out.with_suffix('.json')}")
     measurer = make_evaluator(evaluator)
     platform = choose_platform(measurer, processors)
     end_s = time.monotonic() + 60.0 * minutes

@@ -169,6 +169,14 @@ def test_a_profile_that_is_not_there() -> None:
         from_json([])
 
 
+def test_a_profile_may_be_called_yaml_and_a_platform_is_no_profile(tmp_path: Path) -> None:
+    profile = written(tmp_path).rename(tmp_path / "here.yaml")
+    assert find_profile(profile) == read_profile(profile)
+    (tmp_path / "board.yaml").write_text("name: board\n")
+    assert find_profile(tmp_path / "board.yaml") is None
+    assert find_profile(tmp_path / "nowhere.yaml") is None
+
+
 def test_a_study_needs_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", str(written(tmp_path))]
     code = main([*arguments, "--budget", "30", "--out", str(tmp_path / "run"), "--json", "-q"])

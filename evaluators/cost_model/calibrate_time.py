@@ -123,7 +123,7 @@ class Bench:
         packed = self._folder / "packed.xnnpack"
         packed.unlink(missing_ok=True)
         found = profile_kernels(graph.source.path, path.path, lane, packed, seconds=SECONDS)
-        seconds = operator_seconds(features, found.names, found.kernel_s)
+        seconds = operator_seconds(features, found.names, found.kernel_s, graph)
         return np.where(seconds > 0, seconds, np.nan), found.reference_s
 
     def _whole(self, lane: Processor, graph: Graph, reference: Candidate) -> tuple[float, float]:

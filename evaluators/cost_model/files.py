@@ -1,6 +1,7 @@
 """Profiles as files: one JSON document with a device's lanes, their prices, and where both come from.
 
 A file may be given by its path, or by its name where it ships with the product (``experiments/profiles/NAME.json``).
+JSON is YAML, so that a profile may also be called ``.yaml``, as platforms are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from search_spaces.platform import Platform
 SCHEMA_VERSION = 1
 KIND = "cost profile"
 SHIPPED = Path(__file__).parents[2] / "experiments" / "profiles"
-_MAX_NBYTES = 64 << 20
+SUFFIXES = (".json", ".yaml", ".yml")
+_MAX_NBYTES, _HEAD_NBYTES = 64 << 20, 256
 _NOT_NEGATIVE = ("processors", "links", "contention")
 
 
@@ -34,11 +36,23 @@ def find_profile(source: str | Path) -> tuple[CostProfile, Platform] | None:
         UsageError: it cannot be read.
     """
     name, path = str(source), Path(source)
-    if path.suffix != ".json":
+    if path.suffix != ".json" and not _begins_as_profile(path):
         path = SHIPPED / f"{name}.json"
         if "/" in name or "\0" in name or not path.is_file():
             return None
     return read_profile(path)
+
+
+def _begins_as_profile(path: Path) -> bool:
+    """Return whether a file of YAML is a profile, and not a platform."""
+    if path.suffix not in SUFFIXES:
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_NBYTES)
+    except OSError:
+        return False
+    return head.lstrip().startswith(b"{") and KIND.encode() in head
 
 
 def shipped_profiles() -> list[str]:

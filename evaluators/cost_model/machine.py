@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.cost_model.machine_model import PROFILING, Loaded
+from evaluators.cost_model.machine_model import PROFILING, Loaded, middle
 from evaluators.litert.settings import compile_settings
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
@@ -117,37 +117,36 @@ def main() -> None:
 def _measure(model: Loaded, watched: Loaded, reference: Loaded, seconds: float, rounds: int = 4) -> dict[str, Any]:
     model.run()
     watched.run()
-    once_s = max(1e-6, model.median_s(3))
-    beats = max(3, int(0.006 / reference.median_s(3)))
+    once_s = max(1e-6, model.usual_s(3))
+    beats = max(3, int(0.006 / reference.usual_s(3)))
     runs = int(min(max(seconds / rounds / once_s, 2), 200))
     watches = int(min(max(seconds / rounds / once_s, 2), 60))
     wholes, clocks, names = [], [], []
     totals: list[float] = []
     profiled = []
     for _ in range(rounds):
-        before = reference.median_s(beats)
+        before = reference.usual_s(beats)
         model.run()
-        whole = model.median_s(runs)
-        between = reference.median_s(beats)
+        whole = model.usual_s(runs)
+        between = reference.usual_s(beats)
         watched.run()
         begin = time.perf_counter()
         each = [watched.events() for _ in range(watches)]
         profiled.append((time.perf_counter() - begin) / watches)
-        after = reference.median_s(beats)
+        after = reference.usual_s(beats)
         wholes.append(whole / (before + between) * 2)
         clocks += [before, between, after]
         names = [name for name, _ in each[0]]
-        sums = [sorted(run[k][1] for run in each) for k in range(len(names))]
-        trimmed = [_mean(values[: max(1, len(values) * 9 // 10)]) / (between + after) * 2 for values in sums]
-        totals = [a + b for a, b in zip(totals, trimmed, strict=True)] if totals else trimmed
-    usual = sorted(clocks)[len(clocks) // 2]
+        usual = [took / (between + after) * 2 for took in middle([[took for _, took in run] for run in each])]
+        totals = [a + b for a, b in zip(totals, usual, strict=True)] if totals else usual
+    clock_s = sorted(clocks)[len(clocks) // 2]
     return {
         "names": names,
-        "kernel_s": [t / rounds * usual + _RESOLUTION_S / 2 for t in totals],
-        "whole_s": sorted(wholes)[rounds // 2 - 1] / 2 * usual + sorted(wholes)[rounds // 2] / 2 * usual,
+        "kernel_s": [t / rounds * clock_s + _RESOLUTION_S / 2 for t in totals],
+        "whole_s": sum(sorted(wholes)[rounds // 2 - 1 : rounds // 2 + 1]) / 2 * clock_s,
         "profiled_s": _mean(profiled),
-        "reference_s": usual,
-        "rounds_s": [w * usual for w in wholes],
+        "reference_s": clock_s,
+        "rounds_s": [w * clock_s for w in wholes],
     }
 
 

@@ -2,19 +2,21 @@
 
 XNNPACK runs a model's operators in their order, but not one kernel each: a fused activation of a sum is a kernel of its
 own, paddings go into convolutions, reshapes vanish. So kernels of one class are matched, in order, with the operators
-that such kernels run; a class whose numbers do not agree is left out.
+that such kernels run; a class whose numbers do not agree is left out. Where the interpreter runs some operators itself,
+the order is no longer the model's: :func:`run_order`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cost_model.features import OperatorFeatures
+from search_spaces.graph import Graph
 
 # Beginning of a kernel's name → the schema's kinds that it runs. The interpreter's own kernels have the kind's name.
 _RUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -52,16 +54,22 @@ _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
 
 
 def operator_seconds(
-    features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float]
+    features: Sequence[OperatorFeatures],
+    names: Sequence[str],
+    kernel_s: Sequence[float],
+    graph: Graph | None = None,
 ) -> NDArray[np.float64]:
     """Return what each operator took, shape ``(n,)``; NaN where its kernels could not be told, 0 where none ran.
 
     Args:
         names, kernel_s: of the kernels in the order in which they ran.
+        graph: that the features are of; without it nothing is told of a model that the interpreter runs a part of.
     """
     found = np.array([0.0 if f.free else np.nan for f in features])
-    if any(_KIND.fullmatch(name) for name in names):
-        return found  # the interpreter runs some operators itself: the order of the rest is not the model's
+    own = {name for name in names if _KIND.fullmatch(name)}
+    if own and graph is None:
+        return found
+    order = run_order(graph, own) if graph is not None else range(len(features))
     by_class: dict[tuple[str, ...], list[float]] = {}
     clamps: list[float] = []
     for name, seconds in zip(names, kernel_s, strict=True):
@@ -71,10 +79,12 @@ def operator_seconds(
         kinds = next((runs for start, runs in _RUNS.items() if name.startswith(start)), (name,))
         by_class.setdefault(kinds, []).append(seconds)
     for kinds, seconds_of in by_class.items():
-        where = [i for i, f in enumerate(features) if f.kind in kinds and not f.free]
+        where = [i for i in order if features[i].kind in kinds and not features[i].free]
         if len(where) == len(seconds_of):
             found[where] = seconds_of
-    clamped = [i for i, f in enumerate(features) if f.kind in _CLAMPS or (f.kind in _CLAMPED and f.activation)]
+    clamped = [
+        i for i in order if features[i].kind in _CLAMPS or (features[i].kind in _CLAMPED and features[i].activation)
+    ]
     alone = [i for i in clamped if features[i].kind in _CLAMPS]
     found[alone] = 0.0
     if len(clamped) == len(clamps):
@@ -82,3 +92,31 @@ def operator_seconds(
     else:
         found[clamped] = np.nan
     return found
+
+
+def run_order(graph: Graph, own: Collection[str]) -> list[int]:
+    """Return the operators in the order in which they run where the interpreter keeps some kinds for itself.
+
+    It hands the others over in as few pieces as it can: by turns all that is ready for the one side, then all that is
+    ready for the other, the model's order within each (TensorFlow Lite's ``PartitionGraphIntoIndependentNodeSubsets``).
+
+    Args:
+        own: kinds that the interpreter runs.
+    """
+    order: list[int] = []
+    ready = set(range(len(graph.tensors))) - {t for o in graph.operators for t in o.outputs}
+    waiting = list(range(len(graph.operators)))
+    while waiting:
+        side: bool | None = None
+        left = []
+        for index in waiting:
+            operator = graph.operators[index]
+            mine = operator.kind in own
+            if all(t in ready or t == -1 for t in operator.inputs) and side in {None, mine}:
+                side = mine
+                order.append(index)
+                ready.update(operator.outputs)
+            else:
+                left.append(index)
+        waiting = left
+    return order

@@ -81,9 +81,9 @@ class Loaded:
             raise UnavailableError(f"LiteRT failed: status {status}")
         return took_s
 
-    def median_s(self, runs: int) -> float:
-        """Return the median of some runs."""
-        return sorted(self.run() for _ in range(runs))[runs // 2]
+    def usual_s(self, runs: int) -> float:
+        """Return what a run usually takes, from some of them."""
+        return middle([[self.run()] for _ in range(runs)])[0]
 
     def events(self) -> list[tuple[str, float]]:
         """Run once and return the kernels that ran with their seconds."""
@@ -106,6 +106,20 @@ class Loaded:
             for e in array
             if e.type in _KERNEL_EVENTS and e.tag != _DELEGATE.encode()
         ]
+
+
+def middle(runs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of the runs that are neither among the quickest quarter nor among the slowest, by their sums.
+
+    A model and its kernels are averaged alike, so that the kernels' means add up to the model's whatever the number of
+    runs; the least of each kernel, or the upper of two runs, would be off by a tenth where runs are few.
+
+    Args:
+        runs: of each what its kernels took, or what it took alone.
+    """
+    left_out = len(runs) // 4
+    kept = sorted(runs, key=sum)[left_out : len(runs) - left_out]
+    return [sum(values) / len(kept) for values in zip(*kept, strict=True)]
 
 
 def _nbytes(kind: Any) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.cost_model.machine_model import PROFILING, Loaded
+from evaluators.cost_model.machine_model import PROFILING, Loaded, middle
 from evaluators.litert.settings import compile_settings
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
@@ -34,6 +34,7 @@ main()
 """
 _VISIT_S, _SETTLE_S = 0.02, 0.01
 _MOST_RUNS = 30
+_ROUNDED_S = 5e-7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Visit:
     Attributes:
         model: its name.
         number: of the pass.
-        whole_s: median of some runs of the whole model.
+        whole_s: what the whole model usually takes, from some runs.
         names: of its kernels, in the order in which they run.
-        kernel_s: the mean of each, over some runs, the slowest tenth of them left out; in whole microseconds they are
-            rounded down by the runtime, which is made good on average.
+        kernel_s: the same of each kernel; in whole microseconds they are rounded down by the runtime, which is made
+            good on average.
         reference_s: of the reference network just then.
     """
 
@@ -101,32 +102,25 @@ class _Visited:
 
     def visit(self, number: int, reference: Loaded) -> dict[str, Any]:
         runs = int(min(max(_VISIT_S / self.once_s, 1), _MOST_RUNS))
-        for _ in range(int(min(max(_SETTLE_S / self.once_s, 1), _MOST_RUNS))):
+        settle = int(min(max(_SETTLE_S / self.once_s, 1), _MOST_RUNS))
+        for _ in range(settle):
             self.watched.run()
         each = [self.watched.events() for _ in range(runs)]
         # By now the weights, which both share, are where they are when a model runs again and again.
-        self.model.run()
-        self.model.run()
-        whole_s = self.model.median_s(runs)
+        for _ in range(min(settle, 2)):
+            self.model.run()
+        whole_s = self.model.usual_s(runs)
         reference.run()
         row = {
             "model": self.name,
             "number": number,
             "whole_s": whole_s,
             "names": [] if self.told else [name for name, _ in each[0]],
-            "kernel_s": [float(f"{_trimmed([run[k][1] for run in each]):.4g}") for k in range(len(each[0]))],
+            "kernel_s": [float(f"{s + _ROUNDED_S:.4g}") for s in middle([[s for _, s in run] for run in each])],
             "reference_s": reference.run(),
         }
         self.told = True
         return row
-
-
-_ROUNDED_S = 5e-7
-
-
-def _trimmed(values: list[float]) -> float:
-    kept = sorted(values)[: max(1, len(values) * 9 // 10)]
-    return sum(kept) / len(kept) + _ROUNDED_S
 
 
 def main() -> None:

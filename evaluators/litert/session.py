@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform as host
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class _Model:
         whole: of a rewritten graph, the model that it was made of.
         lowering: makes rewritten graphs of it.
         wide: the arena that those share.
+        users: candidates that hold it; it is not forgotten while there are any.
     """
 
     graph: Graph
@@ -84,6 +86,11 @@ class _Model:
     whole: _Model | None = None
     lowering: Lowering | None = None
     wide: Arena | None = None
+    users: int = 0
+
+    def arenas(self) -> list[Arena]:
+        """Return the memory that it shares with the lanes."""
+        return [memory for memory in (self.arena, self.wide) if memory is not None]
 
 
 def _versions(platform: Platform) -> dict[str, str]:
@@ -104,7 +111,7 @@ class LitertSession:
         self._reference_lane = next(filter(packs_weights, fitting), fitting[0])
         self._lanes = lanes
         self._stages = StageCache(lanes, platform, memory_limit_nbytes)
-        self._models: dict[tuple[str, str], _Model] = {}
+        self._models: OrderedDict[tuple[str, str], _Model] = OrderedDict()
         self._numbers = 0
         self._closed = False
         self._generation = lanes.generation
@@ -182,7 +189,7 @@ class LitertSession:
             # The lanes were started anew: what they had mapped is gone.
             self._generation = self._lanes.generation
             for model in self._models.values():
-                for memory in filter(None, (model.arena, model.wide)):
+                for memory in model.arenas():
                     memory.known_to.clear()
 
     def _model(self, graph: Graph) -> _Model:
@@ -197,9 +204,23 @@ class LitertSession:
             packs = packs_weights(self._reference_lane)
             packed = packed_weights(digest, lambda path: self._pack(graph, path)) if packs else None
             self._forget_dead_lanes()  # packing ends its lane where the disk is full
+            self._forget_models(arena.largest(graph))
             memory = Arena(self._number(), arena.largest(graph))
             self._models[key] = _Model(graph, digest, packed, memory, inputs)
+        self._models.move_to_end(key)
         return self._models[key]
+
+    def _forget_models(self, nbytes: int) -> None:
+        """Make room for another model: those that no candidate holds go, the least recently used first."""
+        total = nbytes + sum(memory.nbytes for model in self._models.values() for memory in model.arenas())
+        for key, model in list(self._models.items()):
+            if total <= self._stages.limit_nbytes:
+                return
+            if not model.users:
+                del self._models[key]
+                for memory in model.arenas():
+                    total -= memory.nbytes
+                    memory.close(self._lanes)
 
     def _pack(self, graph: Graph, path: Path) -> None:
         """Have the runtime write its packed weights of the whole model to ``path``."""
@@ -210,8 +231,11 @@ class LitertSession:
         memory = Arena(self._number(), arena.largest(graph)) if fresh else model.arena
         generation = self._lanes.generation
         held: list[Entry] = []
+        owner = model.whole or model
+        owner.users += 1
 
         def release() -> None:
+            owner.users -= 1
             try:
                 for entry in held:
                     self._stages.give_back(entry)
@@ -273,7 +297,7 @@ class LitertSession:
         """Give shared memory back; the lanes are their owner's."""
         self._closed = True
         for model in self._models.values():
-            for memory in filter(None, (model.arena, model.wide)):
+            for memory in model.arenas():
                 os.close(memory.fd)
         self._models.clear()
 

@@ -61,12 +61,15 @@ class StageCache:
     Args:
         limit_nbytes: memory for stages; those that a candidate holds stay beyond it. By default an eighth of what the
             machine has free, at least 256 MiB and at most 2 GiB.
+
+    Attributes:
+        limit_nbytes: see there.
     """
 
     def __init__(self, lanes: Lanes, platform: Platform, limit_nbytes: int | None = None) -> None:
         self._lanes = lanes
         self._platform = platform
-        self._limit = limit_nbytes if limit_nbytes is not None else _default_limit()
+        self.limit_nbytes = limit_nbytes if limit_nbytes is not None else _default_limit()
         self._generation = lanes.generation
         self._entries: OrderedDict[_Key, Entry] = OrderedDict()
         self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
@@ -175,7 +178,7 @@ class StageCache:
     def _shrink(self) -> None:
         total = sum(entry.nbytes for entry in self._entries.values())
         for key, entry in list(self._entries.items()):
-            if total <= self._limit:
+            if total <= self.limit_nbytes:
                 return
             if entry.users == 0:
                 total -= entry.nbytes

@@ -129,8 +129,9 @@ def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedM
         names = next(rows[i]["names"] for i in where if "names" in rows[i])
         whole_s = usual_times([[rows[i]["whole_s"]] for i in where], slower[where])[0]
         kernel_s = usual_times([rows[i]["kernel_s"] for i in where], slower[where])
-        features = operator_features(made[name].graph())
-        seconds = operator_seconds(features, names, [float(s) for s in kernel_s])
+        graph = made[name].graph()
+        features = operator_features(graph)
+        seconds = operator_seconds(features, names, [float(s) for s in kernel_s], graph)
         found.append(TimedModel(name, family(name), features, np.where(seconds > 0, seconds, np.nan), float(whole_s)))
     return found
 

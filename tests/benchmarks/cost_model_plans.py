@@ -1,11 +1,12 @@
 """Target 4 of the cost model: random plans on this machine's lanes, predicted and measured; and what choosing costs.
 
-``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 4`` measures hand-overs, contention, whole models
-that set the pace, and random plans (cuts, lanes, branches side by side, two models at once), and goes on where it was
-stopped; ``… choose DATA CPU_DATA`` measures the plans that predictions would choose for three models among others;
-``… evaluate DATA CPU_DATA OUT.json`` compares with predictions of profiles that never saw the plans' model families;
-``CPU_DATA`` is what ``cost_model_cpu measure`` wrote. The machine's pace differs from run to run: what whole models of
-other families took on a lane, against CPU_DATA, says by how much.
+``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 4`` measures hand-overs, contention, pairs of
+models at once and one after the other, whole models that set the pace, and random plans (cuts, lanes, branches side by
+side, two models at once), and goes on where it was stopped; ``… choose DATA CPU_DATA`` measures the plans that
+predictions would choose for three models among others, then the chosen one and the fastest in turns: that ratio is the
+regret; ``… evaluate DATA CPU_DATA OUT.json`` compares with predictions of profiles that never saw the plans' model
+families; ``CPU_DATA`` is what ``cost_model_cpu measure`` wrote. The machine's pace differs from run to run: what whole
+models of other families took on a lane, against CPU_DATA, says by how much.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,8 @@ from evaluators.cost_model.calibrate_pairs import pairs, time_contention, time_l
 from evaluators.cost_model.calibrate_time import Bench
 from evaluators.cost_model.chains import ChainSimulator, all_chains
 from evaluators.cost_model.fit import errors_of
-from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.plans import PlanSimulator
-from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile
+from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.transfers import prices
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
@@ -53,13 +53,14 @@ PACE = ("efficientnet_lite0@0.5", "densenet121@0.5", "alexnet@0.25", "yolov2@0.2
 CHOSEN = ("vgg16", "squeezenet1_1", "mobilenet_v1")
 TWO = ("squeezenet1_1", "mobilenet_v1@0.5")
 EACH = 34
+SLOWED_ROUNDS, CHOSEN_ROUNDS, PAIRS = 5, 4, 15
 
 
-def two_at_once() -> Draft:
+def two_at_once(names: Sequence[str] = TWO) -> Draft:
     """Return two models in one file that share nothing."""
-    net = Builder("two")
+    net = Builder("-".join(names).replace("@", "_"))
     outputs = []
-    for name in TWO:
+    for name in names:
         spec = parse_name(name)
         build: Any = import_module(f"search_spaces.models.zoo.{ZOO[spec.name].module}").build
         outputs += build(net, spec)
@@ -107,6 +108,9 @@ def measure(data: Path, minutes: float) -> None:
                 write(link=asdict(time_link(session, bench.loaded, one, other)))
                 if not one.excludes(other):
                     write(contention=asdict(time_contention(session, bench.loaded, one, other)))
+        for names in combinations(SINGLE, 2):
+            if not any(row.get("beside") == list(names) for row in rows):
+                write(beside=names, slowdown=slowdowns(session, bench.loaded(two_at_once(names))))
         graphs = {name: bench.loaded(d) for name, d in models().items()}
         done = sum("plan" in row for row in rows)
         for number, (name, plan) in enumerate(drawn(graphs)):
@@ -121,6 +125,28 @@ def measure(data: Path, minutes: float) -> None:
                         write(pace=pace, lane=lane, latency_s=_times(session, graph, whole_plan(graph, lane))[0])
             latency_s, stage_s = _times(session, graphs[name], plan)
             write(model=name, plan=plan.to_json(), latency_s=latency_s, stage_s=stage_s)
+
+
+def beside_and_apart(graph: Graph) -> tuple[Plan, Plan]:
+    """Return the plan of two models on two cores at once, and of one after the other on one core."""
+    parts = sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(graph.to_networkx()))
+    stages = [
+        [Stage(part, lane) for part, lane in zip(parts, lanes, strict=True)] for lanes in (LANES[1:], LANES[1:2] * 2)
+    ]
+    return Plan(graph.digest, tuple(stages[0])), Plan(graph.digest, tuple(stages[1]))
+
+
+def slowdowns(session: Session, graph: Graph) -> list[float]:
+    """Return how many times as long each of two models takes beside the other as on its own."""
+    beside, apart = beside_and_apart(graph)
+    ratios = []
+    with closing(session.load(graph, beside)) as crowded, closing(session.load(graph, apart)) as quiet:
+        runs = int(np.clip(0.1 / warm(crowded), 4, 60))
+        warm(quiet)
+        for _ in range(SLOWED_ROUNDS):
+            took = [np.median(candidate.run(runs).stage_s, axis=0) for candidate in (quiet, crowded, quiet)]
+            ratios.append(took[1] / (took[0] + took[2]) * 2)
+    return [float(r) for r in np.median(ratios, axis=0)]
 
 
 def drawn(graphs: Mapping[str, Graph]) -> Iterator[tuple[str, Plan]]:
@@ -146,7 +172,7 @@ class Fits:
 
     platform: Platform
     timed: Mapping[str, Sequence[TimedModel]]
-    tuned: Mapping[str, Mapping[str, KernelModel]]
+    generated: Mapping[str, ProcessorProfile]
     slower: Mapping[str, float]
     links: tuple[LinkProfile, ...]
     contention: tuple[ContentionProfile, ...]
@@ -154,15 +180,15 @@ class Fits:
     def simulator(self, graph: Graph, name: str) -> PlanSimulator:
         """Return a simulator that has seen none of a model's families, at the pace of the plans' run."""
         families = {family(n) for n in (TWO if name == "two" else (name,))}
-        profile = CostProfile(
-            "here",
-            {
-                like: fit_processor([m for m in of if m.family not in families], self.tuned[like])
-                for like, of in self.timed.items()
-            },
-            self.links,
-            self.contention,
-        )
+        fitted = {
+            like: fit_processor([m for m in of if m.family not in families], self.generated[like].kernels)
+            for like, of in self.timed.items()
+        }
+        return self.simulator_of(graph, fitted)
+
+    def simulator_of(self, graph: Graph, fitted: Mapping[str, ProcessorProfile]) -> PlanSimulator:
+        """Return a simulator on some processors' profiles, at the pace of the plans' run."""
+        profile = CostProfile("here", fitted, self.links, self.contention)
         table = prices(profile, graph, self.platform, warn=False)
         slower = np.array([[self.slower[lane.like]] for lane in self.platform.processors])
         table = replace(table, operator_s=table.operator_s * slower, invocation_s=table.invocation_s * slower[:, 0])
@@ -174,7 +200,7 @@ def fits(rows: Sequence[dict[str, Any]], cpu_data: Path) -> Fits:
     platform = here()
     likes = {lane: platform[lane].like for lane in LANES[:2]}
     timed = {like: timed_models(cpu_data, lane) for lane, like in likes.items()}
-    tuned = {like: fit_processor([m for m in of if m.family == GENERATED]).kernels for like, of in timed.items()}
+    generated = {like: fit_processor([m for m in of if m.family == GENERATED]) for like, of in timed.items()}
     slower = {}
     for lane, like in likes.items():
         known = {m.name: m.whole_s for m in timed[like]}
@@ -182,40 +208,70 @@ def fits(rows: Sequence[dict[str, Any]], cpu_data: Path) -> Fits:
         slower[like] = float(np.median(ratios))
     links = tuple(LinkProfile(**r["link"]) for r in rows if "link" in r)
     contention = tuple(ContentionProfile(**r["contention"]) for r in rows if "contention" in r)
-    return Fits(platform, timed, tuned, slower, links, contention)
+    return Fits(platform, timed, generated, slower, links, contention)
 
 
 def choose(data: Path, cpu_data: Path) -> None:
-    """Measure, for some models, the plan that predictions choose, the next best ones, and the whole model."""
+    """Measure, for some models, the plan that predictions choose, others, and then it and the fastest in turns."""
     fitted, evaluator = fits(json_rows(data), cpu_data), LitertEvaluator()
     rng = np.random.default_rng(1)
     with data.open("a") as file, evaluator.prepare(fitted.platform) as session:
         for name in CHOSEN:
             graph = load(name)
             simulator = fitted.simulator(graph, name)
-            plans = {p.digest: p for p in (whole_plan(graph, lane) for lane in LANES[:2])}
-            found = []
-            for chains in all_chains(len(graph.operators), fitted.platform, 3):
-                seconds = ChainSimulator(simulator).latency_s(chains)
-                found += [
-                    (float(seconds[i]), chains.plan(int(i), graph, fitted.platform)) for i in seconds.argsort()[:8]
-                ]
-            found += [(simulator.latency_s(p), p) for p in (random_plan(graph, rng) for _ in range(40))]
-            found.sort(key=lambda pair: pair[0])
-            plans = {p.digest: p for _, p in found[:10]} | plans
+            plans = candidates(simulator, rng)
             latency_s: dict[str, list[float]] = {digest: [] for digest in plans}
-            for _ in range(5):
+            for _ in range(CHOSEN_ROUNDS):
                 for digest in rng.permutation(list(plans)):
                     latency_s[digest].append(_times(session, graph, plans[digest])[0])
+            measured_s = {digest: float(np.median(each)) for digest, each in latency_s.items()}
+            chosen = min(plans, key=lambda digest: simulator.latency_s(plans[digest]))
+            fastest = min(plans, key=measured_s.__getitem__)
+            ratios = in_turns(session, graph, plans[chosen], plans[fastest]) if chosen != fastest else []
             for digest, plan in plans.items():
                 row = {
                     "chosen_for": name,
                     "stages": [[s.processor, len(s.operators)] for s in plan.stages],
                     "predicted_s": simulator.latency_s(plan),
-                    "measured_s": float(np.median(latency_s[digest])),
+                    "measured_s": measured_s[digest],
+                    "over_fastest": ratios if digest == chosen else None,
                 }
                 file.write(json.dumps(row) + "\n")
                 file.flush()
+
+
+def candidates(simulator: PlanSimulator, rng: np.random.Generator) -> dict[str, Plan]:
+    """Return plans that may be the fastest: the whole model on each lane, the best predicted of all, and of lanes."""
+    graph, platform = simulator.graph, simulator.platform
+    found = [(simulator.latency_s(p), p) for p in (random_plan(graph, rng) for _ in range(40))]
+    for chains in all_chains(len(graph.operators), platform, 3):
+        seconds = ChainSimulator(simulator).latency_s(chains)
+        words = [tuple(word) for word in chains.lanes.tolist()]
+        for word in dict.fromkeys(words):
+            where = np.array([i for i, other in enumerate(words) if other == word])
+            best = where[seconds[where].argsort()[:8]]
+            found += [(float(seconds[i]), chains.plan(int(i), graph, platform)) for i in best]
+    found.sort(key=lambda pair: pair[0])
+    first: dict[str, Plan] = {}
+    for _, plan in found:
+        first.setdefault("+".join(sorted({stage.processor for stage in plan.stages})), plan)
+    wholes = [whole_plan(graph, lane) for lane in LANES[:2]]
+    return {p.digest: p for p in (*(p for _, p in found[:8]), *first.values(), *wholes)}
+
+
+def in_turns(session: Session, graph: Graph, one: Plan, other: Plan) -> list[float]:
+    """Return what one plan takes over what the other takes, in pairs of runs right after each other."""
+    found = []
+    with closing(session.load(graph, one)) as a, closing(session.load(graph, other)) as b:
+        runs = int(np.clip(0.05 / warm(a), 2, 30))
+        warm(b)
+        for number in range(PAIRS):
+            took = {}
+            for candidate in (a, b) if number % 2 else (b, a):
+                candidate.run(1)
+                took[candidate] = float(np.median(candidate.run(runs).latency_s))
+            found.append(took[a] / took[b])
+    return found
 
 
 def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
@@ -239,6 +295,7 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
         **provenance(),
         "all": _errors(table),
         "at_once": _errors([t for t in table if t[0] == "two"]),
+        "slowdown_by_contention": _slowdowns(rows, fitted),
         "by_model": {name: _errors(of) for name, of in groups.items() if len(of) > 1},
         "choosing": _regrets(rows),
         "slower_than_in_cpu_data": {like: round(v, 4) for like, v in fitted.slower.items()},
@@ -254,6 +311,29 @@ def _errors(table: Sequence[Sequence[Any]]) -> dict[str, float]:
     return errors_of([t[3] for t in table], [t[4] for t in table])
 
 
+def _slowdowns(rows: Sequence[dict[str, Any]], fitted: Fits) -> dict[str, Any]:
+    """Return how well it is predicted how much longer each of two models takes beside the other."""
+    table: list[list[Any]] = []
+    for row in (r for r in rows if "beside" in r):
+        graph = two_at_once(row["beside"]).graph()
+        simulator = fitted.simulator_of(graph, fitted.generated)
+        beside, apart = (
+            {e.stage: e.end_s - e.start_s for e in simulator.run(p).events} for p in beside_and_apart(graph)
+        )
+        for stage, name in enumerate(row["beside"]):
+            table.append([name, row["beside"][1 - stage], beside[stage] / apart[stage], row["slowdown"][stage]])
+    if not table:
+        return {}
+    error = np.abs([t[2] / t[3] - 1.0 for t in table])
+    return {
+        "median": round(float(np.median(error)), 4),
+        "most": round(float(error.max()), 4),
+        "within_5": round(float(np.mean(error <= 0.05)), 4),
+        "columns": ["model", "beside", "predicted", "measured"],
+        "cases": [[a, b, round(p, 4), round(m, 4)] for a, b, p, m in table],
+    }
+
+
 def _regrets(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how much slower the plan is that predictions choose than the fastest one that was measured."""
     found = {}
@@ -262,8 +342,11 @@ def _regrets(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if of:
             chosen = min(of, key=lambda r: r["predicted_s"])
             best = min(of, key=lambda r: r["measured_s"])
+            ratios = np.array(chosen["over_fastest"] or [1.0])
             found[name] = {
-                "regret": round(chosen["measured_s"] / best["measured_s"] - 1.0, 4),
+                "regret": round(float(np.median(ratios)) - 1.0, 4),
+                "pairs": len(ratios) if chosen is not best else 0,
+                "middle_half": [round(float(np.percentile(ratios, q)) - 1.0, 4) for q in (25, 75)],
                 "chosen": chosen["stages"],
                 "fastest": best["stages"],
                 "measured_plans": len(of),
@@ -294,7 +377,8 @@ def main() -> None:
     document = evaluate(options.data, options.cpu_data)
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(document["all"], document["at_once"], document["by_model"], document["choosing"])  # noqa: T201
+    for what in ("all", "at_once", "by_model", "slowdown_by_contention", "choosing"):
+        print(what, document[what])  # noqa: T201
 
 
 if __name__ == "__main__":
