@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal
 
 from search_spaces.errors import UnavailableError, UsageError
@@ -44,13 +45,27 @@ def check_time_limit(seconds: float) -> float:
 
 
 def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS) -> tuple[cp.CpSolver, Outcome]:
-    """Solve a model; return the solver, to be asked for values and bound, and what became of it."""
+    """Solve a model; return the solver, to be asked for values and bound, and what became of it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, or another exception of a signal's handler; the solver is stopped first.
+    """
     module = solver_module()
     solver = module.CpSolver()
     solver.parameters.max_time_in_seconds = max(time_limit_s, 1e-3)
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = 0
-    status = solver.solve(model)
+    # Its own handler would swallow Ctrl-C, and leave none: the next one would end the process with nothing saved.
+    solver.parameters.catch_sigint_signal = False
+    # Handlers of signals run in the main thread, and only between two steps of Python; a solve is one.
+    with ThreadPoolExecutor(1, thread_name_prefix="CP-SAT") as pool:
+        solved = pool.submit(solver.solve, model)
+        try:
+            status = solved.result()
+        finally:
+            while not solved.done():
+                solver.stop_search()
+                wait([solved], 0.05)
     if status in (module.OPTIMAL, module.FEASIBLE):
         return solver, "found"
     return solver, "infeasible" if status == module.INFEASIBLE else "no time"
