@@ -61,7 +61,7 @@ def shared_nbytes(session: LitertSession) -> int:
 
 
 def visit(session: LitertSession, graph: Graph) -> None:
-    for cuts in ([], every_layer(graph)):
+    for cuts in (every_layer(graph)[:0], every_layer(graph)):
         plan = chain_plan(graph, cuts, [LANE] * (len(cuts) + 1))
         with closing(session.load(graph, plan)) as candidate:
             candidate.run(1)
