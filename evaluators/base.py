@@ -97,6 +97,22 @@ class Candidate(Protocol):
         ...
 
 
+@runtime_checkable
+class Streaming(Protocol):
+    """A candidate that can run inferences that follow each other without a pause, and overlap."""
+
+    def stream(self, n: int) -> Batch:
+        """Return ``n`` observations of the period of a full pipeline.
+
+        Each is the mean over some inferences: ``latency_s`` holds the seconds from one result to the next, and
+        ``stage_s`` those of the stages meanwhile.
+
+        Raises:
+            UnavailableError: the device failed or did not answer in time.
+        """
+        ...
+
+
 class Session(Protocol):
     """A prepared device; several candidates may be loaded at once."""
 

@@ -106,6 +106,7 @@ class Measurement:
         agreement: how the outputs compare with the whole model's, where that was looked at.
         cold: how many times longer than warm runs these samples are thought to have taken, since they are first runs.
         promised: whether there are later runs only because the first one was fast.
+        figures: medians of what else was asked for, by the names of :mod:`evaluators.objectives`, in their units.
     """
 
     latency_s: Samples
@@ -116,6 +117,7 @@ class Measurement:
     agreement: Agreement | None = None
     cold: float = 1.0
     promised: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def median_s(self) -> float:
@@ -133,6 +135,7 @@ class Measurement:
             "agreement": None if self.agreement is None else asdict(self.agreement),
             "cold": self.cold,
             "promised": self.promised,
+            **({"figures": dict(self.figures)} if self.figures else {}),
         }
 
     @classmethod
@@ -153,6 +156,7 @@ class Measurement:
                 agreement=None if content["agreement"] is None else _agreement(content["agreement"]),
                 cold=_factor(content.get("cold", 1.0)),
                 promised=bool(content.get("promised", False)),
+                figures={str(k): float(v) for k, v in content.get("figures", {}).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"measurement is damaged: {error!r}") from error

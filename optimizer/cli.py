@@ -109,6 +109,20 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
+def _add_aims(add: Callable[..., object]) -> None:
+    """Add the options that say what is made small."""
+    add(
+        "--objective",
+        metavar="NAME",
+        action="append",
+        help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
+        " several; of several models: mean latency, worst, makespan, misses, throughput",
+    )
+    add("--power", metavar="LANE=WATTS", action="append", help="what a lane draws while it runs; repeat for others")
+    add("--state", metavar="NAME:LANE=FACTOR,…", action="append", help="a state of the platform; repeat for others")
+    add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
+
+
 def _optimize(arguments: list[str]) -> int:
     if arguments and arguments[0][:1].isalpha():
         raise _no_command(arguments[0])
@@ -131,7 +145,6 @@ def _optimize(arguments: list[str]) -> int:
         " or by giving this again",
     )
     add("--workload", metavar="FILE", action="append", dest="model", help="several models, described in a YAML file")
-    add("--objective", metavar="NAME", help="of several models: mean latency, worst, makespan, misses, throughput")
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
@@ -142,6 +155,7 @@ def _optimize(arguments: list[str]) -> int:
         help="a YAML file that describes the lanes, instead of those that are found; or the name of a known device",
     )
     add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
+    _add_aims(add)
     add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
     add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
     add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
@@ -193,12 +207,13 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
 def _execute(arguments: list[str]) -> int:
     parser = _Parser(prog="optimize execute", description="Run a plan from its files and tell its latency.")
     parser.add_argument("plan", metavar="PLAN", help="a run folder, or a plan.json")
+    parser.add_argument("--stream", action="store_true", help="inferences follow each other and overlap")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)
     from optimizer.execute import execute
 
-    print(execute(options.plan, as_json=options.json))
+    print(execute(options.plan, as_json=options.json, stream=options.stream))
     return 0
 
 

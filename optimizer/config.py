@@ -8,19 +8,22 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from evaluators.objectives import find_objective
+from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.errors import UsageError
 from search_spaces.models.input_shapes import parse_input_shapes
 from search_spaces.registry import needs_any_stages
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
+_REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
 
 
 class StudyConfig(BaseModel):
@@ -33,7 +36,8 @@ class StudyConfig(BaseModel):
         max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it, and spaces
             whose plans have as many as they need have no limit.
         sampler, evaluator, space: names in their registries.
-        objective: what is made small; of several models ``latency`` is the mean of theirs.
+        objective: what is made small; of several, the plans that none beats in all of them. Of several models
+            ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
         precision: half width of the confidence interval that a measurement aims at, relative to the median.
         study: name of the study, a safe file name; None for a new one.
@@ -41,6 +45,9 @@ class StudyConfig(BaseModel):
         processors: the lanes to use, in order; None for all that are found.
         platform: a file that describes the lanes, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
+        state: ``name:lane=factor,…`` for each state of the platform that a plan must do well in; of a cost model only.
+        robust: whether the worst of these states counts, or what is to be expected.
+        power: ``lane=watts`` for each lane whose power is known, or for those that are like it.
         deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
             longer are not run, and a study whose best plan takes longer fails.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
@@ -55,7 +62,7 @@ class StudyConfig(BaseModel):
     sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
     space: str = Field(default="chain", min_length=1)
-    objective: Literal["latency", "mean", "worst", "makespan", "misses", "throughput"] = "latency"
+    objective: tuple[str, ...] = Field(default=("latency",), min_length=1)
     seed: int = Field(default=0, ge=0)
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
     study: str | None = None
@@ -63,6 +70,9 @@ class StudyConfig(BaseModel):
     processors: tuple[str, ...] | None = None
     platform: Path | None = None
     allow_fallback: bool = False
+    power: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    robust: Literal["worst", "expected"] = "worst"
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     stop_when_proven: bool = False
     input_shape: tuple[str, ...] = ()
@@ -113,7 +123,23 @@ class StudyConfig(BaseModel):
             raise ValueError("must be different names separated by commas")
         return value
 
-    @field_validator("input_shape", mode="before")
+    @field_validator("objective", mode="after")
+    @classmethod
+    def _objectives(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in OF_WORKLOADS:
+                find_objective(name)
+        if len(set(value)) != len(value):
+            raise ValueError("an objective is named twice")
+        return value
+
+    @field_validator("power", mode="after")
+    @classmethod
+    def _powers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_powers(value)
+        return value
+
+    @field_validator("input_shape", "objective", "power", "state", mode="before")
     @classmethod
     def _one_or_more(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
@@ -123,6 +149,21 @@ class StudyConfig(BaseModel):
     def _shapes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         parse_input_shapes(value)
         return value
+
+
+def parse_powers(words: Sequence[str]) -> dict[str, float]:
+    """Return the watts that words like ``cpu0=2.5`` give to lanes.
+
+    Raises:
+        ValueError: a word is no lane and its watts.
+    """
+    found: dict[str, float] = {}
+    for word in words:
+        lane, _, watts = word.rpartition("=")
+        if not lane or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
+            raise ValueError("must be a lane and its watts, as cpu0=2.5")
+        found[lane] = float(watts)
+    return found
 
 
 def most_stages(config: StudyConfig, operators: int) -> int:
@@ -160,7 +201,7 @@ def command_line(config: StudyConfig) -> str:
             words.append(option(name))
             continue
         # Shapes have commas of their own: that option is repeated.
-        texts = value if name == "input_shape" else [",".join(value) if isinstance(value, tuple) else str(value)]
+        texts = value if name in _REPEATED else [",".join(value) if isinstance(value, tuple) else str(value)]
         for text in texts:
             # "--model -x" would be read as two options.
             words += [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.machine import problems
+from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.workload_console import jobs_table, outcomes_table, workload_head
 from optimizer.workload_result import WorkloadResult
 
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
     from evaluators.samples import Samples
     from optimizer.history import History, Trial
+    from optimizer.pareto import Front
     from optimizer.result import Result
     from optimizer.run import RunFolder
     from search_spaces.graph import Graph
     from search_spaces.plan import Plan
 
 _MOST_STAGES_SHOWN = 12
+_MOST_FRONT = 16
 _NOISE = 0.01  # a difference that the machine makes by itself
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
@@ -49,6 +52,7 @@ class ProgressWatcher:
         self._quiet = quiet
         self._verbose = verbose
         self._history: History | None = None
+        self._unit = "ms"
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -82,6 +86,7 @@ class ProgressWatcher:
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
         """See :class:`optimizer.study.Watcher`."""
         self._history = history
+        self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
             self.message(f"going on with study {run.study}: {history.measured} plans are measured")
@@ -95,18 +100,19 @@ class ProgressWatcher:
         ranking = self._history.ranking()
         best = ""
         if ranking and ranking[0].measurement:
-            best = f"best {interval_ms(ranking[0].measurement.latency_s)}, {self._history.repeats} repeats"
+            best = f"best {interval_ms(ranking[0].measurement.latency_s, self._unit)}, {self._history.repeats} repeats"
         self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
         if self._verbose:
-            found = trial.failure or (interval_ms(trial.measurement.latency_s) if trial.measurement else "known")
+            samples = trial.measurement.latency_s if trial.measurement else None
+            found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
             self._console.print(f"#{trial.number} {trial.origin}: {found}", style="dim", markup=False)
 
 
-def interval_ms(samples: Samples) -> str:
-    """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval."""
+def interval_ms(samples: Samples, unit: str = "ms") -> str:
+    """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval, in thousandths of the samples' unit."""
     low, high = samples.ci95
     digits = 1 if samples.median >= 0.1 else 2 if samples.median >= 0.01 else 3
-    return f"{samples.median * 1e3:.{digits}f} ms [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
+    return f"{samples.median * 1e3:.{digits}f} {unit} [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
 
 
 def render(result: Result) -> Group:
@@ -116,6 +122,8 @@ def render(result: Result) -> Group:
         parts += [workload_head(result), Text(), outcomes_table(result), Text(), jobs_table(result)]
     else:
         parts += [_head(result), Text(), _baselines(result)]
+        if result.front is not None:
+            parts += [Text(), _front(result.front)]
         if result.best is not None:
             parts += [Text(), _stages(result, result.best)]
     parts += [Text(), *_conclusions(result), Text(), *_next(result)]
@@ -137,12 +145,14 @@ def _head(result: Result) -> Text:
 
 def _baselines(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("baseline", "left"), ("latency, median [95 %]", "left"), ("stages", "right")):
+    what = f"{result.objective.title} [95 %]"
+    for name, justify in (("baseline", "left"), (what, "left"), ("stages", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    unit = result.objective.shown
     for name, plan in result.baselines.items():
         samples = result.samples(plan)
         trial = result.history.known.get(plan.digest)
-        found = interval_ms(samples) if samples else trial.failure if trial else "not measured (budget)"
+        found = interval_ms(samples, unit) if samples else trial.failure if trial else "not measured (budget)"
         measured = result.measurement(plan)
         if measured is not None and measured.stopped == "raced":
             found += "  stopped early: clearly slower"
@@ -150,15 +160,42 @@ def _baselines(result: Result) -> Table:
     return table
 
 
+def _front(front: Front) -> Table:
+    title = Text(f"front: {len(front.plans)} plans that no other beats", style="bold")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for objective in front.objectives:
+        table.add_column(f"{objective.title}, {objective.shown}", justify="right")
+    table.add_column("stages", justify="right")
+    table.add_column("plan")
+    for index in _spread(len(front.plans), front.knee):
+        each = front.plans[index]
+        lanes = each.name or ", ".join(f"{s.operators[0]} to {s.operators[-1]} {s.processor}" for s in each.plan.stages)
+        style = "bold green" if index == front.knee else ""
+        values = (f"{value * 1e3:.4g}" for value in each.values)
+        told = Text(f"{lanes}  ← knee" if index == front.knee else lanes)
+        table.add_row(*values, str(len(each.plan.stages)), told, style=style)
+    return table
+
+
+def _spread(count: int, knee: int) -> list[int]:
+    """Return which of many plans to show: the ends, the knee, and others evenly between."""
+    if count <= _MOST_FRONT:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (_MOST_FRONT - 1)) for i in range(_MOST_FRONT)} | {knee})
+
+
 def _stages(result: Result, plan: Plan) -> Table:
     samples, stage_s = result.samples(plan), result.stage_s(plan)
-    title = f"best plan: {interval_ms(samples)}" if samples else "best plan"
+    unit = result.objective.shown
+    title = f"best plan: {interval_ms(samples, unit)}" if samples else "best plan"
+    if samples and result.objective.law == "period":
+        title += f", {1.0 / samples.median:.4g} results a second"
     table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
     columns = (
         ("stage", "right"),
         ("operators", "left"),
         ("processor", "left"),
-        ("ms", "right"),
+        (unit if result.objective.law != "memory" else "ms", "right"),
         ("hands over", "right"),
     )
     for name, justify in columns:
@@ -184,7 +221,10 @@ def _stages(result: Result, plan: Plan) -> Table:
 def _conclusions(result: Result) -> list[Text]:
     lines = []
     verdict = result.verdict
-    if verdict is not None and verdict.comparison is None:
+    if verdict is not None and result.front is not None:
+        others = " and ".join(o.name for o in result.front.objectives)
+        lines.append(Text(f"the plan at the knee of {others} is written; --json and the report hold the whole front"))
+    elif verdict is not None and verdict.comparison is None:
         lines.append(Text(f"every plan of the space is a baseline; the fastest is “{verdict.baseline[0]}”"))
     elif verdict is not None and verdict.comparison is not None:
         compared = verdict.comparison
@@ -212,16 +252,16 @@ def _bound(result: Result) -> list[Text]:
     bounds, gap = result.bounds, result.gap
     if bounds is None or gap is None:
         return []
+    unit = result.objective.shown
     what = "no plan of the space takes less than" if bounds.own else "by the profiled operators no plan takes less than"
-    text = f"{what} {bounds.space_s * 1e3:.2f} ms: gap {max(gap, 0.0):.1%}"
+    least = f"{bounds.space_s * 1e3:.2f} {unit}"
+    text = f"{what} {least}: gap {max(gap, 0.0):.1%}"
     if bounds.proven and bounds.own and gap < _NOISE:
-        text = (
-            f"proven by the evaluator's own costs: no plan of the space takes less than {bounds.space_s * 1e3:.2f} ms"
-        )
+        text = f"proven by the evaluator's own costs: no plan of the space takes less than {least}"
     if gap < -_NOISE:
-        text = (
-            f"{what} {bounds.space_s * 1e3:.2f} ms, and one was measured {-gap:.1%} below: the model is wrong by that"
-        )
+        text = f"{what} {least}, and one was measured {-gap:.1%} below: the model is wrong by that"
+    if result.objective != LATENCY:
+        return [Text(text)]
     return [
         Text(text),
         Text(f"whatever the cuts and overlaps, none takes less than {bounds.all_plans.latency_s * 1e3:.2f} ms"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evaluators.base import Describer, Evaluator, Namer
+from evaluators.energy import OPTION
 from evaluators.tabulated import GraphSource
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
@@ -31,11 +32,33 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         UsageError: a name or a file is wrong.
         UnavailableError: a processor cannot be used here.
     """
+    from optimizer.config import parse_powers
     from search_spaces.models import load
 
     brought = evaluator.graph_of(config.model) if isinstance(evaluator, GraphSource) else None
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    platform = with_powers(platform, parse_powers(config.power))
     return brought if brought is not None else load(config.model, config.input_shape), platform
+
+
+def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:
+    """Return a platform whose lanes have the watts that are given to them, or to what they are like.
+
+    Raises:
+        UsageError: there is no such lane.
+    """
+    known = {name for p in platform.processors for name in (p.name, p.like)}
+    for name in powers:
+        if name not in known:
+            names = ", ".join(p.name for p in platform.processors)
+            raise UsageError(f"--power {name}: there is no such lane", f"there are: {names}")
+    named = {p.name: powers[p.name] for p in platform.processors if p.name in powers}
+    alike = {p.like: named[p.name] for p in platform.processors if p.name in named}
+    lanes = []
+    for lane in platform.processors:
+        watts = named.get(lane.name, powers.get(lane.like, alike.get(lane.like)))
+        lanes.append(lane if watts is None else replace(lane, options={**lane.options, OPTION: watts}))
+    return replace(platform, processors=tuple(lanes))
 
 
 def choose_platform(

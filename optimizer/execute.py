@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from evaluators.litert.runner import PlanRunner
+from evaluators.objectives import OBJECTIVES, PricedCandidate, Pricing
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.console import interval_ms
 from search_spaces.errors import shown
@@ -19,8 +20,11 @@ def plan_of(run: str) -> Path:
     return path / "best" if (path / "best" / "plan.json").exists() else path
 
 
-def execute(plan: str, *, as_json: bool) -> str:
+def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
     """Measure a plan from its files and return what to print.
+
+    Args:
+        stream: run inferences that follow each other without a pause and overlap, instead of one at a time.
 
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
@@ -28,7 +32,11 @@ def execute(plan: str, *, as_json: bool) -> str:
     """
     with PlanRunner(plan_of(plan)) as runner:
         runner.run_seeded()
-        found = measure(runner.candidate, _POLICY)
+        deployed = runner.deployment
+        objective = OBJECTIVES["throughput" if stream else "latency"]
+        how = (Pricing(objective, deployed.platform, {}),)
+        found = measure(PricedCandidate(runner.candidate, deployed.graph, deployed.plan, how), _POLICY)
+        in_flight = runner.in_flight if stream else 1
         stages = runner.deployment.plan.stages
         name = runner.deployment.graph.name
     samples = found.latency_s
@@ -36,7 +44,8 @@ def execute(plan: str, *, as_json: bool) -> str:
         document = {
             "schema_version": 1,
             "model": name,
-            "latency_ms": {
+            **({"in_flight": in_flight} if stream else {}),
+            objective.key: {
                 "median": samples.median * 1e3,
                 "ci95": [x * 1e3 for x in samples.ci95],
                 "samples": len(samples.values_s),
@@ -49,7 +58,10 @@ def execute(plan: str, *, as_json: bool) -> str:
         }
         return json.dumps(document, indent=2)
     # The name comes from a file, and may hold what commands a terminal.
-    lines = [f"{name if name.isprintable() else shown(name)}: {interval_ms(samples)}, {len(samples.values_s)} runs"]
+    told = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
+    if stream:
+        told = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second, {in_flight} in flight"
+    lines = [f"{name if name.isprintable() else shown(name)}: {told}"]
     lines += [
         f"stage {i} on {s.processor}: {t * 1e3:.2f} ms"
         for i, (s, t) in enumerate(zip(stages, found.stage_s, strict=True))

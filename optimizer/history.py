@@ -6,7 +6,7 @@ The log is the truth. Everything here is rebuilt from its records, so a killed s
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,17 +135,19 @@ class History:
         measured: how many trials of the budget are spent: those that tried a plan for the first time.
         patience: after so many repeats in a row an unseen plan is drawn. It halves each time that was necessary, since
             a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
+        others: the objectives beside the first one.
         speed: how many times as long as at the start things take now; see :mod:`evaluators.drift`.
     """
 
-    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+    def __init__(self, distributions: Mapping[str, BaseDistribution], others: Sequence[str] = ()) -> None:
         import optuna
 
         from optimizer.samplers import quiet_optuna
 
         quiet_optuna()
         self.distributions = dict(distributions)
-        self._study: optuna.Study = optuna.create_study(direction="minimize")
+        self.others = tuple(others)
+        self._study: optuna.Study = optuna.create_study(directions=["minimize"] * (1 + len(self.others)))
         self._untold: list[Trial] = []
         self.trials: list[Trial] = []
         self.outside: list[Trial] = []
@@ -167,7 +169,7 @@ class History:
             self._study.add_trial(
                 create_trial(
                     state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
-                    value=value,
+                    values=value,
                     params=dict(trial.params),
                     distributions=self.distributions,
                     system_attrs=dict(trial.attributes or {}),
@@ -193,11 +195,13 @@ class History:
         """Let Optuna's study know of a finished trial that it was not asked for."""
         self._untold.append(trial)
 
-    def value_of(self, trial: Trial) -> float | None:
-        """Return the seconds to tell Optuna of a trial, a repeat included; None for a failure."""
+    def value_of(self, trial: Trial) -> list[float] | None:
+        """Return what to tell Optuna of a trial, a repeat included: a number for each objective; None for a failure."""
         # A repeat whose first trial was lost with a damaged part of the log teaches nothing.
         source = trial if trial.repeat_of is None else self.known.get(trial.plan.digest, trial)
-        return source.median_s if source.measurement else None
+        if source.measurement is None or any(name not in source.measurement.figures for name in self.others):
+            return None
+        return [source.median_s, *(source.measurement.figures[name] for name in self.others)]
 
     def add(self, trial: Trial) -> None:
         """Take up a trial of the space."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluators.base import Session, conditions_of
+from evaluators.objectives import PricedCandidate
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
@@ -104,7 +105,8 @@ class Loop:
 
     def believed(self) -> list[Plan]:
         """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
-        if self.problem is None or isinstance(self.problem.space, CoexecutionSpace):
+        plain = self.problem is not None and self.problem.law is None and self.problem.criteria is None
+        if self.problem is None or not plain or isinstance(self.problem.space, CoexecutionSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
         judge = AutoProposer(self.problem, self.seed)
         for trial in (*self.history.outside, *self.history.trials):
@@ -201,6 +203,7 @@ class Loop:
         breaks a constraint is not run; how many parts the space allows is none to a plan outside of it, and the
         deadline is none to what others are compared with.
         """
+        race = race and not self.history.others  # what is slower may be better otherwise
         allowed = {"stages"} if trial.number < 0 else set()
         allowed |= set() if race else {"s"}
         if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
@@ -260,6 +263,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
             found = measure(candidate, loop.named, conditions=conditions)
         # A plan that lost its race may have been broken off, and is not reported anywhere as a choice.
         agreement = candidate.verify() if found.stopped != "raced" else None
+        figures = candidate.figures() if isinstance(candidate, PricedCandidate) else {}
     finally:
         candidate.close()
     if agreement is not None and not agreement.accepted:
@@ -267,7 +271,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
             f"the plan's outputs differ from the whole model's by {agreement.max_rel_error:.2g} (relative), "
             f"allowed is {agreement.tolerance:.2g}"
         )
-    return replace(found, agreement=agreement)
+    return replace(found, agreement=agreement, figures=figures)
 
 
 def _below(limit: int, rng: np.random.Generator) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evaluators.base import Agreement
+from evaluators.objectives import LATENCY, Objective
 from evaluators.samples import Measurement, Samples
 from optimizer.bounds import Bounds
 from optimizer.decide import Verdict
 from optimizer.history import History
+from optimizer.pareto import Front
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -28,6 +30,8 @@ class Result:
         baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
         verdict: None where the study was interrupted before the end.
         bounds: what no plan goes below in the model; None where nothing is known of it yet.
+        front: of several objectives the plans that none beats; ``best`` is at its knee.
+        objective: what was made small, the first of several; all numbers of plans are in its unit.
         deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
         exhausted: whether every plan of the space was tried.
         wall_s: of this session, not of those that it resumed.
@@ -45,6 +49,8 @@ class Result:
     exhausted: bool
     wall_s: float
     run_dir: Path
+    objective: Objective = field(default=LATENCY, kw_only=True)
+    front: Front | None = field(default=None, kw_only=True)
 
     @property
     def best(self) -> Plan | None:
@@ -118,7 +124,8 @@ class Result:
             "model": {"name": self.graph.name, "digest": self.graph.digest, "operators": len(self.graph.operators)},
             "platform": self.platform.to_json(),
             "evaluator": self.evaluator,
-            "objective": "latency",
+            "objective": self.objective.name,
+            **({"front": self.front.to_json()} if self.front else {}),
             "complete": verdict is not None,
             "best": self._plan_json(self.best) if self.best else None,
             "baselines": {name: self._plan_json(plan) for name, plan in self.baselines.items()},
@@ -134,7 +141,9 @@ class Result:
             if verdict and comparison
             else None,
             "slower_at_the_end": self.slower_at_the_end,
-            "model_bound_ms": self.model_bound_s * 1e3 if self.model_bound_s is not None else None,
+            f"model_bound_{self.objective.shown.lower()}": self.model_bound_s * 1e3
+            if self.model_bound_s is not None
+            else None,
             "gap": self.gap,
             "model_error": self.model_error,
             "bounds": self.bounds.to_json() if self.bounds else None,
@@ -151,7 +160,7 @@ class Result:
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not measured"
         return {
             "plan": plan.to_json(),
-            "latency_ms": {
+            self.objective.key: {
                 "median": samples.median * 1e3,
                 "ci95": [x * 1e3 for x in samples.ci95],
                 "samples": len(samples.values_s),
@@ -160,7 +169,10 @@ class Result:
             }
             if samples
             else None,
-            "stage_ms": [s * 1e3 for s in stage_s] if (stage_s := self.stage_s(plan)) else None,
+            f"stage_{self.objective.shown.lower()}": [s * 1e3 for s in stage_s]
+            if (stage_s := self.stage_s(plan))
+            else None,
+            **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
             "identical": measured.agreement.identical if measured and measured.agreement else None,
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,

@@ -209,6 +209,7 @@ def _make(path: Path) -> None:
 
 def _fixed(config: StudyConfig, model_digest: str) -> dict[str, Any]:
     settings = config.model_dump(mode="json")
+    settings["objective"] = ",".join(config.objective)
     return {"model_digest": model_digest, **{name: settings[name] for name in _FIXED}}
 
 

@@ -11,26 +11,28 @@ from typing import Protocol
 
 from evaluators.base import Agreement, Deployer, Session
 from evaluators.comparison import ComparisonPolicy
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective, find_objective
 from evaluators.registry import make_evaluator
 from evaluators.sampling import SamplingPolicy
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
-from optimizer.bounds import Beliefs, Bounds, beliefs
-from optimizer.branches import branch_baselines, branch_beliefs, branch_profile, predictor
-from optimizer.coexecution import coexecution_baselines, coexecution_beliefs, coexecution_price
+from optimizer.bounds import Beliefs, Bounds
+from optimizer.branches import branch_baselines, branch_profile
+from optimizer.coexecution import coexecution_baselines
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import Verdict, decide
 from optimizer.devices import choose_model_and_platform
-from optimizer.exact.chain_costs import ChainCosts
 from optimizer.feasibility import violations
+from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, repeats_cost_more
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, Origin, in_space, measure_plan
+from optimizer.objective import check_space
+from optimizer.pareto import Front
 from optimizer.profile import Profile, known_profile, profile
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
-from optimizer.samplers.auto import Problem
 from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
@@ -43,7 +45,6 @@ from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
 from search_spaces.workload import is_workload
 
-_MODEL_OPTIMA = (8, 1)
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
 _NO_OTHER = "the model's optimum"
@@ -98,6 +99,7 @@ class _Study:
     baselines: dict[str, Plan] = field(default_factory=dict)
     bounds: Bounds | None = None
     exhausted: bool = False
+    front: Front | None = None  # of several objectives
     restored: int = 0  # plans that the log knew
 
     def kept_verdict(self, run: RunFolder) -> Verdict | None:
@@ -121,7 +123,19 @@ class _Study:
             self.exhausted,
             time.monotonic() - self.begin_s,
             run.path,
+            objective=self.objective,
+            front=self.front,
         )
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """What is made small."""
+        return [find_objective(name) for name in self.config.objective]
+
+    @property
+    def objective(self) -> Objective:
+        """The first of the objectives."""
+        return self.objectives[0]
 
 
 def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> Result:
@@ -135,14 +149,15 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         from optimizer.workload_study import run_workload
 
         return run_workload(config, watcher, command)
-    if config.objective != "latency":
-        raise UsageError(f"--objective {config.objective}: goes with several models", "see --workload, or leave it out")
+    if other := [name for name in config.objective if name not in OBJECTIVES]:
+        raise UsageError(f"--objective {other[0]}: goes with several models", "see --workload, or leave it out")
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")
     graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
-    study = _Study(config, graph, platform, space, watcher, History(space.distributions()))
+    study = _Study(config, graph, platform, space, watcher, History(space.distributions(), config.objective[1:]))
+    check_space(study.objectives, space)
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     with RunFolder.create_or_resume(
         config,
@@ -183,18 +198,11 @@ def _interrupted(study: _Study, run: RunFolder) -> Interrupted:
 def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     config, history = study.config, study.history
     most = most_stages(config, len(study.graph.operators))
-    profiled = _profile(study, run, session)
-    # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
-    optima = _MODEL_OPTIMA[config.sampler == "auto"]
-    if isinstance(study.space, BranchSpace):
-        believed = branch_beliefs(study.graph, session, profiled, study.platform, study.space)
-    elif isinstance(study.space, CoexecutionSpace):
-        believed = coexecution_beliefs(study.graph, profiled.costs(study.platform), study.space)
-    else:
-        believed = beliefs(study.graph, session, profiled, study.platform, study.space, most, optima)
-    costs, study.bounds = believed.costs, believed.bounds
-    breaks = _constraints(study, costs, most)
-    named = _named(study, profiled, believed, breaks)
+    profiled = _profile(study, run, asked(config, study.platform, session))
+    aim = aim_of(config, study.graph, study.platform, study.space, session, profiled)
+    believed, study.bounds = aim.believed, aim.believed.bounds
+    breaks = _constraints(study, aim, most)
+    named = (*_named(study, profiled, believed, breaks), *aim.more)
     study.baselines = {b.name: b.plan for b in named}
 
     def notify(trial: Trial) -> None:
@@ -206,7 +214,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     loop = Loop(
         study.graph,
         study.space,
-        session,
+        aim.session,
         history,
         run.log,
         *_policies(config),
@@ -214,14 +222,14 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         config.seed,
         config.budget,
         queue,
-        _predictor(study, costs),
+        aim.predict,
         notify,
-        Problem(study.graph, study.platform, study.space, costs, lambda plan: not breaks(plan)),
+        aim.problem(lambda plan: not breaks(plan)),
         breaks,
         study.bounds.space_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
     )
     watchman = Watchman(
-        session,
+        aim.session,
         study.graph,
         history,
         run.log,
@@ -232,8 +240,12 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     loop.run_outside(b for b in named if not in_space(study.space, b.plan))
     study.exhausted = loop.run()
     verdict = study.kept_verdict(run)  # a finished study that is asked again has nothing new to measure
+    study.front = find_front(config, history, study.baselines, loop, study.watcher.message)
+    if verdict is None and study.front is not None:
+        verdict = at_knee(study.front, history, study.baselines)
+        run.log.append("verdict", verdict.to_json())
     if verdict is None:
-        verdict = _decide(study, session, loop)
+        verdict = _decide(study, aim.session, loop)
         run.log.append("verdict", verdict.to_json())
     study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
@@ -243,8 +255,11 @@ def _finished(study: _Study, run: RunFolder, verdict: Verdict, deployed: Agreeme
     """Write down the result, which stays even where the best plan misses the deadline."""
     result = study.result(run, verdict, deployed)
     write_json(run.path / "result.json", result.to_json())
-    best = result.samples(verdict.best)
-    if best is not None and (late := missed(_deadline_s(study.config), best.median)) is not None:
+    best, measured = result.samples(verdict.best), result.measurement(verdict.best)
+    took_s = best.median if best is not None and study.objective == LATENCY else None
+    if measured is not None and LATENCY.name in measured.figures:
+        took_s = measured.figures[LATENCY.name]
+    if took_s is not None and (late := missed(_deadline_s(study.config), took_s)) is not None:
         raise late
     return result
 
@@ -253,27 +268,21 @@ def _deadline_s(config: StudyConfig) -> float:
     return math.inf if config.deadline is None else config.deadline / 1e3
 
 
-def _constraints(study: _Study, costs: ChainCosts, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
+def _constraints(study: _Study, aim: Aim, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
     """Return what tells which constraints a plan breaks.
 
     Raises:
         InfeasibleError: even the best plan in the model clearly misses the deadline.
     """
-    deadline_s, predict = _deadline_s(study.config), _predictor(study, costs)
-    if study.bounds is not None and (hopeless := unreachable(deadline_s, study.bounds.space_s)) is not None:
+    deadline_s, costs, predict = _deadline_s(study.config), aim.latency, aim.latency_s
+    bounded = study.bounds is not None and study.objective == LATENCY
+    if study.bounds is not None and bounded and (hopeless := unreachable(deadline_s, study.bounds.space_s)) is not None:
         raise hopeless
 
     def breaks(plan: Plan) -> tuple[Violation, ...]:
         return (*violations(study.graph, costs, most, plan), *too_late(deadline_s, predict, plan))
 
     return breaks
-
-
-def _predictor(study: _Study, costs: ChainCosts) -> Callable[[Plan], float]:
-    """Return what tells the seconds that the model gives a plan."""
-    if isinstance(study.space, CoexecutionSpace):
-        return coexecution_price(study.space, costs)
-    return predictor(study.graph, study.space, costs)
 
 
 def _named(
@@ -293,7 +302,10 @@ def _named(
 
 
 def _decide(study: _Study, session: Session, loop: Loop) -> Verdict:
-    policy = ComparisonPolicy(precision=min(study.config.precision, _PRECISION), max_s=_COMPARE_S, min_pairs=3)
+    precision = min(study.config.precision, _PRECISION)
+    policy = ComparisonPolicy(precision=precision, max_s=_COMPARE_S, min_pairs=3)
+    if repeats_cost_more(session):
+        policy = ComparisonPolicy(precision, _COMPARE_S, min_rounds=3, max_rounds=8, min_pairs=1, max_pairs=1)
     return decide(
         study.graph,
         session,

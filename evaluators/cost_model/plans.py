@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from evaluators.cost_model.simulate import Law, Span, Task, period_s, run_tasks, timeline
 from evaluators.cost_model.transfers import Prices
+from evaluators.footprint import most_alive_nbytes
+from evaluators.pipelining import needs_of, rounds, stream_period_s
 from evaluators.timeline import Timeline
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -108,6 +110,11 @@ class PlanSimulator:
         """Return the seconds from result to result where inferences follow each other without a pause."""
         return period_s(self.tasks(plan), self.law, inferences)
 
+    def stream_period_s(self, plan: Plan) -> float:
+        """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.pipelining`."""
+        how = rounds(plan, self.platform, needs_of(self.graph, plan))
+        return stream_period_s(self.tasks(plan), self.law, how)
+
     def sigma(self, plan: Plan) -> float:
         """Return the relative standard deviation of a plan's predicted latency."""
         return float(np.linalg.norm(self.errors(plan)))
@@ -202,23 +209,9 @@ def _inside(graph: Graph, operators: tuple[int, ...]) -> _Inside:
     reads = tuple((graph.producer[t], t, tensors[t].nbytes) for t in border.inputs if t in graph.producer)
     io_bytes = sum(tensors[t].nbytes for t in (*border.inputs, *border.outputs))
     return _Inside(
-        reads, io_bytes, sum(tensors[t].nbytes for t in border.constants), _peak(graph, operators), frozenset(operators)
+        reads,
+        io_bytes,
+        sum(tensors[t].nbytes for t in border.constants),
+        most_alive_nbytes(graph, operators),
+        frozenset(operators),
     )
-
-
-def _peak(graph: Graph, operators: tuple[int, ...]) -> int:
-    """Return the most bytes of activations that are alive at once while operators run one after another."""
-    border = graph.boundary(operators)
-    inside = set(operators)
-    size = {t: graph.tensors[t].nbytes for o in operators for t in (*graph.operators[o].outputs, *border.inputs)}
-    kept = set(border.outputs)
-    last = {t: max((c for c in graph.consumers.get(t, ()) if c in inside), default=-1) for t in size}
-    alive = sum(size[t] for t in border.inputs)
-    most = alive
-    for operator in operators:
-        alive += sum(size[t] for t in graph.operators[operator].outputs)
-        most = max(most, alive)
-        for t in {*graph.operators[operator].inputs, *graph.operators[operator].outputs} & size.keys():
-            if t not in kept and last[t] <= operator:
-                alive -= size[t]
-    return most

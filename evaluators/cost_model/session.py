@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +161,11 @@ class CostModelSession:
         lane = [p.name for p in self._platform.processors].index(processor)
         return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[lane]))]
 
+    def powers_w(self) -> dict[str, float]:
+        """See :class:`~evaluators.energy.Powered`."""
+        found = ((p.name, self._profile[profile_key(self._profile, p)].power_w) for p in self._platform.processors)
+        return {name: power for name, power in found if power is not None}
+
     def part_costs(self, graph: Graph) -> PartCosts:
         """See :class:`~evaluators.tabulated.Tabulated`."""
         return part_costs(self.simulator(graph))
@@ -180,7 +185,7 @@ class CostModelSession:
             lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
             return Prediction(*run_split(self.simulator, lowering, plan, self._platform))
         simulator = self.simulator(graph)
-        return Prediction(simulator.run(plan), simulator.errors(plan))
+        return Prediction(simulator.run(plan), simulator.errors(plan), lambda: simulator.stream_period_s(plan))
 
 
 class Prediction:
@@ -190,8 +195,9 @@ class Prediction:
         errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
     """
 
-    def __init__(self, timeline: Timeline, errors: Errors) -> None:
+    def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float] | None = None) -> None:
         self._timeline = timeline
+        self._period_s = period_s
         self.errors = errors
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
@@ -202,6 +208,17 @@ class Prediction:
         # Where the sides of a split meet is one more event of the first side.
         stage_s = np.bincount([e.stage for e in events], [e.end_s - e.start_s for e in events])
         return Batch(np.full(runs, makespan_s), np.tile(stage_s, (runs, 1)), self._timeline, self.errors)
+
+    def stream(self, n: int) -> Batch:
+        """See :class:`~evaluators.base.Streaming`; every observation is the same.
+
+        Raises:
+            UnavailableError: the plan has split stages.
+        """
+        if self._period_s is None:
+            raise UnavailableError("the cost model prices no streams of plans with split stages")
+        one = self.run(1)
+        return Batch(np.full(n, self._period_s()), np.tile(one.stage_s, (n, 1)), one.timeline, self.errors)
 
     def verify(self) -> Agreement | None:
         """Return None: there are no outputs."""

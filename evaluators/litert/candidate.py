@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,8 +14,10 @@ from evaluators.litert import tensors
 from evaluators.litert.arena import LOG_NBYTES, layout
 from evaluators.litert.edges import memory_of_edges
 from evaluators.litert.lanes import LaneError, Lanes, Request
-from evaluators.litert.program import Copies, Schedule, copies, lane_program, schedule
+from evaluators.litert.pipeline import Binding, Pipeline, periods
+from evaluators.litert.program import Schedule, copies, lane_program, schedule
 from evaluators.litert.settings import CPU, accelerators_of
+from evaluators.litert.shared import SETUP_LIMIT_S, SLACK_S, Arena
 from evaluators.litert.waking import sleepers, wake, were_busy
 from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError
@@ -24,43 +25,11 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
-_SETUP_LIMIT_S = 60.0
-# How long a lane may do nothing: this, and the time of an inference, after a first result this many times over.
-_SLACK_S = 1.0
 _NEVER = np.iinfo(np.int64).max
+# How long a lane may do nothing, beside SLACK_S: the time of an inference, after a first result this many times over.
 _LIMIT_FACTOR = 50.0
 # After so many inferences with an accelerator one more is made in which every stage is waited for.
 _SYNCHRONISE_EVERY = 16
-
-
-class Arena:
-    """Shared memory of the parent and all lanes, under a number that the lanes know it by."""
-
-    def __init__(self, number: int, nbytes: int) -> None:
-        self.number = number
-        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = os.memfd_create(f"arena-{number}", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.fd, self.nbytes)
-            self.memory = mmap.mmap(self.fd, self.nbytes)
-        except (OSError, ValueError) as error:
-            os.close(self.fd)
-            raise UnavailableError(f"cannot get {self.nbytes} bytes of shared memory: {error}") from error
-        self.known_to: set[str] = set()
-
-    def introduce(self, lanes: Lanes, names: Sequence[str]) -> None:
-        """Make the arena known to the lanes that do not know it yet."""
-        new = [name for name in names if name not in self.known_to]
-        head = {"op": "arena", "id": self.number, "nbytes": self.nbytes}
-        lanes.ask_all({name: Request(head, fds=[self.fd]) for name in new}, _SETUP_LIMIT_S)
-        self.known_to.update(new)
-
-    def close(self, lanes: Lanes | None) -> None:
-        """Give the memory back; with ``lanes``, have them unmap it too."""
-        if lanes is not None:
-            head = {"op": "arena", "id": self.number, "nbytes": 0}
-            lanes.ask_all({name: Request(head) for name in self.known_to}, _SETUP_LIMIT_S)
-        os.close(self.fd)
 
 
 class LitertCandidate:
@@ -95,6 +64,7 @@ class LitertCandidate:
     ) -> None:
         self.plan = plan
         self._graph = graph
+        self._platform = platform
         self._lanes = lanes
         self._generation = lanes.generation
         self._arena = arena
@@ -117,8 +87,10 @@ class LitertCandidate:
         self._sleepers = () if graph.stateful else sleepers(platform[name] for name in self._names)
         copied = copies(graph, plan, accelerators)
         self._queued = any(not copied[i].downloads for i, s in enumerate(plan.stages) if s.processor in accelerators)
+        self._bound = Binding(compiled, ports, copied, self._layout)
+        self._pipeline: Pipeline | None = None
         arena.introduce(lanes, self._names)
-        self._send_programs(compiled, ports, copied)
+        self._send_programs()
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`.
@@ -155,6 +127,23 @@ class LitertCandidate:
                 stage_s = np.tile(own_s, (len(stage_s), 1))
             were_busy(self._sleepers)
         return Batch(np.concatenate(latencies), stage_s, timeline)
+
+    def pipeline(self) -> Pipeline:
+        """Return the plan bound for a stream of inferences; made when first asked for, closed with the candidate."""
+        if self._pipeline is None:
+            limit_s = self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
+            self._pipeline = Pipeline(
+                self._graph, self.plan, self._platform, self._lanes, self._number, self._bound, limit_s
+            )
+        return self._pipeline
+
+    def lane_processes(self) -> list[int]:
+        """Return the numbers of the processes that run the plan."""
+        return self._lanes.processes()
+
+    def stream(self, n: int) -> Batch:
+        """See :class:`~evaluators.base.Streaming`."""
+        return periods(self.pipeline(), n, [self._view(tensor) for tensor in self._graph.inputs])
 
     def wake(self) -> None:
         """Run, without taking samples, until an adapter that idled is awake; see :mod:`evaluators.litert.waking`."""
@@ -206,7 +195,7 @@ class LitertCandidate:
         times = log[1:].reshape(n, stages, 2)
         try:
             answers = self._lanes.ask_all(
-                {name: Request(head) for name in order}, _SLACK_S + each_s, lambda: int(np.count_nonzero(times))
+                {name: Request(head) for name in order}, SLACK_S + each_s, lambda: int(np.count_nonzero(times))
             )
         except LaneError as error:
             raise UnavailableError(
@@ -253,6 +242,11 @@ class LitertCandidate:
         reference = self._reference()
         if self._first_outputs is not None:
             return tensors.agreement(self._first_outputs(), reference, self._tolerance)
+        streamed = self._pipeline.last_outputs() if self._pipeline is not None else []
+        for outputs in streamed:
+            found = tensors.agreement(outputs, reference, self._tolerance)
+            if not found.accepted:
+                return found
         if not self._ran:
             self.run(1)
         return tensors.agreement(self.outputs(), reference, self._tolerance)
@@ -262,44 +256,26 @@ class LitertCandidate:
         if self._closed:
             return
         self._closed = True
+        if self._pipeline is not None:
+            self._pipeline.close()
         if self._generation == self._lanes.generation:
             head = {"op": "drop", "id": self._number}
-            self._lanes.ask_all({name: Request(head) for name in self._names}, _SETUP_LIMIT_S)
+            self._lanes.ask_all({name: Request(head) for name in self._names}, SETUP_LIMIT_S)
         self._on_close()
 
-    def _send_programs(
-        self,
-        compiled: Mapping[int, tuple[int, int]],
-        ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
-        copied: Mapping[int, Copies],
-    ) -> None:
+    def _send_programs(self) -> None:
         """Tell every lane its share of the plan, with a semaphore for each meeting of two lanes."""
-        edges = self._schedule.meetings()
-        places = {
-            tensor: (offset, self._graph.tensors[tensor].nbytes, tensor)
-            for tensor, offset in self._layout.offsets.items()
-        }
+        edges, bound = self._schedule.meetings(), self._bound
         fd, nbytes = memory_of_edges(len(edges))
         try:
             requests = {}
             for lane in self._schedule.lanes:
-                steps = {
-                    index: {
-                        "stage": index,
-                        "compiled": compiled[index][0],
-                        "signature": compiled[index][1],
-                        "Input": [places[t] for t in ports[index][0]],
-                        "Output": [places[t] for t in ports[index][1]],
-                        "uploads": [i for i, t in enumerate(ports[index][0]) if t in copied[index].uploads],
-                        "downloads": [i for i, t in enumerate(ports[index][1]) if t in copied[index].downloads],
-                    }
-                    for index in lane.stages
-                }
+                steps = {index: bound.step(self._graph, index) for index in lane.stages}
                 program, mine = lane_program(self._schedule, lane, edges, steps)
                 shared = {"slots": mine, "edges_nbytes": nbytes}
                 head = {"op": "program", "id": self._number, "arena": self._arena.number, **program, **shared}
                 requests[lane.processor] = Request(head, fds=[fd])
-            self._lanes.ask_all(requests, _SETUP_LIMIT_S)
+            self._lanes.ask_all(requests, SETUP_LIMIT_S)
         finally:
             os.close(fd)
 

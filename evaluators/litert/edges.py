@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int, c_uint, c_void_p
 from dataclasses import dataclass
 
@@ -28,11 +28,17 @@ def _function(library: ctypes.CDLL, name: str, *types: type) -> Callable[..., in
     return found
 
 
+class _Until(ctypes.Structure):
+    # struct timespec: a time of the system's clock.
+    _fields_ = (("seconds", ctypes.c_long), ("ns", ctypes.c_long))
+
+
 # What returns at once keeps the interpreter's lock: giving it up and taking it again would take longer.
 _QUICK, _SLOW = ctypes.PyDLL(None), ctypes.CDLL(None)
 _init = _function(_QUICK, "sem_init", c_void_p, c_int, c_uint)
 _try = _function(_QUICK, "sem_trywait", c_void_p)
 _sleep = _function(_SLOW, "sem_wait", c_void_p)
+_sleep_until = _function(_SLOW, "sem_timedwait", c_void_p, ctypes.POINTER(_Until))
 tell = _function(_QUICK, "sem_post", c_void_p)
 """Tells the lane that waits on an edge, given as ``Edge.address``, that a stage is over."""
 
@@ -61,6 +67,45 @@ class Edge:
                 return
         while _sleep(address):  # a signal came
             pass
+
+
+class Meetings:
+    """The parent's own view of a memory of edges: it takes part in them, and sets them back.
+
+    Args:
+        fd, nbytes: as :func:`memory_of_edges` returned them; the descriptor is kept.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd, self.nbytes = fd, nbytes
+        self._memory = mmap.mmap(fd, nbytes)
+        self._first = ctypes.c_char.from_buffer(self._memory)
+
+    def _place(self, edge: int) -> c_void_p:
+        return c_void_p(ctypes.addressof(self._first) + edge * SLOT_NBYTES)
+
+    def reset(self, tokens: Sequence[int]) -> None:
+        """Set every edge to a number of tokens; nobody may be waiting."""
+        for edge, count in enumerate(tokens):
+            _init(self._place(edge), 1, count)
+
+    def tell(self, edge: int) -> None:
+        """Add a token."""
+        tell(self._place(edge))
+
+    def wait(self, edge: int, limit_s: float) -> bool:
+        """Take a token; return False where none came in the time."""
+        place = self._place(edge)
+        if not _try(place):
+            return True
+        until_s, part = divmod(time.time() + limit_s, 1.0)
+        return not _sleep_until(place, _Until(int(until_s), int(part * 1e9)))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._first  # else the memory could not be unmapped
+        self._memory.close()
+        os.close(self.fd)
 
 
 def memory_of_edges(count: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from evaluators.litert import wire
@@ -24,6 +25,7 @@ from evaluators.litert.device import Copy, Device
 from evaluators.litert.edges import SLOT_NBYTES, Edge, tell
 from evaluators.litert.mapping import Mapping
 from evaluators.litert.pinning import pinned_pool
+from evaluators.litert.rounds import Turn, go_round
 from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, on_device, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
@@ -40,6 +42,18 @@ class _Program:
     ends: tuple[Edge, ...]  # edges that the leader has seen before an iteration is over
     meetings: tuple[int, int]  # the memory of the edges: address and size
     buffers: tuple[c_void_p, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """One lane's share of a plan for a stream of inferences."""
+
+    rounds: Callable[[], None]
+    meetings: tuple[int, int]
+    buffers: tuple[c_void_p, ...]
+
+
+_Buffers = dict[Any, tuple[c_void_p, Any]]
 
 
 class Engine(Protocol):
@@ -78,6 +92,7 @@ class Lane:
         self._compiled: dict[int, Compiled] = {}
         self._arenas: dict[int, tuple[int, int]] = {}
         self._programs: dict[int, _Program] = {}
+        self._pipelines: dict[int, _Pipeline] = {}
 
     def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
         """Compile stages: a header, whose weights lie in the files that came along."""
@@ -113,32 +128,78 @@ class Lane:
         def edges(pairs: list[list[int]]) -> tuple[Edge, ...]:
             return tuple(Edge(place(index), spin_ns) for index, spin_ns in pairs)
 
-        steps = []
-        buffers: dict[Any, tuple[c_void_p, Any]] = {}
-        for step in head["steps"]:
-            compiled = self._compiled[step["compiled"]]
-            sides: list[Any] = []
-            for kinds, side in zip(compiled.ports[step["signature"]], ("Input", "Output"), strict=True):
-                ports = step[side]
-                if len(kinds) != len(ports):
-                    raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(ports)}")
-                if any(offset + nbytes > size for offset, nbytes, _ in ports):
-                    raise UnavailableError(f"stage {step['stage']} does not fit its shared memory")
-                found = [self._tensor(compiled, step, side, i, base, buffers) for i in range(len(ports))]
-                sides.append((c_void_p * len(found))(*(buffer.value for buffer in found)))
-            uploads, downloads = (
-                tuple(Copy(c_void_p(array[i]), base + step[side][i][0], step[side][i][1]) for i in step[which])
-                for array, side, which in zip(sides, ("Input", "Output"), ("uploads", "downloads"), strict=True)
-            )
-            signals = tuple(place(i) for i in step["signals"])
-            into, out = sides
-            waits, signature = edges(step["waits"]), step["signature"]
-            steps.append(Step(step["stage"], compiled, signature, into, out, waits, signals, uploads, downloads))
+        buffers: _Buffers = {}
+        steps = tuple(
+            self._step(step, (base, size), buffers, edges(step["waits"]), tuple(place(i) for i in step["signals"]))
+            for step in head["steps"]
+        )
         starts = tuple(place(i) for i in head["starts"])
         made = tuple(buffer for buffer, _ in buffers.values())
-        self._programs[head["id"]] = _Program(
-            tuple(steps), edges(head["go"]), starts, edges(head["ends"]), meetings, made
+        self._programs[head["id"]] = _Program(steps, edges(head["go"]), starts, edges(head["ends"]), meetings, made)
+        return {}
+
+    def _step(
+        self,
+        step: dict[str, Any],
+        memory: tuple[int, int],
+        buffers: _Buffers,
+        waits: tuple[Edge, ...],
+        signals: tuple[c_void_p, ...],
+    ) -> Step:
+        """Bind a stage to memory: address and size."""
+        base, size = memory
+        compiled = self._compiled[step["compiled"]]
+        sides: list[Any] = []
+        for kinds, side in zip(compiled.ports[step["signature"]], ("Input", "Output"), strict=True):
+            ports = step[side]
+            if len(kinds) != len(ports):
+                raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(ports)}")
+            if any(offset + nbytes > size for offset, nbytes, _ in ports):
+                raise UnavailableError(f"stage {step['stage']} does not fit its shared memory")
+            found = [self._tensor(compiled, step, side, i, base, buffers) for i in range(len(ports))]
+            sides.append((c_void_p * len(found))(*(buffer.value for buffer in found)))
+        uploads, downloads = (
+            tuple(Copy(c_void_p(array[i]), base + step[side][i][0], step[side][i][1]) for i in step[which])
+            for array, side, which in zip(sides, ("Input", "Output"), ("uploads", "downloads"), strict=True)
         )
+        into, out = sides
+        return Step(step["stage"], compiled, step["signature"], into, out, waits, signals, uploads, downloads)
+
+    def pipeline(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Bind this lane's stages to each of several frames of an arena, for a stream of inferences."""
+        base, size = self._arenas[head["arena"]]
+        meetings = self._mapping.map(fds[0], head["edges_nbytes"], write=True), head["edges_nbytes"]
+        log = (ctypes.c_int64 * (1 + 2 * head["stages"] * head["kept"])).from_address(base + head["log"])
+        made: list[c_void_p] = []
+        prepare = self._preparing(log, {}, synchronised=False)
+        frames: list[list[Step]] = [[] for _ in head["steps"]]
+        for frame in range(head["frames"]):
+            buffers: _Buffers = {}
+            offset = frame * head["frame_nbytes"]
+            for which, step in enumerate(head["steps"]):
+                waits = tuple(Edge(c_void_p(meetings[0] + i * SLOT_NBYTES), ns) for i, ns in step["waits"])
+                signals = tuple(c_void_p(meetings[0] + i * SLOT_NBYTES) for i in step["signals"])
+                frames[which].append(self._step(step, (base + offset, size - offset), buffers, waits, signals))
+            made += [buffer for buffer, _ in buffers.values()]
+        turns = tuple(
+            Turn(step["lag"], bound[0].waits, tuple(prepare([one]) for one in bound), bound[0].signals)
+            for step, bound in zip(head["steps"], frames, strict=True)
+        )
+        rounds = partial(go_round, turns, log, head["stages"], head["kept"], head["depth"])
+        self._pipelines[head["id"]] = _Pipeline(rounds, meetings, tuple(made))
+        return {}
+
+    def stream(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Run a pipeline until the log says that the stream is over."""
+        self._pipelines[head["id"]].rounds()
+        return {}
+
+    def dismantle(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Forget a pipeline."""
+        gone = self._pipelines.pop(head["id"])
+        for buffer in gone.buffers:
+            self._runtime.unbind(buffer)
+        self._mapping.unmap(*gone.meetings)
         return {}
 
     def _tensor(
@@ -148,7 +209,7 @@ class Lane:
         side: str,
         index: int,
         base: int,
-        buffers: dict[Any, tuple[c_void_p, Any]],
+        buffers: _Buffers,
     ) -> c_void_p:
         """Return the buffer of a stage's input or output: over shared memory, or in the device's, once per tensor."""
         offset, nbytes, tensor = step[side][index]

@@ -236,7 +236,7 @@ class Lanes:
         return LaneError(name, reason, fatal=True, silent=silent, stopped=stopped)
 
     def _kill(self) -> None:
-        for process in self._lanes.values():
+        for process in list(self._lanes.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
             process.channel.close()

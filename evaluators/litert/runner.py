@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch
 from evaluators.litert import arena, tensors
-from evaluators.litert.candidate import Arena, LitertCandidate
+from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.compiling import compile_stages
 from evaluators.litert.deployment import Deployment, read_deployment
 from evaluators.litert.inner import opened, told_apart
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import existing_packed_weights
+from evaluators.litert.shared import Arena
 from evaluators.litert.stages import compiled_together
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
@@ -59,7 +60,7 @@ class PlanRunner:
                 f"{path}: {error.what}", "search again on this machine: optimize --model …"
             ) from error
         self._arena: Arena | None = None
-        self._closed = False
+        self._closed = self._streaming = False
         self._lock = threading.Lock()
         try:
             compiled, ports = self._compile(graph, plan, stages, lanes)
@@ -134,6 +135,37 @@ class PlanRunner:
         """Run once on the inputs that the search measures with."""
         return self.run(tensors.seeded_inputs(self._deployment.graph, seed))
 
+    def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
+        """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.
+
+        The plan's lanes work on as many inferences as they can hold (``in_flight``), so the first outputs come after
+        some more inputs were taken. Nothing else can be run meanwhile.
+
+        Args:
+            inputs: each as :meth:`run` takes it.
+
+        Yields:
+            Copies of the outputs by name.
+
+        Raises:
+            UsageError, UnavailableError: as :meth:`run`.
+        """
+        with self._lock:
+            self._check_open()
+            self._streaming = True
+        try:
+            names = list(self.outputs)
+            arrays = (self._arrays(each) for each in inputs)
+            for outputs, _ in self._candidate.pipeline().stream(arrays):
+                yield dict(zip(names, outputs, strict=True))
+        finally:
+            self._streaming = False
+
+    @property
+    def in_flight(self) -> int:
+        """How many inferences of a stream are under way at most."""
+        return self._candidate.pipeline().how.frames
+
     def measure(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
         with self._lock:
@@ -144,6 +176,8 @@ class PlanRunner:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the runner is closed", "make a new one")
+        if self._streaming:
+            raise UsageError("the runner runs a stream", "take all of its outputs, or close it, first")
 
     @property
     def candidate(self) -> LitertCandidate:
@@ -189,6 +223,8 @@ class PlanRunner:
             if self._closed:
                 return
             self._closed = True
+            if self._streaming:
+                self._candidate.pipeline().stop()
             self._lanes.close()
             if self._arena is not None:
                 self._arena.close(None)

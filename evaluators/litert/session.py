@@ -8,16 +8,16 @@ import platform as host
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement
 from evaluators.litert import arena, tensors, tflite
-from evaluators.litert.candidate import Arena, LitertCandidate
+from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.lowered import SPLIT_TOLERANCE, LoweredCandidate, reads_parts_of_weights
@@ -25,6 +25,7 @@ from evaluators.litert.packed import packed_weights
 from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
+from evaluators.litert.shared import Arena
 from evaluators.litert.stages import Entry, StageCache, compiled_together
 from evaluators.machine import Conditions
 from search_spaces.errors import UnavailableError
@@ -32,8 +33,15 @@ from search_spaces.graph import Graph
 from search_spaces.models.stages import packing_model
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lowering import Lowering, is_split
 from search_spaces.rewrites.views import Viewed, without_copies
+
+if TYPE_CHECKING:
+    from evaluators.litert.workload import LitertWorkload
+    from evaluators.workload.outcome import Objective
+    from search_spaces.joined_graph import JoinedGraph
+    from search_spaces.workload import Workload
 
 _INPUT_SEED = 0
 _REWRITTEN_NBYTES = 4  # times as large as a model's arena is that of the models that it was rewritten to
@@ -64,6 +72,28 @@ class LitertEvaluator:
         finally:
             session.close()
             lanes.close()
+
+    @contextmanager
+    def host(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        scratch: Path | None = None,
+    ) -> Iterator[LitertWorkload]:
+        """See :class:`~evaluators.workload.host.Host`; messages go where those of :meth:`prepare` go."""
+        from evaluators.litert.crew import Crew
+        from evaluators.litert.workload import LitertWorkload
+
+        lanes = replace(platform, processors=lanes_of(platform))
+        check_is_here(lanes)
+        crew = Crew(lanes, scratch / "runtime.log" if scratch else None)
+        facts = {"evaluator": self.name, "versions": _versions(lanes), "platform": lanes.to_json()}
+        try:
+            yield LitertWorkload(workload, joined, platform, objective, crew, facts)
+        finally:
+            crew.close()
 
 
 @dataclass(slots=True)

@@ -203,8 +203,14 @@ def _brute_force(problem: Problem, seed: int) -> Proposer:
 def _auto(problem: Problem, seed: int) -> Proposer:
     from optimizer.samplers.auto import AutoProposer
     from optimizer.samplers.coexecution import CoexecutionProposer
+    from optimizer.samplers.objective import ObjectiveProposer
+    from optimizer.samplers.pareto import ParetoProposer
     from search_spaces.coexecution import CoexecutionSpace
 
+    if problem.criteria is not None:
+        return ParetoProposer(problem, seed, *problem.criteria)
+    if problem.law is not None:
+        return ObjectiveProposer(problem, seed, problem.law)
     if isinstance(problem.space, CoexecutionSpace):
         return CoexecutionProposer(problem, problem.space)
     return AutoProposer(problem, seed)
@@ -237,6 +243,9 @@ SAMPLERS: dict[str, SamplerKind] = {
     ),
     "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
     "nsga2": SamplerKind("genetic algorithm NSGA-II, generations of 20", _nsga2),
+    "nsga3": SamplerKind(
+        "genetic algorithm NSGA-III, for several objectives", _of_optuna("NSGAIIISampler"), resumes=False
+    ),
     "cmaes": SamplerKind(
         "CMA-ES; draws categorical parameters at random",
         _of_optuna("CmaEsSampler", warn_independent_sampling=False),

@@ -17,15 +17,16 @@ what the uninterrupted one would have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.samples import Measurement
 from optimizer.exact.chain import ChainCosts
+from optimizer.exact.front import Criterion
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.pricing import Timing
 from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
@@ -68,6 +69,8 @@ class Problem:
     Attributes:
         model: the costs of operators, parts and hand-overs; in seconds.
         fits: whether a plan keeps all constraints; those that do not are never proposed.
+        law: how parts add up, where something else than the latency is to be small; the model is in its unit.
+        criteria: of several objectives, made of costs of the latency; and in what a lane's stages are told.
     """
 
     graph: Graph
@@ -75,6 +78,8 @@ class Problem:
     space: SearchSpace
     model: ChainCosts
     fits: Callable[[Plan], bool] = lambda _: True
+    law: Literal["latency", "period"] | None = None
+    criteria: tuple[Callable[[ChainCosts], Sequence[Criterion]], Callable[[str], float]] | None = None
 
 
 class AutoProposer:

@@ -1,0 +1,234 @@
+"""Where the energy of an inference is known from: the platform's powers, or what the machine counts.
+
+A platform's file may say the watts of a lane while it runs (``power_w``), and a profile may know them. Otherwise the
+machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a Jetson
+(INA3221) tell watts, which are added up over time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from evaluators.base import Session
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Platform
+
+OPTION = "power_w"
+_SYS = Path("/sys")
+_EVERY_S = 0.01
+_HINT = "say the watts of each lane: --power cpu0=2.5, or power_w in the platform's file"
+
+
+class Meter(Protocol):
+    """What counts the energy that was used."""
+
+    name: str
+
+    def joules(self) -> float:
+        """Return the joules since some fixed moment.
+
+        Raises:
+            UnavailableError: the counter cannot be read any more.
+        """
+        ...
+
+
+@runtime_checkable
+class Powered(Protocol):
+    """A session that knows what its lanes draw."""
+
+    def powers_w(self) -> Mapping[str, float]:
+        """Return the watts of lanes while they run, of those that are known."""
+        ...
+
+
+def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[dict[str, float], Meter | None]:
+    """Return the watts of all lanes, or else a meter.
+
+    Raises:
+        UnavailableError: there is neither; the text says what was looked for.
+    """
+    known = dict(session.powers_w()) if isinstance(session, Powered) else {}
+    known |= {p.name: float(p.options[OPTION]) for p in platform.processors if OPTION in p.options}
+    missing = [p.name for p in platform.processors if p.name not in known]
+    if not missing:
+        return known, None
+    if known:
+        raise UnavailableError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
+    if isinstance(session, Powered):
+        raise UnavailableError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
+    return {}, find_meter(sys)
+
+
+def find_meter(sys: Path = _SYS) -> Meter:
+    """Return what this machine counts its energy with.
+
+    Raises:
+        UnavailableError: nothing does.
+    """
+    for find in (_rapl, _hwmon_energy, _hwmon_power, _jetson):
+        if found := find(sys):
+            return found
+    if sys == _SYS and (nvml := _nvml()) is not None:
+        return nvml
+    raise UnavailableError(
+        "this machine does not tell its energy: there is no readable RAPL counter, hwmon energy or power sensor, "
+        "Jetson rail or NVML here",
+        _HINT,
+    )
+
+
+@dataclass(slots=True)
+class Counter:
+    """Files that count microjoules, each up to its range, and then from 0 again."""
+
+    name: str
+    files: tuple[tuple[Path, float | None], ...]
+    _last: list[float] | None = None
+    _sum: float = 0.0
+
+    def joules(self) -> float:
+        """See :class:`Meter`."""
+        now = [_number(path) for path, _ in self.files]
+        if self._last is not None:
+            for before, after, (_, most) in zip(self._last, now, self.files, strict=True):
+                self._sum += after - before if after >= before or most is None else after - before + most
+        self._last = now
+        return self._sum * 1e-6
+
+
+class Integrator:
+    """Watts that are read again and again by a thread, and added up.
+
+    Args:
+        watts: reads them.
+    """
+
+    def __init__(self, name: str, watts: Callable[[], float], every_s: float = _EVERY_S) -> None:
+        self.name = name
+        self._watts, self._every_s = watts, every_s
+        self._joules, self._at, self._last = 0.0, time.perf_counter(), watts()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._go, daemon=True, name=name).start()
+
+    def joules(self) -> float:
+        """See :class:`Meter`."""
+        with self._lock:
+            now, watts = time.perf_counter(), self._watts()
+            self._joules += (now - self._at) * (watts + self._last) / 2.0
+            self._at, self._last = now, watts
+            return self._joules
+
+    def _go(self) -> None:
+        with suppress(UnavailableError):
+            while True:
+                time.sleep(self._every_s)
+                self.joules()
+
+
+def _rapl(sys: Path) -> Meter | None:
+    found = []
+    for domain in sorted(sys.glob("class/powercap/intel-rapl:*")):
+        # Domains within a package (intel-rapl:0:0) are part of it.
+        if domain.name.count(":") == 1 and _readable(domain / "energy_uj"):
+            most = domain / "max_energy_range_uj"
+            found.append((domain / "energy_uj", _number(most) if _readable(most) else None))
+    return Counter("RAPL", tuple(found)) if found else None
+
+
+def _hwmon_energy(sys: Path) -> Meter | None:
+    found = [path for path in sorted(sys.glob("class/hwmon/hwmon*/energy*_input")) if _readable(path)]
+    return Counter("hwmon", tuple((path, None) for path in found)) if found else None
+
+
+def _hwmon_power(sys: Path) -> Meter | None:
+    found = []
+    for chip in sorted(sys.glob("class/hwmon/hwmon*")):
+        inputs = sorted(chip.glob("power*_input")) or sorted(chip.glob("power*_average"))
+        found += [path for path in inputs[:1] if _readable(path)]  # further ones of a chip are parts of the first
+    return Integrator("hwmon", lambda: sum(_number(path) for path in found) * 1e-6) if found else None
+
+
+def _jetson(sys: Path) -> Meter | None:
+    for label in sorted(sys.glob("class/hwmon/hwmon*/in*_label")):
+        number = label.name.removeprefix("in").removesuffix("_label")
+        volts, amperes = label.with_name(f"in{number}_input"), label.with_name(f"curr{number}_input")
+        if _text(label) in ("VDD_IN", "POM_5V_IN") and _readable(volts) and _readable(amperes):
+            return _rail(volts, amperes)
+    for path in sorted(sys.glob("bus/i2c/drivers/ina3221x/*/iio:device*/in_power0_input")):
+        if _readable(path):
+            return _one(path)
+    return None
+
+
+def _one(path: Path) -> Meter:
+    return Integrator("Jetson", lambda: _number(path) * 1e-3)
+
+
+def _rail(volts: Path, amperes: Path) -> Meter:
+    return Integrator("Jetson", lambda: _number(volts) * _number(amperes) * 1e-6)
+
+
+@dataclass(slots=True)
+class _Nvml:
+    """The energy counters of NVIDIA's GPUs."""
+
+    name: str
+    library: ctypes.CDLL
+    devices: Sequence[ctypes.c_void_p]
+
+    def joules(self) -> float:
+        total = 0.0
+        for device in self.devices:
+            millijoules = ctypes.c_ulonglong()
+            if self.library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
+                raise UnavailableError("NVML does not tell the energy of a GPU any more")
+            total += millijoules.value * 1e-3
+        return total
+
+
+def _nvml() -> Meter | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return None
+    devices = []
+    for index in range(count.value):
+        device, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
+        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+            continue
+        if not library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(energy)):
+            devices.append(device)
+    return _Nvml("NVML", library, devices) if devices else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _readable(path: Path) -> bool:
+    try:
+        float(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _number(path: Path) -> float:
+    try:
+        return float(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"{path}: cannot be read any more: {error}") from error

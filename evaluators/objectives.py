@@ -1,0 +1,256 @@
+"""What can be made small, and how a loaded plan is asked for it.
+
+Every objective is a number per run that is the better the smaller it is. :func:`priced` turns a session into one whose
+candidates return that number where latencies are expected, with the stages' shares of it, so that sampling, racing,
+comparison and search need not know which objective they serve.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Agreement, Batch, Candidate, Session, Streaming, conditions_of
+from evaluators.energy import Meter, powers_w
+from evaluators.footprint import peak_nbytes
+from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+Law = Literal["latency", "period", "sum", "memory"]
+"""How costs of parts make the cost of a plan: its longest path, its busiest lane, their sum, or sizes of tensors."""
+
+TAIL = 0.99
+_TAIL_RUNS, _TAIL_S = (20, 100), 1.0
+_METER_S = 0.2
+FIGURE_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Something to make small.
+
+    Attributes:
+        name: as the command line has it.
+        title: what it is, for a table's head.
+        unit, shown: of the numbers, and of a thousandth, which is what people read.
+        law: how it follows from the costs of parts.
+        key: of the document of ``--json``.
+    """
+
+    name: str
+    title: str
+    unit: str
+    shown: str
+    law: Law
+    key: str
+
+
+LATENCY = Objective("latency", "latency, median", "s", "ms", "latency", "latency_ms")
+OBJECTIVES = {
+    o.name: o
+    for o in (
+        LATENCY,
+        Objective("latency-p99", "latency, 99th percentile", "s", "ms", "latency", "latency_p99_ms"),
+        Objective("throughput", "period of a stream", "s", "ms", "period", "period_ms"),
+        Objective("energy", "energy of an inference", "J", "mJ", "sum", "energy_mj"),
+        Objective("memory", "memory for weights and activations", "GB", "MB", "memory", "memory_mb"),
+        Objective("occupancy", "processor time of an inference", "s", "ms", "sum", "occupancy_ms"),
+    )
+}
+
+
+def find_objective(name: str) -> Objective:
+    """Return the objective of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in OBJECTIVES:
+        near = difflib.get_close_matches(name, OBJECTIVES, n=1)
+        known = f"one of {', '.join(OBJECTIVES)}"
+        raise UsageError(f"unknown objective {name!r}", f"did you mean {near[0]}? {known}" if near else known)
+    return OBJECTIVES[name]
+
+
+def weights(objective: Objective, platform: Platform, powers: Mapping[str, float]) -> dict[str, float]:
+    """Return for each lane what a second of its time counts: its watts, its share of the device, or 1.
+
+    Args:
+        powers: watts of lanes, where they are known.
+    """
+    if objective.name == "energy":
+        return dict(powers)
+    if objective.name == "occupancy":
+        return {p.name: sum(p.resources.values()) for p in platform.processors}
+    return {p.name: 1.0 for p in platform.processors}
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """How to ask the plans of a platform for an objective.
+
+    Attributes:
+        powers: watts of each lane; for the energy, where no meter is used.
+        meter: reads the energy that the machine used.
+    """
+
+    objective: Objective
+    platform: Platform
+    powers: Mapping[str, float]
+    meter: Meter | None = None
+
+    def batch(self, graph: Graph, plan: Plan, candidate: Candidate, n: int, stop_above: float) -> Batch:
+        """Run a plan and return the objective of each run, and the stages' shares of it.
+
+        Args:
+            stop_above: in the objective's unit; runs may end early with one that is above.
+
+        Raises:
+            UnavailableError: the device failed, or cannot tell.
+        """
+        name = self.objective.name
+        if name == "latency":
+            return candidate.run(n, stop_above)
+        if name == "latency-p99":
+            return _tails(candidate, n, stop_above)
+        if name == "throughput":
+            return streaming(candidate).stream(n)
+        if name == "memory":
+            nbytes = sum(peak_nbytes(graph, plan).values())
+            found = candidate.run(1)
+            return Batch(np.full(n, nbytes / 1e9), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
+        if name == "energy" and self.meter is not None:
+            return _metered(candidate, n, self.meter)
+        found = candidate.run(n)
+        share = np.array([self._weights[stage.processor] for stage in plan.stages])
+        stages = found.stage_s * share
+        return Batch(stages.sum(axis=1), stages, found.timeline, found.errors)
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        return weights(self.objective, self.platform, self.powers)
+
+
+def pricing(objective: Objective, platform: Platform, session: Session) -> Pricing:
+    """Return how to ask for an objective here.
+
+    Raises:
+        UnavailableError: the energy is asked for, and the platform neither has a meter nor says its powers.
+    """
+    if objective.name != "energy":
+        return Pricing(objective, platform, {})
+    powers, meter = powers_w(platform, session)
+    return Pricing(objective, platform, powers, meter)
+
+
+def streaming(candidate: Candidate) -> Streaming:
+    """Return the candidate as one that runs streams.
+
+    Raises:
+        UnavailableError: it cannot.
+    """
+    if not isinstance(candidate, Streaming):
+        raise UnavailableError(
+            "this evaluator runs one inference at a time, so it knows no throughput",
+            "use --evaluator litert or cost-model",
+        )
+    return candidate
+
+
+class PricedSession:
+    """A session whose candidates return an objective instead of latencies; see :class:`~evaluators.base.Session`.
+
+    Attributes:
+        session: the one that runs plans.
+        how: the objective, and what else is to be known of plans.
+    """
+
+    def __init__(self, session: Session, how: Sequence[Pricing]) -> None:
+        self.session = session
+        self.how = tuple(how)
+        self._conditions = conditions_of(session)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return self.session.fingerprint() | {"objective": [each.objective.name for each in self.how]}
+
+    def conditions(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Witness`."""
+        return dict(self._conditions())
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
+        """See :class:`~evaluators.base.Session`."""
+        return PricedCandidate(self.session.load(graph, plan, fresh=fresh), graph, plan, self.how)
+
+
+class PricedCandidate:
+    """A plan that tells an objective; see :class:`~evaluators.base.Candidate`."""
+
+    def __init__(self, inner: Candidate, graph: Graph, plan: Plan, how: tuple[Pricing, ...]) -> None:
+        self._inner, self._graph, self._plan, self._how = inner, graph, plan, how
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; all numbers are in the objective's unit."""
+        return self._how[0].batch(self._graph, self._plan, self._inner, n, stop_above_s)
+
+    def figures(self) -> dict[str, float]:
+        """Run a few times more, and return the medians of all that is to be known beside the objective."""
+        found = {}
+        for how in self._how[1:]:
+            runs = 1 if how.objective.name in ("memory", "latency-p99") else FIGURE_RUNS
+            batch = how.batch(self._graph, self._plan, self._inner, runs, math.inf)
+            found[how.objective.name] = float(np.median(batch.latency_s))
+        return found
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`."""
+        return self._inner.verify()
+
+    def close(self) -> None:
+        """See :class:`~evaluators.base.Candidate`."""
+        self._inner.close()
+
+
+def _tails(candidate: Candidate, n: int, stop_above_s: float) -> Batch:
+    """Return the 99th percentile of each of ``n`` blocks of runs.
+
+    A block has 20 runs at least and, as long as they take less than a second together, 100 at most; of fewer than 100
+    runs the percentile lies between the two slowest.
+    """
+    found: list[float] = []
+    stages: list[NDArray[np.float64]] = []
+    last: Batch | None = None
+    for _ in range(n):
+        runs: list[float] = []
+        while len(runs) < _TAIL_RUNS[0] or (len(runs) < _TAIL_RUNS[1] and math.fsum(runs) < _TAIL_S):
+            last = candidate.run(_TAIL_RUNS[0])
+            runs += [float(s) for s in last.latency_s]
+        found.append(float(np.quantile(runs, TAIL)))
+        stages.append(last.stage_s.mean(axis=0) if last is not None else np.empty(0))
+        if found[-1] > stop_above_s:
+            break
+    return Batch(np.array(found), np.array(stages), last.timeline if last is not None else None)
+
+
+def _metered(candidate: Candidate, n: int, meter: Meter) -> Batch:
+    """Return the joules of an inference, read before and after blocks of runs; what idling takes is part of it."""
+    once = candidate.run(1)
+    count = max(1, math.ceil(_METER_S / float(once.latency_s[0])))
+    found, stages = [], []
+    for _ in range(n):
+        before = meter.joules()
+        took = candidate.run(count)
+        each_j = (meter.joules() - before) / len(took.latency_s)
+        found.append(each_j)
+        share = took.stage_s.mean(axis=0)
+        stages.append(each_j * share / max(float(share.sum()), 1e-12))
+        once = took
+    return Batch(np.array(found), np.array(stages), once.timeline)

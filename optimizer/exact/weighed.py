@@ -1,0 +1,96 @@
+"""Costs of chains for other objectives than the latency: energy, processor time, the load of the busiest lane.
+
+All of them count what lanes do, and not what passes while nobody works, so hand-overs between parts are left out where
+they are no lane's work; what is said without them is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.exact.chain import chains_in_order
+from optimizer.exact.chain_costs import ChainCosts, CostedChain
+from optimizer.exact.chain_costs import Objective as Law
+from search_spaces.chain import chain_plan
+from search_spaces.errors import InfeasibleError, UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+
+_MOST_PRICED = 100
+_HAIR = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class LeastPlan:
+    """The best plan that is known.
+
+    Attributes:
+        value: what it is said to cost.
+        bound: no chain costs less.
+    """
+
+    plan: Plan
+    value: float
+    bound: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is no better one."""
+        return self.value <= self.bound * (1 + 1e-9)
+
+
+def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = False) -> ChainCosts:
+    """Return costs in another unit: each lane's seconds times its weight.
+
+    Args:
+        weights: of each lane, by name: watts, or how many cores it takes.
+        idle: keep the hand-overs, weighed as the lane that receives.
+    """
+    factor = np.array([weights[p.name] for p in costs.platform.processors])
+    return replace(
+        costs,
+        operator_s=costs.operator_s * factor[:, None],
+        overhead_s=costs.overhead_s * factor,
+        hand_over_s=costs.hand_over_s * factor if idle else np.zeros_like(costs.hand_over_s),
+        beyond_s=None if costs.beyond_s is None else costs.beyond_s * factor[:, None, None],
+    )
+
+
+def least_plan(
+    graph: Graph, costs: ChainCosts, price: Callable[[Plan], float], max_stages: int, law: Law, stop_s: float
+) -> LeastPlan:
+    """Return the plan that an evaluator finds the best, priced in ascending order of what the costs say at least.
+
+    Args:
+        costs: a bound on what the evaluator says, by ``law``: ``latency`` for a sum over the parts.
+        price: what it says.
+        stop_s: the monotonic time at which to take what is known by then.
+
+    Raises:
+        InfeasibleError: no chain fits.
+    """
+    best: tuple[float, Plan] | None = None
+    bound, left = 0.0, _MOST_PRICED
+    try:
+        for chain in chains_in_order(costs, max_stages, _MOST_PRICED, objective=law, stop_s=stop_s):
+            left -= 1
+            bound = chain.cost_s
+            if best is not None and bound >= best[0] * (1 - _HAIR):
+                return LeastPlan(best[1], best[0], best[0])
+            plan = chain_plan(graph, chain.cuts, chain.processors)
+            found = price(plan)
+            if best is None or found < best[0]:
+                best = found, plan
+    except UnavailableError:
+        left = 0
+    if best is None or not np.isfinite(best[0]):
+        raise InfeasibleError(f"no chain of at most {max_stages} parts runs on {costs.platform.name!r}")
+    return LeastPlan(best[1], best[0], min(best[0], bound) if not left else best[0])
+
+
+def plans_of(graph: Graph, chains: list[CostedChain]) -> tuple[Plan, ...]:
+    """Return the plans of chains."""
+    return tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in chains)

@@ -1,0 +1,136 @@
+"""What a study believes of an objective other than the latency, before it measures: predictions, optima, bounds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from evaluators.base import Session
+from evaluators.footprint import most_alive_nbytes, peak_nbytes
+from evaluators.objectives import LATENCY, Objective, PricedSession, weights
+from evaluators.tabulated import Tabulated
+from optimizer.bounds import Beliefs, Bounds
+from optimizer.exact.bound import Relaxation
+from optimizer.exact.chain import chains_in_order
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.least import chain_costs
+from optimizer.exact.weighed import least_plan, weighed
+from optimizer.profile import Profile
+from search_spaces.chain import ChainSpace, chain_plan
+from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.space import SearchSpace
+
+_SOLVE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveModel:
+    """What the additive model says of an objective.
+
+    Attributes:
+        costs: in the objective's unit; by ``law``.
+    """
+
+    objective: Objective
+    graph: Graph
+    costs: ChainCosts
+
+    @property
+    def law(self) -> Law:
+        """How parts add up: to a sum, or to the load of the busiest lane."""
+        return "period" if self.objective.law == "period" else "latency"
+
+    def predict(self, plan: Plan) -> float:
+        """Return what the model says of a plan, in the objective's unit."""
+        if self.objective.law == "memory":
+            return sum(peak_nbytes(self.graph, plan).values()) / 1e9
+        return chain_cost(self.costs, plan, self.law)
+
+
+def check_space(objectives: Sequence[Objective], space: SearchSpace) -> None:
+    """Check that plans of a space can be searched for objectives.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    other = next((o for o in objectives if o != LATENCY), None)
+    if other is not None and not isinstance(space, ChainSpace):
+        raise UsageError(f"--objective {other.name} searches chains of parts", "leave --space at chain")
+
+
+def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:
+    """Return the model of a session's first objective."""
+    how, inner = session.how[0], session.session
+    costs = latency_costs(inner, graph, platform, profiled)
+    by = weights(how.objective, platform, how.powers)
+    # A meter knows no watts beforehand: then the processor time stands for the energy.
+    by = by if set(by) >= {p.name for p in platform.processors} else {p.name: 1.0 for p in platform.processors}
+    return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.law == "latency"))
+
+
+def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: Profile) -> ChainCosts:
+    """Return the additive model of the latency."""
+    if isinstance(session, Tabulated):
+        return chain_costs(platform, session.part_costs(graph))
+    return profiled.costs(platform)
+
+
+def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, optima: int) -> Beliefs:
+    """Return what is believed before anything is measured.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    graph, own = model.graph, isinstance(session.session, Tabulated)
+    if model.objective.law == "memory":
+        return _smallest(model, own=own)
+    stop_s = time.monotonic() + _SOLVE_S
+    if own:
+        least = least_plan(graph, model.costs, price_of(graph, session), most, model.law, stop_s)
+        return Beliefs(model.costs, (least.plan,), _bounds(least.bound, proven=least.proven, own=True))
+    found = []
+    bound = 0.0
+    try:
+        for chain in chains_in_order(model.costs, most, optima, objective=model.law, stop_s=stop_s):
+            found.append(chain_plan(graph, chain.cuts, chain.processors))
+            bound = bound or chain.cost_s
+    except UnavailableError:
+        if not found:
+            found = [chain_plan(graph, (), [model.costs.platform.processors[0].name])]
+    return Beliefs(model.costs, tuple(found), _bounds(bound, proven=bound > 0.0, own=False))
+
+
+def _smallest(model: ObjectiveModel, *, own: bool) -> Beliefs:
+    """Return beliefs on the memory: every operator alone needs its weights and its activations."""
+    graph = model.graph
+    constants = {t for o in range(len(graph.operators)) for t in graph.boundary((o,)).constants}
+    weights_nbytes = sum(graph.tensors[t].nbytes for t in constants)
+    most = max(most_alive_nbytes(graph, (o,)) for o in range(len(graph.operators)))
+    wholes = [chain_plan(graph, (), [p.name]) for p in model.costs.platform.processors]
+    best = min(wholes, key=model.predict)
+    bound = (weights_nbytes + most) / 1e9
+    return Beliefs(model.costs, (best,), _bounds(bound, proven=math.isclose(model.predict(best), bound), own=own))
+
+
+def _bounds(value: float, *, proven: bool, own: bool) -> Bounds:
+    return Bounds(value, proven, Relaxation(value, value), own=own)
+
+
+def price_of(graph: Graph, session: PricedSession) -> Callable[[Plan], float]:
+    """Return what tells the objective that a session computes for a plan; infinite for one that it refuses."""
+
+    def price(plan: Plan) -> float:
+        try:
+            with closing(session.load(graph, plan)) as candidate:
+                return float(candidate.run(1).latency_s[0])
+        except UnavailableError:
+            return math.inf
+
+    return price

@@ -1,0 +1,83 @@
+"""The sampler ``auto`` for objectives other than the latency: optima of the corrected model, drawn from its posterior.
+
+What stages cost, in the objective's unit, corrects the additive model (:mod:`~optimizer.samplers.correction`). The best
+chain that was not tried is proposed, in turns under the posterior's mean and under a draw of it (Thompson sampling).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from evaluators.samples import Measurement
+from optimizer.exact.chain import chains_in_order
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain_costs import Objective as Law
+from optimizer.samplers.auto import Problem
+from optimizer.samplers.correction import Correction
+from optimizer.samplers.draws import Draws
+from search_spaces.chain import ChainSpace, chain_plan
+from search_spaces.errors import InfeasibleError, UnavailableError
+from search_spaces.plan import Plan
+
+_LOOKED, _LOOK_S = 400, 1.0
+
+
+class ObjectiveProposer:
+    """See the module and :class:`~optimizer.samplers.auto.Proposer`.
+
+    Args:
+        problem: its model is in the objective's unit.
+        law: how the parts of a plan add up.
+    """
+
+    def __init__(self, problem: Problem, seed: int, law: Law) -> None:
+        self._problem, self._seed, self._law = problem, seed, law
+        self._correction = Correction(problem.model)
+        self._tried: set[str] = set()
+        self._trials = 0
+        space = problem.space
+        self._most = space.max_stages if isinstance(space, ChainSpace) else len(problem.graph.operators)
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        self._trials += 1
+        self._tried.add(plan.digest)
+        if measurement is None or min(measurement.stage_s, default=0.0) <= 0.0:
+            return
+        usual = speed * measurement.cold
+        self._correction.observe(plan.stages, tuple(s / usual for s in measurement.stage_s))
+        plans = self._correction.plans
+        self._correction.choose(1 << (plans.bit_length() - 1))
+
+    def propose(self) -> Plan | None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        rng = np.random.default_rng([self._seed, self._trials])
+        draws = self._correction.draw(1, rng)
+        costs = corrected(self._problem.model, draws, self._trials % 2, idle=self._law == "latency")
+        stop_s = time.monotonic() + _LOOK_S
+        try:
+            for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._law, stop_s=stop_s):
+                plan = chain_plan(self._problem.graph, chain.cuts, chain.processors)
+                if plan.digest not in self._tried and self._problem.fits(plan):
+                    return plan
+        except (UnavailableError, InfeasibleError):
+            return None
+        return None
+
+
+def corrected(model: ChainCosts, draws: Draws, which: int, *, idle: bool = True) -> ChainCosts:
+    """Return a draw as costs; what an operator takes more after its predecessor is given back where a part begins."""
+    together = draws.together_s[which]
+    beyond = np.zeros((*together.shape[:1], together.shape[1] + 1, together.shape[1] + 1))
+    beyond[:, :-1, :] = -together[:, :, None]
+    hand_over = draws.entering_s[which] + (draws.hand_over_s[which] if idle else 0.0)
+    return replace(
+        model,
+        operator_s=draws.operator_s[which] + together,
+        overhead_s=draws.overhead_s[which],
+        hand_over_s=hand_over,
+        beyond_s=beyond,
+    )

@@ -1,0 +1,65 @@
+"""States in which a platform may find itself: cool, throttled, busy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from search_spaces.errors import UsageError
+from search_spaces.platform import Platform
+
+Robust = Literal["worst", "expected"]
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
+_HINT = "write NAME:LANE=FACTOR,…, as hot:cpu=1.6,gpu=1.2; NAME@WEIGHT: for how likely it is, 1 where it is left out"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How much longer lanes take.
+
+    Attributes:
+        name: for tables.
+        slower: lane → factor on all its times; lanes that are not named take as long as ever.
+        weight: how likely it is, relative to the others.
+    """
+
+    name: str
+    slower: tuple[tuple[str, float], ...]
+    weight: float = 1.0
+
+    def factor(self, lane: str) -> float:
+        """Return how many times as long a lane takes."""
+        return dict(self.slower).get(lane, 1.0)
+
+
+def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
+    """Return the states that a person names, as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
+
+    Raises:
+        UsageError: a word is no state, or a lane is unknown.
+    """
+    found = []
+    names = {p.name for p in platform.processors}
+    for word in words:
+        head, colon, rest = word.partition(":")
+        name, at, weight = head.partition("@")
+        if not colon or not name or (at and not _positive(weight)):
+            raise UsageError(f"--state {word}: is no state", _HINT)
+        slower = []
+        for part in filter(None, rest.split(",")):
+            lane, _, factor = part.rpartition("=")
+            if lane not in names:
+                raise UsageError(f"--state {word}: there is no lane {lane!r}", f"there are: {', '.join(sorted(names))}")
+            if not _positive(factor):
+                raise UsageError(f"--state {word}: {factor!r} is no factor", _HINT)
+            slower.append((lane, float(factor)))
+        found.append(State(name, tuple(slower), float(weight) if at else 1.0))
+    if len({s.name for s in found}) != len(found):
+        raise UsageError("--state: two states have one name", _HINT)
+    return tuple(found)
+
+
+def _positive(text: str) -> bool:
+    return bool(_NUMBER.fullmatch(text)) and 0.0 < float(text) < 1e6

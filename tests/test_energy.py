@@ -1,0 +1,83 @@
+"""Energy: the platform's powers first, then what the machine counts, and a clear word where there is neither."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluators.energy import find_meter, powers_w
+from evaluators.testing import SyntheticEvaluator
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Platform
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_rapl_counts_packages_and_goes_round(tmp_path: Path) -> None:
+    package = tmp_path / "class/powercap/intel-rapl:0"
+    counter = write(package / "energy_uj", "9000000\n")
+    write(package / "max_energy_range_uj", "10000000\n")
+    write(tmp_path / "class/powercap/intel-rapl:0:0/energy_uj", "1\n")
+    meter = find_meter(tmp_path)
+    assert meter.name == "RAPL"
+    assert meter.joules() == 0.0
+    write(counter, "9500000\n")
+    assert meter.joules() == pytest.approx(0.5)
+    write(counter, "500000\n")
+    assert meter.joules() == pytest.approx(1.5)
+    counter.unlink()
+    with pytest.raises(UnavailableError, match="energy_uj: cannot be read any more"):
+        meter.joules()
+
+
+def test_hwmon_counts_energy(tmp_path: Path) -> None:
+    counter = write(tmp_path / "class/hwmon/hwmon3/energy1_input", "100\n")
+    meter = find_meter(tmp_path)
+    meter.joules()
+    write(counter, "2000100\n")
+    assert meter.joules() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("kind", ["hwmon", "rail", "old rail"])
+def test_powers_are_added_up_over_time(tmp_path: Path, kind: str) -> None:
+    if kind == "hwmon":
+        write(tmp_path / "class/hwmon/hwmon0/power1_input", "4000000\n")
+    elif kind == "rail":
+        write(tmp_path / "class/hwmon/hwmon0/in1_label", "VDD_IN\n")
+        write(tmp_path / "class/hwmon/hwmon0/in1_input", "5000\n")
+        write(tmp_path / "class/hwmon/hwmon0/curr1_input", "800\n")
+    else:
+        write(tmp_path / "bus/i2c/drivers/ina3221x/1-0040/iio:device0/in_power0_input", "4000\n")
+    meter = find_meter(tmp_path)
+    before, begin = meter.joules(), time.perf_counter()
+    time.sleep(0.05)
+    joules, took_s = meter.joules() - before, time.perf_counter() - begin
+    assert joules == pytest.approx(4.0 * took_s, rel=0.2)
+
+
+def test_where_nothing_tells_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="does not tell its energy") as caught:
+        find_meter(tmp_path)
+    assert "--power cpu0=2.5" in caught.value.hint
+
+
+def test_powers_of_a_person_come_first(tmp_path: Path) -> None:
+    write(tmp_path / "class/powercap/intel-rapl:0/energy_uj", "1\n")
+    evaluator = SyntheticEvaluator()
+    platform = evaluator.platform()
+    told = Platform("told", tuple(replace(p, options={**p.options, "power_w": 2.5}) for p in platform.processors))
+    part = Platform("part", (told.processors[0], *platform.processors[1:]))
+    with evaluator.prepare(platform) as session:
+        assert powers_w(told, session, tmp_path) == ({"cpu": 2.5, "cpu0": 2.5, "cpu1": 2.5}, None)
+        with pytest.raises(UnavailableError, match="power of 'cpu0', 'cpu1' is not known"):
+            powers_w(part, session, tmp_path)
+        powers, meter = powers_w(platform, session, tmp_path)
+        assert powers == {}
+        assert meter is not None

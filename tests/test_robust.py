@@ -1,0 +1,64 @@
+"""Plans for several states: the exact one is the best of all chains, and is shown against the nominal one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluators.cost_model.chains import all_chains
+from evaluators.cost_model.session import CostModelEvaluator
+from optimizer.cli import main
+from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
+from search_spaces.errors import UsageError
+from search_spaces.models import load
+from search_spaces.states import Robust, parse_states
+
+LANES = ("1large", "1small", "gpu")
+STATES = ("cool:", "hot@0.5:gpu=3,1large=1.5", "busy@0.2:1large=4")
+
+
+@pytest.mark.parametrize("robust", ["worst", "expected"])
+def test_it_is_the_best_of_all_chains(robust: Robust) -> None:
+    graph = load("vgg16", ())
+    evaluator = CostModelEvaluator()
+    platform = evaluator.described("pixel4")
+    assert platform is not None
+    platform = platform.restrict(LANES)
+    with evaluator.prepare(platform) as session:
+        priced = in_states(session, platform, STATES, robust)
+        believed = robust_beliefs(graph, priced, platform, 2)
+        value = priced.value_s(priced.latencies_s(graph, believed.optima[0]))
+        every = [
+            priced.value_s(priced.latencies_s(graph, chains.plan(i, graph, platform)))
+            for chains in all_chains(len(graph.operators), platform, 2)
+            for i in range(len(chains))
+        ]
+        assert value == pytest.approx(min(every))
+        assert believed.bounds.proven
+        nominal = nominal_plan(graph, session, platform, 2)
+        assert value <= priced.value_s(priced.latencies_s(graph, nominal)) * (1 + 1e-9)
+
+
+def test_a_study_shows_it_against_the_nominal_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--json", "-q"]
+    words += ["--processors", ",".join(LANES), "--max-stages", "2", "--budget", "20", "--out", "run"]
+    for state in STATES:
+        words += ["--state", state]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    nominal = found["baselines"][NOMINAL]["latency_ms"]["median"]
+    assert found["best"]["latency_ms"]["median"] <= nominal
+
+
+def test_states_that_are_none_are_told() -> None:
+    platform = CostModelEvaluator().described("pixel4")
+    assert platform is not None
+    for word, what in (("hot", "no state"), ("hot:dsp=2", "no lane 'dsp'"), ("hot:gpu=x", "no factor")):
+        with pytest.raises(UsageError, match=what):
+            parse_states([word], platform)
+    assert parse_states(["a@2:gpu=1.5"], platform)[0].factor("gpu") == 1.5
