@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OPEN = -1
 _UNITS = 1e7  # what the least work of the segment is in the model's integers
+_LARGEST = 2.0**50  # of these integers: sums of them must not overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,16 @@ class _Model:
         self.entry_lane = entry_lane
         self.lanes = range(len(costs.platform.processors))
         finite = np.where(np.isfinite(costs.operator_s), costs.operator_s, 0.0)[:, list(segment.operators)]
-        at_least = float(costs.operator_s[:, list(segment.operators)].min(axis=0).sum())
-        self.scale = _UNITS / (at_least or 1.0)
         tensors = costs.hand_over_s[self._tensors].max(axis=(1, 2), initial=0.0) if self._tensors else np.zeros(1)
         reads = sum(len(graph.operators[o].inputs) for o in segment.operators)
         worst_s = float(finite.max(axis=0).sum() + len(segment.operators) * costs.overhead_s.max())
-        self.horizon = int((worst_s + reads * float(tensors.max())) * self.scale) + 1
+        worst_s += reads * float(tensors.max())
+        times_s = np.concatenate([finite.ravel(), costs.overhead_s, tensors])
+        at_least = float(costs.operator_s[:, list(segment.operators)].min(axis=0).sum())
+        # Where operators may be free, what is not decides: the smallest time there is.
+        at_least = at_least or float(times_s.min(initial=1.0, where=times_s > 0))
+        self.scale = min(_UNITS / at_least, _LARGEST / (worst_s or 1.0))
+        self.horizon = int(worst_s * self.scale) + 1
         self._members(exit_lane)
         self.start = {leader: self.model.new_int_var(0, self.horizon, "") for leader in self.leaders}
         self.stop = {leader: self.model.new_int_var(0, self.horizon, "") for leader in self.leaders}
