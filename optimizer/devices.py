@@ -15,6 +15,7 @@ from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor, tell_apart
 from search_spaces.platform_file import read_platform
 from search_spaces.platform_names import find_platform_file
+from search_spaces.workload import is_workload
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -39,6 +40,11 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     platform = with_powers(platform, parse_powers(config.power))
     return brought if brought is not None else load(config.model, config.input_shape), platform
+
+
+def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
+    """Return whether a study is about several models; what an evaluator reads as its own is never a workload."""
+    return not isinstance(evaluator, GraphSource) and is_workload(config.model)
 
 
 def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:

@@ -8,14 +8,14 @@ from typing import Any
 from evaluators.registry import make_evaluator
 from optimizer.baselines import baselines
 from optimizer.config import StudyConfig, most_stages
-from optimizer.devices import choose_model_and_platform
+from optimizer.devices import asks_for_several, choose_model_and_platform
 from search_spaces.registry import make_space
-from search_spaces.workload import is_workload
 
 
 def dry_run(config: StudyConfig, *, as_json: bool) -> str:
     """Return what to print; errors are those of the study."""
-    document = _workload(config) if is_workload(config.model) else _model(config)
+    several = asks_for_several(make_evaluator(config.evaluator), config)
+    document = _workload(config) if several else _model(config)
     if as_json:
         return json.dumps({"schema_version": 1, **document}, indent=2)
     rows = ((name, ", ".join(v) if isinstance(v, list) else v) for name, v in document.items())

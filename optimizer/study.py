@@ -22,7 +22,7 @@ from optimizer.coexecution import coexecution_baselines
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import Verdict, decide
-from optimizer.devices import choose_model_and_platform
+from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, repeats_cost_more
 from optimizer.history import OPTIMUM, History, Trial
@@ -43,7 +43,6 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
-from search_spaces.workload import is_workload
 
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
@@ -145,13 +144,13 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         OptimizeError: with the exit code that tells what went wrong; what was measured is in the run folder.
         Interrupted: the person pressed Ctrl-C after the run folder was open.
     """
-    if is_workload(config.model):
+    evaluator = make_evaluator(config.evaluator)
+    if asks_for_several(evaluator, config):
         from optimizer.workload_study import run_workload
 
         return run_workload(config, watcher, command)
     if other := [name for name in config.objective if name not in OBJECTIVES]:
         raise UsageError(f"--objective {other[0]}: goes with several models", "see --workload, or leave it out")
-    evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")
     graph, platform = choose_model_and_platform(evaluator, config)
