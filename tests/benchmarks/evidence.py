@@ -33,7 +33,8 @@ from search_spaces.models import load
 # Of runs as short as these, two make one of a pair: ten rounds of three pairs.
 THIRTY_PAIRS = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=10, max_rounds=10, min_pairs=6, max_pairs=6)
 PARTS = ("quiet", "busy")
-FIVE_SECONDS = ComparisonPolicy(precision=0.002, max_s=5.0)
+# Rounds of a tenth of a second each: the seconds end it, not their number.
+FIVE_SECONDS = ComparisonPolicy(precision=0.002, max_s=5.0, max_rounds=100)
 
 
 @dataclass(frozen=True, slots=True)
