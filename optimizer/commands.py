@@ -47,10 +47,9 @@ def dashboard(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.port.isdecimal() or not 1 <= int(options.port) <= 65535:
         parser.error(f"--port {options.port}: must be a whole number from 1 to 65535")
-    from optimizer.dashboard import HOST, serve
+    from optimizer.dashboard import serve
 
-    print(f"optimize: http://{HOST}:{options.port}, until Ctrl-C", file=sys.stderr)
-    serve(options.run, int(options.port))
+    serve(options.run, int(options.port), lambda at: print(f"optimize: {at}, until Ctrl-C", file=sys.stderr))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,8 @@ def annotate(made: optuna.Study, study: Study, folder: Path) -> FileSystemArtifa
     return store
 
 
-def serve(run: Path, port: int) -> None:
-    """Show a study at ``http://127.0.0.1:port`` until interrupted.
+def serve(run: Path, port: int, ready: Callable[[str], object]) -> None:
+    """Show a study at ``http://127.0.0.1:port``, which ``ready`` is told, until interrupted.
 
     Raises:
         RunFolderError: it is no finished run folder, or its model cannot be read.
@@ -105,6 +106,7 @@ def serve(run: Path, port: int) -> None:
         store = annotate(made, study, Path(folder))
         import optuna_dashboard
 
+        ready(f"http://{HOST}:{port}")
         try:
             optuna_dashboard.run_server(made._storage, HOST, port, store)  # noqa: SLF001 - there is no other way to it
         except OSError as error:
