@@ -188,6 +188,19 @@ class Namer(Protocol):
 
 
 @runtime_checkable
+class Targeting(Protocol):
+    """An evaluator that measures elsewhere, and must be told where before it is asked anything."""
+
+    def at(self, device: str) -> None:
+        """Measure on the device of that name from now on; on any of several that are alike, with commas.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        ...
+
+
+@runtime_checkable
 class Describer(Protocol):
     """An evaluator that reads descriptions of devices of its own, beside the platform files that all know."""
 

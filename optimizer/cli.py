@@ -161,9 +161,12 @@ def _optimize(arguments: list[str]) -> int:
     add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
     add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
+    add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
     add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
     add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
     add("--study", metavar="NAME", help="name of the study; an existing one is gone on with")
+    add("--storage", metavar="URL", help="share the study with other workers: sqlite:///…, postgresql://…, grpc://…")
+    add("--heartbeat", metavar="S", help="seconds between signs of life of a worker that shares (default 10)")
     add("--out", metavar="DIR", help="run folder (default runs/STUDY)")
     add("--json", action="store_true", help="print one JSON document instead of tables")
     add("--dry-run", action="store_true", help="tell what would be searched, and measure nothing")
@@ -171,18 +174,27 @@ def _optimize(arguments: list[str]) -> int:
     add("-v", "--verbose", action="store_true", help="a line per trial")
     add("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)
-    if options.model is None:
+    if options.model is None and (options.study is None or options.storage is None):
         parser.error("--model is missing")
-    with _uninterrupted():
-        from optimizer.config import StudyConfig, parse_config
-
-    config = parse_config({name: getattr(options, name, None) for name in StudyConfig.model_fields})
+    config = _config(options)
     if options.dry_run:
         from optimizer.dry_run import dry_run
 
         print(dry_run(config, as_json=options.json))
         return 0
     return _study(config, arguments, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+
+
+def _config(options: argparse.Namespace) -> StudyConfig:
+    with _uninterrupted():
+        from optimizer.config import StudyConfig, parse_config
+
+    given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
+    if options.model is not None:
+        return parse_config(given)
+    from optimizer.sharing import joined
+
+    return joined(given)
 
 
 def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: bool, verbose: bool) -> int:
@@ -330,67 +342,20 @@ def _doctor(arguments: list[str]) -> int:
 
 Command = Callable[[list[str]], int]
 
+
+def _from_table(name: str) -> tuple[str, Command]:
+    summary, description, work = commands.TABLE[name]
+    return summary, lambda words: work(_Parser(prog=f"optimize {name}", description=description), words)
+
+
 COMMANDS: dict[str, tuple[str, Command]] = {
     "calibrate": ("fit a cost model of this machine's processors", _calibrate),
     "compare": ("tell which of two runs' plans is faster", _compare),
     "doctor": ("tell what this machine offers, and what to do about problems", _doctor),
     "execute": ("run a plan from its files", _execute),
-    "explain": (
-        "tell why a study's plan is the best: what changing it would cost, and what binds",
-        lambda words: commands.explain(
-            _Parser(prog="optimize explain", description="Tell why the plan of a study is what it is."), words
-        ),
-    ),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),
-    "run": (
-        "run a campaign of studies from a YAML file",
-        lambda words: commands.run(
-            _Parser(prog="optimize run", description="Run a campaign: a matrix of studies, described in a YAML file."),
-            words,
-        ),
-    ),
-    "dashboard": (
-        "open a study in optuna-dashboard",
-        lambda words: commands.dashboard(
-            _Parser(prog="optimize dashboard", description="Open a finished study in optuna-dashboard."), words
-        ),
-    ),
-    "pretrain": (
-        "train a policy for the sampler reinforce on cost models, at no device time",
-        lambda words: commands.pretrain(
-            _Parser(prog="optimize pretrain", description="Train a policy for --sampler reinforce@FILE."), words
-        ),
-    ),
-    "rewrite": (
-        "write a model with operators split, or convolutions decomposed",
-        lambda words: commands.rewrite(_Parser(prog="optimize rewrite", description="Write a rewritten model."), words),
-    ),
-    "report": (
-        "write what a study or a campaign found, for a browser",
-        lambda words: commands.report(
-            _Parser(prog="optimize report", description="Write what a study or a campaign found, for a browser."), words
-        ),
-    ),
-    "plugins": (
-        "list what is installed beside the built-ins, and what is broken",
-        lambda words: commands.plugins(
-            _Parser(prog="optimize plugins", description="List evaluators, spaces, samplers and models by where from."),
-            words,
-        ),
-    ),
-    "schema": (
-        "print what may stand in a campaign's file",
-        lambda words: commands.schema(
-            _Parser(prog="optimize schema", description="Print the JSON Schema of campaign files."), words
-        ),
-    ),
-    "solve": (
-        "prove the best placement of a table of times, or of a published instance",
-        lambda words: commands.solve(
-            _Parser(prog="optimize solve", description="Prove the best placement of a table of times."), words
-        ),
-    ),
+    **{name: _from_table(name) for name in commands.TABLE},
 }
 
 if __name__ == "__main__":

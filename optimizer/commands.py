@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from optimizer.agent import agent
+from optimizer.storage_server import storage
 from search_spaces.errors import UnavailableError
 
 
@@ -245,3 +248,53 @@ def _tucker(parser: argparse.ArgumentParser, options: argparse.Namespace, model:
 
         make_console().print(render(found), crop=False)
     return 0
+
+
+Work = Callable[[argparse.ArgumentParser, list[str]], int]
+
+TABLE: dict[str, tuple[str, str, Work]] = {
+    "agent": ("measure for others: the device's end of --evaluator remote", "Measure for others, until Ctrl-C.", agent),
+    "dashboard": ("open a study in optuna-dashboard", "Open a finished study in optuna-dashboard.", dashboard),
+    "explain": (
+        "tell why a study's plan is the best: what changing it would cost, and what binds",
+        "Tell why the plan of a study is what it is.",
+        explain,
+    ),
+    "plugins": (
+        "list what is installed beside the built-ins, and what is broken",
+        "List evaluators, spaces, samplers and models by where from.",
+        plugins,
+    ),
+    "pretrain": (
+        "train a policy for the sampler reinforce on cost models, at no device time",
+        "Train a policy for --sampler reinforce@FILE.",
+        pretrain,
+    ),
+    "report": (
+        "write what a study or a campaign found, for a browser",
+        "Write what a study or a campaign found, for a browser.",
+        report,
+    ),
+    "rewrite": (
+        "write a model with operators split, or convolutions decomposed",
+        "Write a rewritten model.",
+        rewrite,
+    ),
+    "run": (
+        "run a campaign of studies from a YAML file",
+        "Run a campaign: a matrix of studies, described in a YAML file.",
+        run,
+    ),
+    "schema": ("print what may stand in a campaign's file", "Print the JSON Schema of campaign files.", schema),
+    "storage": (
+        "stand before a storage that many workers share, for --storage grpc://",
+        "Serve a storage to many workers, until Ctrl-C.",
+        storage,
+    ),
+    "solve": (
+        "prove the best placement of a table of times, or of a published instance",
+        "Prove the best placement of a table of times.",
+        solve,
+    ),
+}
+"""What each does, in a few words for the list and in a sentence for its own help."""

@@ -43,6 +43,9 @@ class StudyConfig(BaseModel):
         study: name of the study, a safe file name; None for a new one.
         out: the run folder; None for ``runs/<study>``.
         processors: the lanes to use, in order; None for all that are found.
+        device: where an evaluator measures that measures elsewhere; a name, or several of devices that are alike.
+        storage: URL of a storage that several workers share; None for a trial log of our own.
+        heartbeat: seconds between two signs of life of such a worker; one that is silent four times as long is dead.
         platform: a file that describes the lanes, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         state: ``name:lane=factor,…`` for each state of the platform that a plan must do well in; of a cost model only.
@@ -67,6 +70,9 @@ class StudyConfig(BaseModel):
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
     study: str | None = None
     out: Path | None = None
+    device: str | None = Field(default=None, min_length=1, max_length=1000)
+    storage: str | None = None
+    heartbeat: int = Field(default=10, ge=1, le=3600)
     processors: tuple[str, ...] | None = None
     platform: Path | None = None
     allow_fallback: bool = False
@@ -82,7 +88,7 @@ class StudyConfig(BaseModel):
     def _several(cls, value: object) -> object:
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
-    @field_validator("budget", "max_stages", "seed", mode="before")
+    @field_validator("budget", "max_stages", "seed", "heartbeat", mode="before")
     @classmethod
     def _whole(cls, value: object) -> object:
         # pydantic takes "2.0", "1_000" and true for whole numbers; a person who typed that meant something else.
@@ -110,6 +116,13 @@ class StudyConfig(BaseModel):
         if value is not None and not _STUDY.fullmatch(value):
             raise ValueError("must start with a letter or digit and hold at most 100 letters, digits, '.', '_' and '-'")
         return value
+
+    @field_validator("storage", mode="after")
+    @classmethod
+    def _known_storage(cls, value: str | None) -> str | None:
+        from optimizer.shared_storage import check_url
+
+        return value if value is None else check_url(value)
 
     @field_validator("processors", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evaluators.base import Describer, Evaluator, Namer
+from evaluators.base import Describer, Evaluator, Namer, Targeting
 from evaluators.energy import OPTION
 from evaluators.tabulated import GraphSource
 from search_spaces.errors import UsageError
@@ -36,6 +36,10 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     from optimizer.config import parse_powers
     from search_spaces.models import load
 
+    if config.device is not None:
+        if not isinstance(evaluator, Targeting):
+            raise UsageError(f"--device {config.device}: evaluator {config.evaluator!r} measures here", "leave it out")
+        evaluator.at(config.device)
     brought = evaluator.graph_of(config.model) if isinstance(evaluator, GraphSource) else None
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     platform = with_powers(platform, parse_powers(config.power))

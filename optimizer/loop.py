@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from optimizer.samplers.auto import AutoProposer, Problem, Proposer
 from optimizer.storage import TrialLog
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
-from search_spaces.errors import PlanError, UnavailableError
+from search_spaces.errors import DeviceLostError, PlanError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.space import EnumerableSpace
@@ -29,6 +30,7 @@ _CHOICES = 32
 _HOPELESS = 1.3
 _LOOK_EVERY = 8  # proposals that are run a second time whatever the first run took: a fair sample of cold starts
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
+_LOGGER = logging.getLogger("partition_optimizer")
 
 Origin = tuple[str, Plan]
 INFEASIBLE = "infeasible"
@@ -210,10 +212,18 @@ class Loop:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
             glimpse = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
-            found = measure_plan(self, trial.plan, race=race, glimpse=glimpse)
+            found = self._measured(trial.plan, race=race, glimpse=glimpse)
             return replace(trial, measurement=found, speed=self.history.speed)
         except UnavailableError as error:
             return replace(trial, failure=str(error))
+
+    def _measured(self, plan: Plan, *, race: bool, glimpse: bool) -> Measurement:
+        """Measure a plan; where the device is lost meanwhile, once more on whichever is found then."""
+        try:
+            return measure_plan(self, plan, race=race, glimpse=glimpse)
+        except DeviceLostError as error:
+            _LOGGER.warning("%s; the plan is measured again", error)
+        return measure_plan(self, plan, race=race, glimpse=glimpse)
 
     def _give_up_if_all_fail(self) -> None:
         """Raise when it is the device that fails, not the plans: nothing has worked, or what worked does not now."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from evaluators.base import Agreement, Deployer, Session
@@ -33,6 +35,9 @@ from optimizer.profile import Profile, known_profile, profile
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
+from optimizer.shared import PROFILE, SharedStudy
+from optimizer.shared_loop import SharedLoop
+from optimizer.sharing import placed, sharing
 from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
@@ -100,6 +105,7 @@ class _Study:
     exhausted: bool = False
     front: Front | None = None  # of several objectives
     restored: int = 0  # plans that the log knew
+    shared: SharedStudy | None = None
 
     def kept_verdict(self, run: RunFolder) -> Verdict | None:
         """Return the verdict that the log holds, unless plans were measured since."""
@@ -151,6 +157,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         return run_workload(config, watcher, command)
     if other := [name for name in config.objective if name not in OBJECTIVES]:
         raise UsageError(f"--objective {other[0]}: goes with several models", "see --workload, or leave it out")
+    config = placed(config)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")
     graph, platform = choose_model_and_platform(evaluator, config)
@@ -158,13 +165,13 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     study = _Study(config, graph, platform, space, watcher, History(space.distributions(), config.objective[1:]))
     check_space(study.objectives, space)
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
-    with RunFolder.create_or_resume(
-        config,
-        model_digest=graph.digest,
-        fingerprint=fingerprint,
-        command=command,
-        lanes=[f"{p.name} ({p.like})" for p in platform.processors],
-    ) as run:
+    lanes = [f"{p.name} ({p.like})" for p in platform.processors]
+    with (
+        sharing(config, graph.digest, lanes) as study.shared,
+        RunFolder.create_or_resume(
+            config, model_digest=graph.digest, fingerprint=fingerprint, command=command, lanes=lanes
+        ) as run,
+    ):
         try:
             for damage in run.contents.damage:
                 watcher.warn(f"trial log: {damage}")
@@ -210,7 +217,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
 
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
     queue += [(OPTIMUM, plan) for plan in believed.optima if in_space(study.space, plan)]
-    loop = Loop(
+    loop = _loop(study)(
         study.graph,
         study.space,
         aim.session,
@@ -248,6 +255,13 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         run.log.append("verdict", verdict.to_json())
     study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
+
+
+def _loop(study: _Study) -> Callable[..., Loop]:
+    """Return what makes the loop: of a study of its own, or of one that is shared."""
+    if study.shared is None:
+        return Loop
+    return partial(SharedLoop, shared=study.shared, worker=secrets.randbits(31))
 
 
 def _finished(study: _Study, run: RunFolder, verdict: Verdict, deployed: Agreement | None) -> Result:
@@ -332,13 +346,19 @@ def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:
     for record in run.contents.records:
         if record.kind == "profile":
             return Profile.from_json(record.data)
-    if isinstance(session, Tabulated):
-        found = known_profile(session.part_costs(study.graph), study.platform)
-    else:
-        found = profile(session, study.graph, study.platform, study.watcher.message)
-        if isinstance(study.space, BranchSpace):
-            found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
+    found = _measured_profile(study, session)
+    if study.shared is not None:  # all workers propose by one model: that of whoever was first
+        found = Profile.from_json(study.shared.fact(PROFILE, found.to_json))
     run.log.append("profile", found.to_json())
+    return found
+
+
+def _measured_profile(study: _Study, session: Session) -> Profile:
+    if isinstance(session, Tabulated):
+        return known_profile(session.part_costs(study.graph), study.platform)
+    found = profile(session, study.graph, study.platform, study.watcher.message)
+    if isinstance(study.space, BranchSpace):
+        found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
     return found
 
 

@@ -11,6 +11,7 @@
     │   └── RunFolderError    2  a run folder cannot be written, read, or belongs to another study
     ├── InfeasibleError       3  no plan satisfies the constraints
     ├── UnavailableError      4  the evaluator, the device or the runtime cannot do it here
+    │   └── DeviceLostError   4  a device went away while it measured; it may come back, or another may do it
     └── UnstableError         5  measurements vary too much to decide
 
 An interrupted command ends with 130.
@@ -98,6 +99,10 @@ class UnavailableError(OptimizeError):
     """The evaluator, the device or the runtime cannot do it on this machine."""
 
     exit_code = 4
+
+
+class DeviceLostError(UnavailableError):
+    """A device went away while it measured; the same may work when it is back, or on another one."""
 
 
 class UnstableError(OptimizeError):

@@ -72,7 +72,7 @@ class Quiet:
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_evaluator", lambda _: EVALUATOR)
-    monkeypatch.setattr(study, "load", lambda *_: example_graph(9))
+    monkeypatch.setattr("search_spaces.models.load", lambda *_: example_graph(9))
 
 
 def go(folder: Path, *, watcher: Quiet | None = None, **changed: Any) -> Result:

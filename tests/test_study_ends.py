@@ -83,7 +83,7 @@ class Quiet:
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_evaluator", lambda _: Evaluator())
-    monkeypatch.setattr(study, "load", lambda *_: example_graph(6))
+    monkeypatch.setattr("search_spaces.models.load", lambda *_: example_graph(6))
 
 
 def go(folder: Path, watcher: Quiet | None = None) -> Result:
@@ -117,7 +117,7 @@ def test_an_interrupt_as_soon_as_the_folder_is_open_tells_how_to_go_on(tmp_path:
 
 
 def test_what_cannot_be_decided_is_kept_and_decided_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsteady(*_: object) -> None:
+    def unsteady(*_: object, **__: object) -> None:
         raise UnstableError("measurements are too unstable to decide")
 
     with monkeypatch.context() as patch:

@@ -1,0 +1,335 @@
+"""What an agent does for its client: it keeps models, loads plans, runs them, and tells under what conditions.
+
+Requests come from the threads of a server (:mod:`evaluators.remote.server`) and are served one after another by the
+thread that called :meth:`Agent.serve`: the main one, so that what hangs can be broken off, and so that nothing but the
+measurement runs while something is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from evaluators.base import Candidate, Deployer, Evaluator, Namer, Refuser, Session, Witness
+from evaluators.machine import Conditions
+from evaluators.remote import wire
+from evaluators.remote.lease import Lease, whole_machine
+from evaluators.remote.store import Store
+from search_spaces.errors import OptimizeError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.models.digests import file_digest
+from search_spaces.models.litert import read_model
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+from search_spaces.plugins import foreign, time_limit
+
+LEASE_S = 30.0
+_TICK_S = 0.5
+_CLOSE_S = 60.0
+_MAX_CANDIDATES = 256
+_MAX_GRAPHS = 8
+
+Answer = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is held for the client that has the lease."""
+
+    client: str
+    platform: Platform
+    session: Session
+    stack: ExitStack
+    folder: Path
+    conditions: Callable[[], Mapping[str, Any]]
+    candidates: dict[int, Candidate] = field(default_factory=dict)
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    numbers: int = 0
+
+
+class Agent:
+    """Measures for one client at a time with an evaluator of this machine.
+
+    Args:
+        name: of the device.
+        evaluator: any that is local.
+        folder: for models and what is written while measuring; made if need be.
+        lease_s: seconds after which a silent client is given up.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        evaluator: Evaluator,
+        folder: Path,
+        *,
+        lease_s: float = LEASE_S,
+        max_file_nbytes: int | None = None,
+    ) -> None:
+        self.name = name
+        self.lease = Lease(lease_s)
+        self._evaluator = evaluator
+        self._folder = folder
+        limit = {} if max_file_nbytes is None else {"max_file_nbytes": max_file_nbytes}
+        self.store = Store(folder / "models", **limit)
+        self._open: _Open | None = None
+        self._jobs: queue.Queue[tuple[Callable[[], Answer], Future[Answer]]] = queue.Queue()
+        self._ended = threading.Event()
+        self.methods: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
+            "Describe": self._describe,
+            "Processor": self._processor,
+            "Open": self._open_session,
+            "Leave": self._leave,
+            "Load": self._load,
+            "Run": self._run,
+            "Verify": self._verify,
+            "Close": self._close_candidate,
+            "Refused": self._refused,
+            "Deploy": self._deploy,
+        }
+
+    def submit(self, method: str, data: Mapping[str, Any]) -> Future[Answer]:
+        """Queue a request and return what will be its answer; for any thread."""
+        future: Future[Answer] = Future()
+        self._jobs.put((lambda: self.methods[method](data), future))
+        return future
+
+    def end(self) -> None:
+        """Have :meth:`serve` return; for any thread and for a signal."""
+        self._ended.set()
+
+    def serve(self) -> None:
+        """Serve requests until :meth:`end`; in the main thread, since only there a call that hangs is broken off."""
+        try:
+            while not self._ended.is_set():
+                try:
+                    job, future = self._jobs.get(timeout=_TICK_S)
+                except queue.Empty:
+                    self._look_for_silence()
+                    continue
+                if not future.set_running_or_notify_cancel():
+                    continue  # whoever asked has gone
+                try:
+                    future.set_result(job())
+                except Exception as error:  # noqa: BLE001 - it is told to the client; the agent lives on
+                    future.set_exception(error)
+        finally:
+            self._let_go()
+
+    def deployed_file(self, client: str, name: str) -> Path:
+        """Return a file that ``Deploy`` wrote for the client.
+
+        Raises:
+            WireError: it has none of that name, or no lease.
+        """
+        if not wire.FILE_NAME.fullmatch(name):
+            raise wire.WireError(f"{name[:80]!r} is no name of a file to fetch")
+        held = self._open
+        if held is None or held.client != client or not self.lease.renew(client):
+            raise wire.WireError("the lease has ended")
+        return held.folder / "deployed" / name
+
+    def _look_for_silence(self) -> None:
+        silent = self.lease.lapsed()
+        if silent:
+            self._let_go()
+            self.lease.end(silent)
+
+    def _let_go(self) -> None:
+        """Close what is held; a candidate or session that cannot be closed in order is left behind."""
+        held, self._open = self._open, None
+        if held is None:
+            return
+        for candidate in held.candidates.values():
+            with suppress(OptimizeError), foreign("closing a plan"), time_limit(_CLOSE_S, "closing a plan"):
+                candidate.close()
+        with suppress(OptimizeError), foreign("closing the session"), time_limit(_CLOSE_S, "closing the session"):
+            held.stack.close()
+
+    # What a client may ask; each runs in the thread of serve().
+
+    def _describe(self, data: Mapping[str, Any]) -> Answer:  # noqa: ARG002
+        return {
+            "version": wire.VERSION,
+            "device": self.name,
+            "evaluator": self._evaluator.name,
+            "platform": wire.platform_to_json(self._evaluator.platform()),
+            "names": isinstance(self._evaluator, Namer),
+        }
+
+    def _processor(self, data: Mapping[str, Any]) -> Answer:
+        found = self._named(wire.text(data, "name"))
+        return {"platform": wire.platform_to_json(Platform("one", (found,)))}
+
+    def _named(self, name: str) -> Processor:
+        if not isinstance(self._evaluator, Namer):
+            raise UsageError(f"evaluator {self._evaluator.name!r} names no processors")
+        if name.startswith("npu:") and name != "npu:fallback":
+            raise UsageError(f"processor {name!r}: who asks from afar may not choose a library", "set the device up")
+        return self._evaluator.processor(name)
+
+    def _open_session(self, data: Mapping[str, Any]) -> Answer:
+        client = wire.text(data, "client", wire.DIGEST)
+        names = data.get("names", [])
+        if not isinstance(names, list) or len(names) > 1024:
+            raise wire.WireError("names is no list of processors")
+        known = list(self._evaluator.platform().processors)
+        known += [self._named(wire.text({"name": name}, "name")) for name in names]
+        known += [_with_fallback(p) for p in known if p.kind != "cpu"]
+        platform = wire.platform_from_json(data.get("platform"), known)
+        self.lease.take(client, str(data.get("study"))[:100])
+        self._let_go()
+        try:
+            self._open = self._prepared(client, platform)
+            fingerprint = self._open.session.fingerprint()
+        except BaseException:
+            self._let_go()
+            self.lease.end(client)
+            raise
+        return {
+            "fingerprint": fingerprint,
+            "deploys": isinstance(self._open.session, Deployer),
+            "lease_s": self.lease.seconds,
+            "conditions": _conditions(self.name, self._open),
+        }
+
+    def _prepared(self, client: str, platform: Platform) -> _Open:
+        with ExitStack() as stack:
+            stack.enter_context(whole_machine(self._folder / "measuring.lock"))
+            folder = Path(mkdtemp(prefix="study-", dir=self._folder))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            what = f"evaluator {self._evaluator.name!r}"
+            with time_limit(2 * platform.limits.load_s, f"{what}: preparing it"):
+                session = stack.enter_context(self._evaluator.prepare(platform, folder))
+            if isinstance(session, Witness):
+                conditions: Callable[[], Mapping[str, Any]] = session.conditions
+            else:
+                conditions = Conditions(os.sched_getaffinity(0), list).now
+            return _Open(client, platform, session, stack.pop_all(), folder, conditions)
+
+    def _leave(self, data: Mapping[str, Any]) -> Answer:
+        self._held(data)
+        self._let_go()
+        self.lease.end(wire.text(data, "client", wire.DIGEST))
+        return {}
+
+    def _held(self, data: Mapping[str, Any]) -> _Open:
+        client = wire.text(data, "client", wire.DIGEST)
+        held = self._open
+        if held is None or held.client != client or not self.lease.renew(client):
+            raise LapsedError("the device has given this study up, or was started anew")
+        return held
+
+    def _graph(self, held: _Open, data: Mapping[str, Any]) -> Graph:
+        digest = wire.text(data, "model", wire.DIGEST)
+        if digest not in held.graphs:
+            path = self.store.path(digest)
+            if not self.store.has(digest) or file_digest(path) != digest:
+                path.unlink(missing_ok=True)
+                raise UnavailableError(f"model {digest[:12]}… is not here", "send it again")
+            while len(held.graphs) >= _MAX_GRAPHS:
+                held.graphs.pop(next(iter(held.graphs)))
+            held.graphs[digest] = read_model(path, wire.text(data, "name"))
+        return held.graphs[digest]
+
+    def _load(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        graph, plan = self._graph(held, data), Plan.from_json(data.get("plan"))
+        plan.validate(graph, held.platform)
+        if len(held.candidates) >= _MAX_CANDIDATES:
+            raise UnavailableError(f"{_MAX_CANDIDATES} plans are loaded", "close some")
+        with time_limit(held.platform.limits.load_s * (1 + len(plan.stages)), "loading the plan"):
+            candidate = held.session.load(graph, plan, fresh=data.get("fresh") is True)
+        held.numbers += 1
+        held.candidates[held.numbers] = candidate
+        return {"candidate": held.numbers}
+
+    def _candidate(self, held: _Open, data: Mapping[str, Any]) -> Candidate:
+        number = wire.whole(data, "candidate", 1, 1 << 53)
+        if number not in held.candidates:
+            raise wire.WireError(f"there is no plan {number}: it was closed")
+        return held.candidates[number]
+
+    def _run(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        candidate, n = self._candidate(held, data), wire.whole(data, "n", 1, wire.MAX_RUNS)
+        stop_above_s = wire.seconds(data, "stop_above_s")
+        with time_limit(held.platform.limits.run_s * (n + 1), f"running the plan {n} times"):
+            batch = candidate.run(n, stop_above_s)
+        return {"batch": wire.batch_to_json(batch), "conditions": _conditions(self.name, held)}
+
+    def _verify(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        with time_limit(4 * held.platform.limits.run_s, "comparing the plan's outputs"):
+            return {"agreement": wire.agreement_to_json(self._candidate(held, data).verify())}
+
+    def _close_candidate(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        candidate = self._candidate(held, data)
+        del held.candidates[wire.whole(data, "candidate", 1, 1 << 53)]
+        with time_limit(_CLOSE_S, "closing the plan"):
+            candidate.close()
+        return {}
+
+    def _refused(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        graph, name = self._graph(held, data), wire.text(data, "processor")
+        if not isinstance(held.session, Refuser):
+            return {"operators": []}
+        with time_limit(held.platform.limits.load_s * len(graph.operators), "asking what a processor takes"):
+            return {"operators": [int(o) for o in held.session.refused(graph, name)]}
+
+    def _deploy(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        graph, plan = self._graph(held, data), Plan.from_json(data.get("plan"))
+        if not isinstance(held.session, Deployer):
+            raise UsageError(f"evaluator {self._evaluator.name!r} writes no stage files")
+        folder = held.folder / "deployed"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        with time_limit(held.platform.limits.load_s * (1 + len(plan.stages)), "writing the stage files"):
+            agreement = held.session.deploy(folder, graph, plan)
+        files = [_told(path) for path in sorted(folder.iterdir()) if wire.FILE_NAME.fullmatch(path.name)]
+        return {"agreement": wire.agreement_to_json(agreement), "files": files}
+
+
+class LapsedError(UnavailableError):
+    """The client has no lease any more."""
+
+
+def _conditions(device: str, held: _Open) -> Answer:
+    """Return what a measurement was taken under, and by whose clock when."""
+    clock = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {**held.conditions(), "device": device, "device_time_utc": clock}
+
+
+def _told(path: Path) -> dict[str, Any]:
+    return {"name": path.name, "sha256": file_digest(path), "nbytes": path.stat().st_size}
+
+
+def _with_fallback(processor: Processor) -> Processor:
+    options = {**processor.options, "fallback": True}
+    return Processor(processor.name, processor.kind, processor.resources, processor.like, options, processor.slots)
+
+
+def pieces_of(path: Path, most_nbytes: float = math.inf) -> Iterator[bytes]:
+    """Yield a file in pieces that fit into a message."""
+    took = 0
+    with path.open("rb") as file:
+        while took < most_nbytes and (piece := file.read(wire.PIECE_NBYTES)):
+            took += len(piece)
+            yield piece

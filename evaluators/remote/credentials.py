@@ -1,0 +1,163 @@
+"""Who may talk to whom: certificates and tokens of agents and of their clients.
+
+An agent on the loopback address needs neither. On any other address it has a certificate, so that nobody reads or
+changes what is sent, and its clients show either a certificate of an authority that it trusts, or a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from search_spaces.errors import UnavailableError, UsageError
+
+MIN_TOKEN_CHARACTERS = 16
+_MAX_NBYTES = 1 << 20
+_EXTRA = "pip install 'partition-optimizer[remote]'"
+
+
+def grpc_module() -> Any:
+    """Return the module ``grpc``, which only the extra ``remote`` installs.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    import os
+
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by us, once and in one line
+    try:
+        import grpc
+    except ImportError as error:
+        raise UnavailableError("remote devices need the extra 'remote'", _EXTRA) from error
+    return grpc
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCredentials:
+    """What an agent shows and wants to see; all empty: nothing, which only the loopback address may do.
+
+    Attributes:
+        certificate, key: its own, PEM.
+        client_authority: certificates that clients' must be signed by, PEM; empty where a token serves.
+        token: that clients must show; empty where their certificate serves.
+    """
+
+    certificate: bytes = b""
+    key: bytes = field(default=b"", repr=False)
+    client_authority: bytes = b""
+    token: str = field(default="", repr=False)
+
+    def check(self, host: str) -> None:
+        """Check that this is enough for the address that is listened on.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if bool(self.certificate) != bool(self.key):
+            raise UsageError("a certificate and its key go together", "give --tls-cert and --tls-key")
+        if self.client_authority and not self.certificate:
+            raise UsageError("clients' certificates are only seen over TLS", "give --tls-cert and --tls-key")
+        if is_loopback(host):
+            return
+        if not self.certificate:
+            raise UsageError(
+                f"--listen {host}: an agent that others reach must have a certificate",
+                "give --tls-cert and --tls-key, or listen on 127.0.0.1 and reach it through ssh -L",
+            )
+        if not self.client_authority and not self.token:
+            raise UsageError(
+                f"--listen {host}: an agent that others reach must know its clients",
+                "give --tls-client-ca, --token-file, or both",
+            )
+
+    def admits(self, shown: str) -> bool:
+        """Tell whether what a client shows as its token will do."""
+        return not self.token or hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCredentials:
+    """What a client wants to see of an agent and shows.
+
+    Attributes:
+        authority: certificates that the agent's must be signed by, PEM; empty: no TLS, which only the loopback
+            address may do.
+        certificate, key: its own, PEM; empty where a token serves.
+        token: for the agent; empty where the certificate serves.
+        server_name: that the agent's certificate is for, where it is not the address.
+    """
+
+    authority: bytes = b""
+    certificate: bytes = b""
+    key: bytes = field(default=b"", repr=False)
+    token: str = field(default="", repr=False)
+    server_name: str = ""
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str, default_port: int) -> tuple[str, int]:
+    """Return host and port of ``host``, ``host:port`` or ``[::1]:port``.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        host, port = address, str(default_port)
+    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535 or not host.isprintable() or "/" in host:
+        raise UsageError(f"address {address!r}: must be HOST:PORT", "as 127.0.0.1:7450")
+    return host, int(port)
+
+
+def read_pem(path: Path | None, what: str) -> bytes:
+    """Return a file of certificates or a key; empty without a path.
+
+    Raises:
+        UsageError: it cannot be read or is none.
+    """
+    if path is None:
+        return b""
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_NBYTES:
+            raise UsageError(f"{path}: is no file of {what}", "give a PEM file")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", f"give the PEM file of {what}") from error
+    if b"-----BEGIN " not in content:
+        raise UsageError(f"{path}: is no file of {what}", "give a PEM file")
+    return content
+
+
+def read_token(path: Path | None) -> str:
+    """Return the token in a file; empty without a path.
+
+    Raises:
+        UsageError: the file cannot be read, others may read it, or it is too short to be secret.
+    """
+    if path is None:
+        return ""
+    try:
+        if not path.is_file() or path.stat().st_size > 4096:
+            raise UsageError(f"{path}: is no file of a token")
+        if path.stat().st_mode & 0o077:
+            raise UsageError(f"{path}: others may read the token", f"chmod 600 {path}")
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise UsageError(f"{path}: {reason.lower()}", "give a file that holds the token") from error
+    if len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
+        hint = f"openssl rand -hex 32 > {path}"
+        raise UsageError(f"{path}: a token has at least {MIN_TOKEN_CHARACTERS} characters without spaces", hint)
+    return token

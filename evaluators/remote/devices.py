@@ -1,0 +1,128 @@
+"""The devices that can be measured on, by name: ``devices.yaml`` in the user's configuration folder.
+
+::
+
+    devices:
+      pi4:
+        agent: 192.168.1.20:7450
+        authority: certs/ca.pem        # paths are relative to this file
+        certificate: certs/laptop.pem  # or token_file: certs/pi4.token
+        key: certs/laptop.key
+        wait_s: 120                    # how long to wait where it is busy or does not answer (default 60)
+      bench:
+        agent: 127.0.0.1:7450          # through ssh -L; the loopback address needs no certificate
+
+``PARTITION_OPTIMIZER_DEVICES`` names another file. An address serves as a name where it is a loopback one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evaluators.remote.credentials import ClientCredentials, is_loopback, read_pem, read_token, split_address
+from evaluators.remote.wire import DEFAULT_PORT
+from search_spaces.errors import UsageError
+from search_spaces.yaml_file import Value, parsed
+
+ENVIRONMENT = "PARTITION_OPTIMIZER_DEVICES"
+WAIT_S = 60.0
+_KEYS = ("agent", "authority", "certificate", "key", "token_file", "server_name", "wait_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that an agent measures on.
+
+    Attributes:
+        name: what a person calls it.
+        address: ``host:port`` of its agent.
+        credentials: to reach it with.
+        wait_s: how long to wait where it is busy or does not answer.
+    """
+
+    name: str
+    address: str
+    credentials: ClientCredentials = field(default_factory=ClientCredentials)
+    wait_s: float = WAIT_S
+
+
+def devices_file() -> Path:
+    """Return the file of devices, which need not exist."""
+    chosen = os.environ.get(ENVIRONMENT)
+    if chosen:
+        return Path(chosen)
+    from platformdirs import user_config_path
+
+    return user_config_path("partition-optimizer") / "devices.yaml"
+
+
+def find_devices(names: str) -> tuple[Device, ...]:
+    """Return the devices that ``--device`` names: one, or several that are alike, separated by commas.
+
+    Raises:
+        UsageError: one is not known, or the file is wrong.
+    """
+    found = tuple(_find(name.strip()) for name in names.split(","))
+    if len({device.name for device in found}) != len(found):
+        raise UsageError(f"--device {names}: names a device twice")
+    return found
+
+
+def _find(name: str) -> Device:
+    path = devices_file()
+    known = agents(path) if path.exists() else {}
+    if name in known:
+        return known[name]
+    if ":" in name:
+        host, port = split_address(name, DEFAULT_PORT)
+        if is_loopback(host):
+            return Device(name, f"{host}:{port}")
+        raise UsageError(f"--device {name}: an agent elsewhere is reached by certificates", f"write it into {path}")
+    hint = f"{path} has: {', '.join(known)}" if known else f"describe it in {path}, or give HOST:PORT of this machine"
+    raise UsageError(f"there is no device {name!r}", hint)
+
+
+def agents(path: Path) -> Mapping[str, Device]:
+    """Return the devices of a file that have an agent.
+
+    Raises:
+        UsageError: the file is wrong; the text begins with ``file:line``.
+    """
+    root = parsed(path, "devices")
+    fields = root.fields("a file of devices", ("devices", "android"))
+    if "devices" not in fields:
+        return {}
+    entries = fields["devices"].items("devices")
+    return {key.text("a device"): _device(key.text("a device"), value, path.parent) for key, value in entries}
+
+
+def _device(name: str, entry: Value, folder: Path) -> Device:
+    fields = entry.fields("a device", _KEYS)
+    if "agent" not in fields:
+        raise entry.error(f"device {name!r} must say where its agent is", "agent: HOST:PORT")
+
+    def at(key: str) -> Path | None:
+        return folder / Path(fields[key].text(key)).expanduser() if key in fields else None
+
+    try:
+        host, port = split_address(fields["agent"].text("agent"), DEFAULT_PORT)
+        credentials = ClientCredentials(
+            read_pem(at("authority"), "certificates"),
+            read_pem(at("certificate"), "a certificate"),
+            read_pem(at("key"), "a key"),
+            read_token(at("token_file")),
+            fields["server_name"].text("server_name") if "server_name" in fields else "",
+        )
+    except UsageError as error:
+        raise entry.error(f"device {name!r}: {error.what}", error.hint) from error
+    if bool(credentials.certificate) != bool(credentials.key):
+        raise entry.error(f"device {name!r}: a certificate and its key go together")
+    if not credentials.authority and not is_loopback(host):
+        raise entry.error(f"device {name!r}: an agent elsewhere is reached by TLS alone", "give its authority")
+    if not credentials.authority and credentials.certificate:
+        raise entry.error(f"device {name!r}: a certificate is shown over TLS alone", "give its authority")
+    wait_s = fields["wait_s"].number("wait_s", most=86_400.0) if "wait_s" in fields else WAIT_S
+    return Device(name, f"{host}:{port}", credentials, wait_s)

@@ -1,0 +1,203 @@
+"""Measure plans on another machine: the evaluator ``remote``.
+
+A device that vanishes takes the batch with it that it was running. A plan that has shown no batch yet is moved in
+silence to the first of the devices that answers, or waits until one does; of any other plan the measurement fails with
+:class:`~search_spaces.errors.DeviceLostError`, since samples of two devices make no sample, and is made again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from evaluators.base import Agreement, Batch
+from evaluators.guard import wrong_batch
+from evaluators.remote import wire
+from evaluators.remote.connection import Connection
+from evaluators.remote.devices import Device, find_devices
+from evaluators.remote.link import SHORT_S, SLACK_S, Link, waited
+from evaluators.remote.models import Sendable, sendable
+from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+
+
+class RemoteEvaluator:
+    """See :class:`~evaluators.base.Evaluator`; which device it is must be said first, by :meth:`at`."""
+
+    name = "remote"
+    measures_here = False
+
+    def __init__(self) -> None:
+        self._devices: tuple[Device, ...] = ()
+        self._names: list[str] = []
+
+    def at(self, device: str) -> None:
+        """See :class:`~evaluators.base.Targeting`: a name, or several of devices that are alike, with commas."""
+        self._devices = find_devices(device)
+
+    def platform(self) -> Platform:
+        """See :class:`~evaluators.base.Evaluator`: that of the first device that answers."""
+        return wire.platform_from_json(self._first("Describe", {}).get("platform"))
+
+    def processor(self, name: str) -> Processor:
+        """See :class:`~evaluators.base.Namer`: the device knows its own."""
+        found = wire.platform_from_json(self._first("Processor", {"name": name}).get("platform"))
+        self._names.append(name)
+        return found.processors[0]
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[RemoteSession]:  # noqa: ARG002
+        """See :class:`~evaluators.base.Evaluator`; a device that measures for somebody else is waited for."""
+        with TemporaryDirectory(prefix="sent-") as folder:
+            link = Link(self._known(), platform, self._names)
+            try:
+                link.connect()
+                yield (DeployingSession if link.deploys else RemoteSession)(link, Path(folder))
+            finally:
+                link.close()
+
+    def _known(self) -> tuple[Device, ...]:
+        if not self._devices:
+            raise UsageError("--evaluator remote: which device?", "give --device NAME")
+        return self._devices
+
+    def _first(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Ask the first device that answers."""
+
+        def ask(device: Device) -> dict[str, Any]:
+            connection = Connection(device)
+            try:
+                return connection.call(method, data, SHORT_S)
+            finally:
+                connection.close()
+
+        return waited(self._known(), ask)
+
+
+class RemoteSession:
+    """See :class:`~evaluators.base.Session`; whichever device has the lease."""
+
+    def __init__(self, link: Link, folder: Path) -> None:
+        self._link = link
+        self._folder = folder
+        self._models: dict[tuple[str, str], Sendable] = {}
+
+    def conditions(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Witness`: what the device told with its last answer."""
+        return dict(self._link.conditions)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return dict(self._link.fingerprint)
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteCandidate:
+        """See :class:`~evaluators.base.Session`."""
+        plan.validate(graph, self._link.platform)
+        candidate = RemoteCandidate(self._link, self._model(graph), plan, fresh=fresh)
+        self._link.moved(candidate.load)
+        return candidate
+
+    def refused(self, graph: Graph, processor: str) -> list[int]:
+        """See :class:`~evaluators.base.Refuser`."""
+        model = self._model(graph)
+        limit_s = self._link.platform.limits.load_s * len(graph.operators) + SLACK_S
+        answer = self._link.moved(lambda: self._link.ask("Refused", {"processor": processor}, limit_s, model))
+        found = answer.get("operators")
+        if not isinstance(found, list) or not all(type(o) is int and 0 <= o < len(graph.operators) for o in found):
+            raise wire.WireError("the device tells of operators that there are not")
+        return sorted(found)
+
+    def _model(self, graph: Graph) -> Sendable:
+        key = (graph.digest, graph.source.content_digest() if graph.source is not None else "")
+        if key not in self._models:
+            self._models[key] = sendable(graph, self._folder)
+        return self._models[key]
+
+
+class DeployingSession(RemoteSession):
+    """One whose device can write a plan's files; see :class:`~evaluators.base.Deployer`."""
+
+    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
+        """See :class:`~evaluators.base.Deployer`: the device makes the files and runs them, then they are fetched."""
+        return self._link.moved(lambda: self._deploy(folder, self._model(graph), plan))
+
+    def _deploy(self, folder: Path, model: Sendable, plan: Plan) -> Agreement:
+        data = {"plan": model.plan(plan).to_json()}
+        answer = self._link.ask("Deploy", data, _load_limit_s(self._link, plan), model)
+        told, agreement = answer.get("files"), wire.agreement_from_json(answer.get("agreement"))
+        if not isinstance(told, list) or len(told) > len(plan.stages) + 1 or agreement is None:
+            raise wire.WireError("the device tells of other files than a plan has")
+        # plan.json comes first by name; it is written last, when all that it names is there.
+        fetched = {self._link.fetch(folder, entry).name for entry in reversed(told)}
+        for stale in folder.glob("stage_*.tflite"):
+            if stale.name not in fetched:
+                stale.unlink()
+        return agreement
+
+
+class RemoteCandidate:
+    """See :class:`~evaluators.base.Candidate`."""
+
+    def __init__(self, link: Link, model: Sendable, plan: Plan, *, fresh: bool) -> None:
+        self._link = link
+        self._model = model
+        self._plan = plan
+        self._fresh = fresh
+        self._number = 0
+        self._generation = 0
+        self._shown = False
+
+    def load(self) -> None:
+        """Have the device load the plan, over the present connection."""
+        request = {"plan": self._model.plan(self._plan).to_json(), "fresh": self._fresh}
+        answer = self._link.ask("Load", request, _load_limit_s(self._link, self._plan), self._model)
+        self._number, self._generation = wire.whole(answer, "candidate", 1, 1 << 53), self._link.generation
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`.
+
+        Raises:
+            DeviceLostError: the device is gone, and this plan has shown batches on it.
+        """
+        request = {"n": n, "stop_above_s": wire.finite(stop_above_s)}
+        answer = self._asked("Run", request, self._link.platform.limits.run_s * (n + 1) + SLACK_S)
+        batch = wire.batch_from_json(answer.get("batch"))
+        problem = wrong_batch(batch, n, len(self._plan.stages), stop_above_s)
+        if problem:
+            raise UnavailableError(f"the device returned {problem}")
+        self._shown = True
+        return batch
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`."""
+        answer = self._asked("Verify", {}, 4 * self._link.platform.limits.run_s + SLACK_S)
+        return wire.agreement_from_json(answer.get("agreement"))
+
+    def close(self) -> None:
+        """See :class:`~evaluators.base.Candidate`."""
+        if self._number and self._generation == self._link.generation:
+            with suppress(OptimizeError):  # a device that is gone has closed it
+                self._link.ask("Close", {"candidate": self._number}, SHORT_S + SLACK_S)
+        self._number = 0
+
+    def _asked(self, method: str, data: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        def ask() -> dict[str, Any]:
+            if self._generation != self._link.generation:
+                self.load()
+            return self._link.ask(method, {**data, "candidate": self._number}, limit_s)
+
+        if not self._shown:
+            return self._link.moved(ask)
+        if self._generation != self._link.generation:
+            raise DeviceLostError("the device was lost while a plan was measured")
+        return ask()
+
+
+def _load_limit_s(link: Link, plan: Plan) -> float:
+    return link.platform.limits.load_s * (1 + len(plan.stages)) + SLACK_S

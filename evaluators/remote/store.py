@@ -1,0 +1,107 @@
+"""Files that were sent to a device: each once, named by its digest, checked on arrival, and limited in size."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from evaluators.remote.wire import DIGEST, WireError
+
+MAX_FILE_NBYTES = 8 << 30
+MAX_STORE_NBYTES = 32 << 30
+
+
+class Store:
+    """A folder of models by their SHA-256.
+
+    Args:
+        folder: made if need be.
+        max_file_nbytes, max_nbytes: of one model, and of all; of those the one that was not used for longest goes.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, max_file_nbytes: int = MAX_FILE_NBYTES, max_nbytes: int = MAX_STORE_NBYTES
+    ) -> None:
+        self.folder = folder
+        self.max_file_nbytes = min(max_file_nbytes, max_nbytes)
+        self._max_nbytes = max_nbytes
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in folder.glob(".*.part"):  # of an agent that was killed
+            left.unlink(missing_ok=True)
+
+    def path(self, digest: str) -> Path:
+        """Return where the model of this digest lies, or would.
+
+        Raises:
+            WireError: it is no digest, such as a path that leads elsewhere.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise WireError(f"{digest[:80]!r} is no SHA-256")
+        return self.folder / f"{digest}.tflite"
+
+    def has(self, digest: str) -> bool:
+        """Tell whether a model is there, and that it is used now.
+
+        Raises:
+            WireError: it is no digest.
+        """
+        path = self.path(digest)
+        with suppress(OSError):
+            os.utime(path)
+        return path.is_file()
+
+    def receive(self, digest: str, nbytes: int, pieces: Iterable[bytes]) -> Path:
+        """Take a model in, and return where it lies. Nothing is there under its name before its digest is right.
+
+        Raises:
+            WireError: it is too large, longer or shorter than was said, or another one than was said.
+            OSError: the disk is full.
+        """
+        path = self.path(digest)
+        self.check_size(nbytes)
+        self._make_room(nbytes)
+        part = self.folder / f".{digest}.{secrets.token_hex(4)}.part"
+        found, took = hashlib.sha256(), 0
+        try:
+            with part.open("xb") as file:
+                for piece in pieces:
+                    took += len(piece)
+                    if took > nbytes:
+                        raise WireError(f"a file of {nbytes} bytes was announced, and more came")
+                    found.update(piece)
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            if took != nbytes:
+                raise WireError(f"of {nbytes} bytes {took} came")
+            if found.hexdigest() != digest:
+                raise WireError(f"a file came with digest {found.hexdigest()[:12]}…, not the {digest[:12]}… announced")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+    def check_size(self, nbytes: int) -> None:
+        """Check that a model of this size is taken.
+
+        Raises:
+            WireError: it is too large.
+        """
+        if not 0 < nbytes <= self.max_file_nbytes:
+            raise WireError(f"a file of {nbytes} bytes is not taken", f"the largest has {self.max_file_nbytes}")
+
+    def _make_room(self, nbytes: int) -> None:
+        files = sorted(((p.stat(), p) for p in self.folder.glob("*.tflite")), key=lambda f: f[0].st_mtime)
+        over = sum(stat.st_size for stat, _ in files) + nbytes - self._max_nbytes
+        for stat, path in files:
+            if over <= 0:
+                return
+            over -= stat.st_size
+            path.unlink()

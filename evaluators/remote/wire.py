@@ -1,0 +1,253 @@
+"""What an agent and its clients say to each other: JSON of bounded size, and files in pieces. Never code.
+
+The engine is gRPC: TLS on both sides, deadlines, limits of size and pings to whoever has vanished come with it. Dask
+distributed was the first choice and was given up: its scheduler and workers unpickle what they receive before any code
+of ours could look at it (dask/distributed#9283), so whoever may measure there may run anything there.
+
+A call is one message each way; ``Store`` takes a stream of pieces and ``Fetch`` gives one. Every reader here takes its
+input for damaged until it has been checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Agreement, Batch
+from evaluators.timeline import Event, Timeline
+from search_spaces.errors import OptimizeError, UnavailableError, UsageError, shown
+from search_spaces.platform import Limits, Link, Platform, Processor
+
+SERVICE = "partition_optimizer.Agent"
+VERSION = 1
+DEFAULT_PORT = 7450
+MESSAGE_NBYTES = 8 << 20
+PIECE_NBYTES = 1 << 20
+MAX_RUNS = 100_000
+DIGEST = re.compile(r"[0-9a-f]{64}")
+FILE_NAME = re.compile(r"plan\.json|stage_[0-9]{1,6}\.tflite")
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_NBYTES),
+    ("grpc.max_send_message_length", MESSAGE_NBYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
+_KINDS = ("cpu", "gpu", "npu")
+_MAX_PROCESSORS = 1024
+
+
+class WireError(UnavailableError):
+    """What came over the wire is not what was agreed on."""
+
+
+def packed(data: Mapping[str, Any]) -> bytes:
+    """Return a message.
+
+    Raises:
+        WireError: it holds what JSON cannot say, or is too large.
+    """
+    try:
+        content = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"a message cannot be sent: {error}") from error
+    if len(content) > MESSAGE_NBYTES - 1024:
+        raise WireError(f"a message of {len(content)} bytes cannot be sent: at most {MESSAGE_NBYTES - 1024} are taken")
+    return content
+
+
+def unpacked(content: bytes) -> dict[str, Any]:
+    """Return what a message says.
+
+    Raises:
+        WireError: it is no JSON object.
+    """
+    try:
+        data = json.loads(content, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a message is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise WireError(f"a message is {shown(data)}, no JSON object")
+    return data
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def text(data: Mapping[str, Any], key: str, pattern: re.Pattern[str] = _NAME) -> str:
+    """Return a field that must be text of a certain form: by default a plain name.
+
+    Raises:
+        WireError: it is not.
+    """
+    found = data.get(key)
+    if not isinstance(found, str) or not pattern.fullmatch(found):
+        raise WireError(f"{key} is {shown(found)}, which is not taken")
+    return found
+
+
+def whole(data: Mapping[str, Any], key: str, least: int, most: int) -> int:
+    """Return a field that must be a whole number from ``least`` to ``most``.
+
+    Raises:
+        WireError: it is not.
+    """
+    found = data.get(key)
+    if type(found) is not int or not least <= found <= most:
+        raise WireError(f"{key} is {shown(found)}, not a whole number from {least} to {most}")
+    return found
+
+
+def seconds(data: Mapping[str, Any], key: str) -> float:
+    """Return a field of seconds; None stands for no limit.
+
+    Raises:
+        WireError: it is neither.
+    """
+    found = data.get(key)
+    if found is None:
+        return math.inf
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0.0 <= found < math.inf:
+        raise WireError(f"{key} is {shown(found)}, not seconds")
+    return float(found)
+
+
+def finite(limit_s: float) -> float | None:
+    """Return seconds as they go into a message."""
+    return limit_s if math.isfinite(limit_s) else None
+
+
+def batch_to_json(batch: Batch) -> dict[str, Any]:
+    """Return a batch as plain values."""
+    return {
+        "latency_s": np.asarray(batch.latency_s, dtype=float).tolist(),
+        "stage_s": np.asarray(batch.stage_s, dtype=float).tolist(),
+        "timeline": None if batch.timeline is None else [asdict(e) for e in batch.timeline.events],
+        "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
+    }
+
+
+def batch_from_json(data: Any) -> Batch:
+    """Build a batch from what :func:`batch_to_json` returned; whether its numbers can be is not looked at.
+
+    Raises:
+        WireError: a field is missing or has the wrong type.
+    """
+    try:
+        events = data["timeline"]
+        timeline = None
+        if events is not None:
+            timeline = Timeline(tuple(_event(event) for event in events))
+        errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
+        latency_s = np.array(data["latency_s"], dtype=np.float64)
+        return Batch(latency_s, np.array(data["stage_s"], dtype=np.float64), timeline, errors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"an answer is damaged: {error!r}") from error
+
+
+def _event(data: Mapping[str, Any]) -> Event:
+    begin_s, end_s, copied_s = (float(data[key]) for key in ("start_s", "end_s", "copied_s"))
+    return Event(int(data["stage"]), str(data["lane"]), begin_s, end_s, copied_s)
+
+
+def agreement_from_json(data: Any) -> Agreement | None:
+    """Build an agreement from its fields as plain values.
+
+    Raises:
+        WireError: a field is missing or has the wrong type.
+    """
+    if data is None:
+        return None
+    try:
+        numbers = (_number(data[key]) for key in ("max_abs_error", "max_rel_error", "tolerance"))
+        return Agreement(bool(data["identical"]), *numbers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"an answer is damaged: {error!r}") from error
+
+
+def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
+    """Return an agreement as plain values; an error that is no number is told as None."""
+    if agreement is None:
+        return None
+    return {key: None if value != value else finite(value) for key, value in asdict(agreement).items()}  # noqa: PLR0124
+
+
+def _number(value: Any) -> float:
+    return math.inf if value is None else float(value)
+
+
+def platform_to_json(platform: Platform) -> dict[str, Any]:
+    """Return a platform, its limits included, as plain values."""
+    return {**platform.to_json(), "limits": asdict(platform.limits)}
+
+
+def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> Platform:
+    """Build a platform from what :func:`platform_to_json` returned.
+
+    Args:
+        known: processors that are really there. Each of the platform's must have kind and options of one of them, for
+            options reach the runtime: numbers of cores and threads, adapters, libraries. None takes any.
+
+    Raises:
+        WireError: a field is missing or has the wrong type, or a processor is not known.
+        UsageError: it is no platform.
+    """
+    try:
+        entries = data["processors"]
+        if not 1 <= len(entries) <= _MAX_PROCESSORS:
+            raise WireError(f"a platform of {len(entries)} processors is not taken")
+        links = tuple(
+            Link((str(e["between"][0]), str(e["between"][1])), float(e["bandwidth_bytes_per_s"]), float(e["latency_s"]))
+            for e in data.get("links", ())
+        )
+        limits = Limits(float(data["limits"]["load_s"]), float(data["limits"]["run_s"]))
+        if not (0.01 <= limits.load_s <= 86_400.0 and 0.01 <= limits.run_s <= 86_400.0):
+            raise WireError(f"limits of {limits.load_s} and {limits.run_s} s are not taken")
+        return Platform(text(data, "name"), tuple(_processor(e, known) for e in entries), links, limits)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise WireError(f"a platform is damaged: {error!r}") from error
+
+
+def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> Processor:
+    name, kind, options = text(entry, "name"), entry["kind"], dict(entry["options"])
+    if kind not in _KINDS:
+        raise WireError(f"processor {name!r} is of kind {shown(kind)}")
+    resources = {str(resource): float(share) for resource, share in dict(entry["resources"]).items()}
+    if not all(0.0 < share <= 1.0 for share in resources.values()):
+        raise WireError(f"processor {name!r} takes shares that cannot be: {shown(resources)}")
+    if known is not None:
+        same = json.dumps(options, sort_keys=True)
+        found = (p for p in known if p.kind == kind and json.dumps(dict(p.options), sort_keys=True) == same)
+        real = next(found, None)
+        if real is None:
+            raise WireError(f"processor {name!r} is none of this device's", "name one that the device has")
+        options = dict(real.options)
+    else:
+        options = {str(key): tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+    return Processor(name, kind, resources, str(entry["like"])[:200], options, whole(entry, "slots", 1, 1024))
+
+
+def error_to_json(error: OptimizeError) -> dict[str, Any]:
+    """Return an error of ours as plain values."""
+    return {"error": {"what": error.what, "hint": error.hint, "usage": isinstance(error, UsageError)}}
+
+
+def raise_told(data: Mapping[str, Any], device: str) -> None:
+    """Raise the error that an answer tells, if it tells one.
+
+    Raises:
+        UsageError, UnavailableError: what went wrong on the device.
+    """
+    told = data.get("error")
+    if isinstance(told, Mapping):
+        kind = UsageError if told.get("usage") is True else UnavailableError
+        raise kind(f"{device}: {str(told.get('what'))[:2000]}", str(told.get("hint", ""))[:500])

@@ -1,0 +1,287 @@
+"""A study that several workers share: who measures which plan, and what came of it.
+
+A worker claims a plan by a running trial that carries the plan's digest. Of several claims of one plan that of the
+lowest number stands, so two workers that claim at once agree on who measures without a word. What was measured is
+written into the trial before its state is, and whoever meets such a trial sets the state: a worker that dies in between
+has lost nothing. Claims of the dead are found by Optuna's heartbeats, which under ask and tell do not run by
+themselves: a thread of ours gives them, and every look at the study fails the trials whose worker fell silent. Their
+plans are free again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from optimizer.shared_storage import PATIENCE_S, SILENT_BEATS, patiently
+from search_spaces.errors import UsageError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+BEAT, CLAIM, PLAN, RECORD, KIND, WORKER = "beat", "claim", "plan", "record", "kind", "worker"
+SETTINGS, PROFILE = "settings", "profile"
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to measure a plan.
+
+    Attributes:
+        trial_id: in the storage.
+        number: of the trial in the study.
+        digest: of the plan.
+    """
+
+    trial_id: int
+    number: int
+    digest: str
+
+
+class SharedStudy:
+    """A study in a storage, as one worker sees it. For one thread, beside which another gives signs of life.
+
+    Args:
+        storage: see :mod:`optimizer.shared_storage`.
+        name: of the study.
+        worker: a name of this worker that no other has.
+        heartbeat_s: between two signs of life.
+
+    Attributes:
+        pending: digest of each plan that somebody measures now, and the number of its trial.
+        lost: how many measurements of this worker came too late, since it had been given up.
+    """
+
+    def __init__(
+        self, storage: BaseStorage, name: str, worker: str, heartbeat_s: int, patience_s: float = PATIENCE_S
+    ) -> None:
+        from optuna.study import Study, StudyDirection
+
+        self._storage = storage
+        self._patience_s = patience_s
+        self._worker = worker
+        self._heartbeat_s = heartbeat_s
+        self._id = self._patiently(lambda: self._study_id(name, [StudyDirection.MINIMIZE]))
+        self._study = Study(study_name=name, storage=storage)
+        self._seen: set[int] = set()
+        self._first_seen: dict[int, float] = {}
+        self._mine: int | None = None
+        self._closed = threading.Event()
+        self._beat = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
+        self.pending: dict[str, int] = {}
+        self.lost = 0
+        self._beat.start()
+
+    def _study_id(self, name: str, directions: list[Any]) -> int:
+        from optuna.exceptions import DuplicatedStudyError
+
+        with suppress(DuplicatedStudyError):
+            return self._storage.create_new_study(directions, name)
+        return self._storage.get_study_id_from_name(name)
+
+    def _patiently(self, call: Callable[[], Found]) -> Found:
+        return patiently(call, "the storage", self._patience_s)
+
+    def close(self) -> None:
+        """Stop giving signs of life."""
+        self._closed.set()
+        self._beat.join()
+
+    def fact(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return a fact on the study that all workers share; where there is none yet, it is made and kept."""
+        known = self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
+        if key not in known:
+            made = make()
+            known = self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
+            if key not in known:
+                self._patiently(lambda: self._storage.set_study_user_attr(self._id, key, made))
+                known = self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
+        return known[key]
+
+    def look(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return kind and record of what was finished since the last look, by anybody, in the order of numbers.
+
+        On the way trials whose worker has died are failed, and those that a dead worker had all but finished are
+        finished.
+        """
+        found = []
+        self._fail_stale()
+        pending: dict[str, int] = {}
+        for trial in self._trials():
+            if trial.number in self._seen:
+                continue
+            if trial.state.is_finished():
+                self._seen.add(trial.number)
+                self._first_seen.pop(trial.number, None)
+            record = trial.user_attrs.get(RECORD)
+            if record is not None:
+                data = json.loads(record)
+                if not trial.state.is_finished():
+                    self._settle(trial._trial_id, data)  # noqa: SLF001 - the storage's own way to name a trial
+                    self._seen.add(trial.number)
+                found.append((str(trial.user_attrs[KIND]), data))
+            elif not trial.state.is_finished():
+                pending.setdefault(str(trial.user_attrs.get(PLAN)), trial.number)
+                self._adopt(trial)
+        self.pending = pending
+        return found
+
+    def claim(
+        self,
+        digest: str,
+        kind: str,
+        params: Mapping[str, Any],
+        distributions: Mapping[str, BaseDistribution],
+        room: int | None = None,
+    ) -> Claim | None:
+        """Claim a plan; None where somebody else has it, or there is no room for another trial.
+
+        Args:
+            room: how many trials of kind ``trial`` the study may have at most.
+        """
+        token = uuid.uuid4().hex
+        self._patiently(lambda: self._create(token, digest, kind, params, distributions))
+        trials = self._trials()
+        mine = [t for t in trials if t.user_attrs.get(CLAIM) == token]
+        first = mine[0]
+        self._mine = first._trial_id  # noqa: SLF001
+        self._sign(first._trial_id)  # noqa: SLF001
+        for other in mine[1:]:  # made when the answer to the first attempt was lost
+            self._yield(other._trial_id)  # noqa: SLF001
+        before = [t for t in trials if t.number < first.number and _counts(t)]
+        taken = any(t.user_attrs.get(PLAN) == digest for t in before)
+        if taken or (room is not None and sum(t.user_attrs.get(KIND) == "trial" for t in before) >= room):
+            self._mine = None
+            self._yield(first._trial_id)  # noqa: SLF001
+            return None
+        return Claim(first._trial_id, first.number, digest)  # noqa: SLF001
+
+    def finish(self, claim: Claim, record: Mapping[str, Any]) -> None:
+        """Write down what came of a claim; nothing is written where this worker had been given up meanwhile."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        text = json.dumps(record, allow_nan=False)
+        try:
+            self._patiently(lambda: self._storage.set_trial_user_attr(claim.trial_id, RECORD, text))
+        except UpdateFinishedTrialError:
+            if RECORD not in self._patiently(lambda: self._storage.get_trial(claim.trial_id)).user_attrs:
+                self.lost += 1
+        else:
+            self._settle(claim.trial_id, record)
+        finally:
+            self._mine = None
+
+    def give_up(self, claim: Claim) -> None:
+        """Free a plan that is not measured after all."""
+        self._mine = None
+        self._yield(claim.trial_id)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._patiently(lambda: self._storage.get_all_trials(self._id, deepcopy=False))
+
+    def _create(
+        self,
+        token: str,
+        digest: str,
+        kind: str,
+        params: Mapping[str, Any],
+        distributions: Mapping[str, BaseDistribution],
+    ) -> None:
+        from optuna.trial import TrialState, create_trial
+
+        if any(t.user_attrs.get(CLAIM) == token for t in self._storage.get_all_trials(self._id, deepcopy=False)[-64:]):
+            return
+        attributes = {CLAIM: token, PLAN: digest, KIND: kind, WORKER: self._worker}
+        used = {name: distributions[name] for name in params}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            template = create_trial(
+                state=TrialState.RUNNING, params=dict(params), distributions=used, user_attrs=attributes
+            )
+        self._storage.create_new_trial(self._id, template)
+
+    def _settle(self, trial_id: int, record: Mapping[str, Any]) -> None:
+        """Set the state that a record stands for; somebody else may have done so."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        seconds = record.get("value_s")
+        state, values = (TrialState.FAIL, None) if seconds is None else (TrialState.COMPLETE, [float(seconds)])
+        with suppress(UpdateFinishedTrialError):
+            self._patiently(lambda: self._storage.set_trial_state_values(trial_id, state, values))
+
+    def _yield(self, trial_id: int) -> None:
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        with suppress(UpdateFinishedTrialError):
+            self._patiently(lambda: self._storage.set_trial_state_values(trial_id, TrialState.FAIL))
+
+    def _sign(self, trial_id: int) -> None:
+        """Give a sign of life; through a proxy, which has none of Optuna's, by an attribute that its server heeds."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.storages._heartbeat import BaseHeartbeat
+
+        storage = self._storage
+        if isinstance(storage, BaseHeartbeat):
+            self._patiently(lambda: storage.record_heartbeat(trial_id))
+            return
+        with suppress(UpdateFinishedTrialError):
+            self._patiently(lambda: storage.set_trial_user_attr(trial_id, BEAT, time.time()))
+
+    def _keep_beating(self) -> None:
+        while not self._closed.wait(self._heartbeat_s):
+            trial_id = self._mine
+            if trial_id is not None:
+                with suppress(Exception):  # the worker itself finds out, at its next question
+                    self._sign(trial_id)
+
+    def _fail_stale(self) -> None:
+        from optuna.storages import fail_stale_trials
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._patiently(lambda: fail_stale_trials(self._study))
+
+    def _adopt(self, trial: FrozenTrial) -> None:
+        """Give a sign of life, once, for a claim that may never have had one: only then it can fall silent."""
+        since_s = self._first_seen.setdefault(trial.number, time.monotonic())
+        if 0.0 < since_s < time.monotonic() - SILENT_BEATS * self._heartbeat_s:
+            self._sign(trial._trial_id)  # noqa: SLF001
+            self._first_seen[trial.number] = -1.0
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    """Tell whether a trial measures or has measured its plan; those that were given up have no record."""
+    return not trial.state.is_finished() or RECORD in trial.user_attrs
+
+
+def settings_of(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+    """Return the settings of a study that somebody has begun.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+
+    def ask() -> Mapping[str, Any] | None:
+        try:
+            return storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+        except KeyError:
+            return None
+
+    known = patiently(ask, "the storage")
+    if known is None or SETTINGS not in known:
+        raise UsageError(f"--study {name}: the storage has no such study", "begin it with --model")
+    found: Mapping[str, Any] = known[SETTINGS]
+    return found

@@ -1,0 +1,146 @@
+"""Storages that several workers share, by URL: SQLite, PostgreSQL, or a server that stands before one of them.
+
+::
+
+    sqlite:///study.db                        one machine; writers wait for each other
+    postgresql://user@host:5432/database      extra "postgres"; the password comes from ~/.pgpass or PGPASSWORD
+    grpc://host:13000                         extra "grpc"; the server is `optimize storage`
+
+What a storage holds is Optuna's own tables, so that its dashboard shows the study while it runs.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from search_spaces.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+HEARTBEAT_S = 10
+SILENT_BEATS = 4
+PATIENCE_S = 300.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_SCHEMES = ("sqlite", "postgresql", "grpc")
+
+Found = TypeVar("Found")
+
+
+def check_url(url: str) -> str:
+    """Return a URL as it may stand in files.
+
+    Raises:
+        UsageError: it is none that we know, or has a password in it.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
+        raise UsageError(f"--storage {url}: is none", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}")
+    if parts.password is not None:
+        raise UsageError(
+            "--storage: a password in the URL would stand in the run's files", "use PGPASSWORD or ~/.pgpass"
+        )
+    if parts.scheme == "sqlite" and (not url.startswith("sqlite:///") or len(url) <= len("sqlite:///")):
+        raise UsageError(f"--storage {url}: needs a file", "as sqlite:///study.db")
+    return url
+
+
+def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = PATIENCE_S) -> BaseStorage:
+    """Open a storage, and make its tables where they are missing.
+
+    Args:
+        heartbeat_s: between two signs of life of a worker.
+        patience_s: how long to wait for a server that does not answer.
+
+    Raises:
+        UsageError: the URL is wrong.
+        UnavailableError: it cannot be reached, or an extra is not installed.
+    """
+    from optimizer.samplers import quiet_optuna
+
+    quiet_optuna()
+    check_url(url)
+    if url.startswith("grpc://"):
+        return _proxy(url)
+    return patiently(lambda: _tables(url, heartbeat_s), f"storage {url}", patience_s)
+
+
+def _tables(url: str, heartbeat_s: int) -> BaseStorage:
+    from optuna.storages import RDBStorage, get_storage
+
+    engine: dict[str, Any] = {"connect_args": {"timeout": 60}}
+    if url.startswith("postgresql://"):
+        url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+        # A connection of before the server was started anew must not fail the first question after.
+        engine = {"pool_pre_ping": True, "pool_size": 4, "connect_args": {"connect_timeout": 5}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # heartbeats are called experimental: our choice, not the user's concern
+        try:
+            made = RDBStorage(
+                url,
+                engine_kwargs=engine,
+                heartbeat_interval=heartbeat_s,
+                grace_period=SILENT_BEATS * heartbeat_s,
+            )
+        except ImportError as error:
+            raise UnavailableError(
+                "PostgreSQL needs the extra 'postgres'", "pip install 'partition-optimizer[postgres]'"
+            ) from error
+    return get_storage(made)
+
+
+def _proxy(url: str) -> BaseStorage:
+    from optuna.storages import GrpcStorageProxy
+
+    parts = urlsplit(url)
+    try:
+        import google.protobuf  # noqa: F401
+        import grpc  # noqa: F401
+    except ImportError as error:
+        raise UnavailableError("grpc:// needs the extra 'grpc'", "pip install 'partition-optimizer[grpc]'") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        proxy = GrpcStorageProxy(host=str(parts.hostname), port=parts.port or 13000)
+    try:
+        proxy.wait_server_ready(timeout=30.0)
+    except ConnectionError as error:
+        raise UnavailableError(f"storage {url} does not answer", "start `optimize storage` there") from error
+    return proxy
+
+
+def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE_S) -> Found:
+    """Return what a call gives, made again while the server of the storage is away.
+
+    The call must be one that may be made twice: the first may have been carried out, and only its answer lost.
+
+    Raises:
+        UnavailableError: the server did not come back in time.
+    """
+    end_s, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not _passes(error):
+                raise
+            if time.monotonic() > end_s:
+                reason = " ".join(str(error.__cause__ or error).split())[:200]
+                raise UnavailableError(f"{what} does not answer: {reason}", "see whether its server runs") from error
+        time.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - so that workers do not come all at once
+        pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _passes(error: Exception) -> bool:
+    """Tell whether an error is one of the way to the storage, rather than of the question."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import DBAPIError
+
+    if isinstance(error, StorageInternalError | DBAPIError | ConnectionError):
+        return True
+    code = getattr(error, "code", None)  # of grpc.RpcError, which need not be installed
+    return callable(code) and getattr(code(), "name", "") in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"}

@@ -1,0 +1,321 @@
+"""Plans measured by an agent: the same contract as any evaluator, models sent once, devices that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.base import Agreement, Batch, Candidate, Deployer, Evaluator
+from evaluators.contract import EvaluatorContract
+from evaluators.litert.session import LitertEvaluator
+from evaluators.remote import wire
+from evaluators.remote.devices import ENVIRONMENT
+from evaluators.remote.models import sendable
+from evaluators.remote.session import RemoteEvaluator
+from evaluators.testing import SyntheticEvaluator
+from optimizer.cli import main
+from search_spaces.chain import chain_plan
+from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.models.litert import read_model
+from search_spaces.platform import Platform
+from tests.remote_agents import agent_here, agent_process
+
+pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
+
+
+@pytest.fixture(scope="module")
+def small() -> Graph:
+    return load("squeezenet1_1@0.25/64")
+
+
+def evaluator_at(address: str) -> RemoteEvaluator:
+    found = RemoteEvaluator()
+    found.at(address)
+    return found
+
+
+class TestRemoteContract(EvaluatorContract):
+    call_s = 1.0
+
+    @pytest.fixture(autouse=True)
+    def _agent(self, tmp_path: Path) -> Iterator[None]:
+        with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
+            self.address = served.address
+            yield
+
+    def evaluator(self) -> Evaluator:
+        return evaluator_at(self.address)
+
+    def graph(self) -> Graph:
+        return load("squeezenet1_1@0.25/64")
+
+
+@pytest.mark.litert
+def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: Path, small: Graph) -> None:
+    with agent_process(tmp_path / "device", "litert") as (_, address):
+        remote, here = evaluator_at(address), LitertEvaluator()
+        platform = remote.platform()
+        assert platform.processors == here.platform().processors
+        lanes = [remote.processor("cpu0"), remote.processor("cpu0:builtin")]
+        platform = replace(platform, processors=tuple(lanes))
+        plan = chain_plan(small, [5], ["cpu0", "cpu0:builtin"])
+        with remote.prepare(platform) as session:
+            with closing(session.load(small, plan)) as candidate:
+                batch = candidate.run(3)
+                assert len(batch.latency_s) == 3
+                assert batch.timeline is not None
+                agreement = candidate.verify()
+                assert agreement is not None
+                assert agreement.accepted
+            assert session.conditions()["device_time_utc"]
+            assert "versions" in session.conditions()
+            assert session.fingerprint()["there"]["evaluator"] == "litert"
+            assert isinstance(session, Deployer)
+            folder = tmp_path / "best"
+            folder.mkdir()
+            assert session.deploy(folder, small, plan).accepted
+    assert sorted(p.name for p in folder.iterdir()) == ["plan.json", "stage_0.tflite", "stage_1.tflite"]
+    assert main(["execute", str(folder / "plan.json"), "--json"]) == 0
+
+
+def test_a_study_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with agent_process(tmp_path / "device") as (_, address):
+        words = ["--model", "squeezenet1_1@0.25/64", "--budget", "6", "--evaluator", "remote", "--device", address]
+        assert main([*words, "--out", str(tmp_path / "run"), "--json", "-q"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["unique_plans"] == 6
+    trials = [json.loads(line) for line in (tmp_path / "run" / "trials.jsonl").read_text().splitlines()]
+    measured = [t["data"]["measurement"] for t in trials if t["kind"] == "trial" and t["data"]["measurement"]]
+    assert measured
+    assert all(m["latency_s"]["conditions"]["device_time_utc"] for m in measured)
+
+
+def test_a_model_is_sent_once_whatever_was_done_to_it(tmp_path: Path, small: Graph) -> None:
+    with agent_here(SyntheticEvaluator(), tmp_path) as (agent, served):
+        for _ in range(2):
+            remote = evaluator_at(served.address)
+            with remote.prepare(remote.platform()) as session:
+                for cut in (3, 5):
+                    session.load(small, chain_plan(small, [cut], ["cpu0", "cpu1"])).close()
+            (stored,) = agent.store.folder.glob("*.tflite")
+            stamps = {(stored.stat().st_ino, stored.stat().st_ctime_ns)}
+        assert len(stamps) == 1
+        assert small.source is not None
+        assert stored.name == f"{small.source.content_digest()}.tflite"
+        assert read_model(stored).digest == small.digest
+
+
+def test_a_rewritten_model_is_sent_as_it_is_now(tmp_path: Path, small: Graph) -> None:
+    assert small.source is not None
+    fixed = replace(small, source=replace(small.source, fixed=True))
+    sent = sendable(fixed, tmp_path)
+    written = read_model(sent.path)
+    assert [o.kind for o in written.operators] == [o.kind for o in fixed.operators]
+    sent.plan(chain_plan(fixed, [4], ["cpu", "cpu"])).validate(written)
+
+
+class _Fails(SyntheticEvaluator):
+    """Fails in the way of a plug-in: not by an error of ours."""
+
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Any:  # noqa: ARG002
+        raise RuntimeError("no such board")
+
+
+def test_what_fails_there_is_one_line_here(tmp_path: Path, small: Graph) -> None:
+    with agent_here(SyntheticEvaluator(fails=lambda plan: len(plan.stages) > 1), tmp_path) as (_, served):
+        remote = evaluator_at(served.address)
+        with remote.prepare(remote.platform()) as session:
+            with pytest.raises(UnavailableError, match="made to fail"):
+                session.load(small, chain_plan(small, [3], ["cpu0", "cpu1"]))
+            session.load(small, chain_plan(small, [], ["cpu"])).close()
+    with agent_here(_Fails(), tmp_path) as (_, served):
+        remote = evaluator_at(served.address)
+        with pytest.raises(UnavailableError, match="RuntimeError: no such board"), remote.prepare(remote.platform()):
+            pass
+
+
+def test_two_studies_never_measure_at_once(
+    tmp_path: Path, small: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
+        devices = tmp_path / "devices.yaml"
+        devices.write_text(f"devices:\n  pi: {{agent: '{served.address}', wait_s: 0.2}}\n")
+        monkeypatch.setenv(ENVIRONMENT, str(devices))
+        first, second = evaluator_at("pi"), evaluator_at(served.address)
+        with first.prepare(first.platform()) as session:
+            session.load(small, chain_plan(small, [], ["cpu"])).close()
+            with pytest.raises(UnavailableError, match="busy with study"), evaluator_at("pi").prepare(first.platform()):
+                pass
+            begun, ended = threading.Event(), []
+
+            def other() -> None:
+                begun.set()
+                with second.prepare(second.platform()) as theirs:
+                    ended.append(time.monotonic())
+                    theirs.load(small, chain_plan(small, [], ["cpu"])).close()
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            begun.wait()
+            time.sleep(0.7)
+            still = time.monotonic()
+        thread.join()
+        assert ended
+        assert ended[0] > still
+        assert "waiting" in caplog.text
+
+
+def test_a_client_that_falls_silent_loses_its_lease(tmp_path: Path, small: Graph) -> None:
+    with agent_here(SyntheticEvaluator(), tmp_path, lease_s=0.5) as (_, served):
+        first, second = evaluator_at(served.address), evaluator_at(served.address)
+        with first.prepare(first.platform()) as session:
+            candidate = session.load(small, chain_plan(small, [], ["cpu"]))
+            candidate.run(1)
+            session._link._closed.set()  # its heart stops
+            with second.prepare(second.platform()) as theirs:
+                theirs.load(small, chain_plan(small, [], ["cpu"])).run(1)
+                with pytest.raises(DeviceLostError):
+                    candidate.run(1)
+
+
+def test_a_device_that_comes_back_goes_on_and_one_that_does_not_is_left(
+    tmp_path: Path, small: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = chain_plan(small, [], ["cpu"])
+    devices = tmp_path / "devices.yaml"
+    with agent_process(tmp_path / "b") as (_, other), agent_process(tmp_path / "a") as (process, address):
+        devices.write_text(
+            f"devices:\n  a: {{agent: '{address}', wait_s: 20}}\n  b: {{agent: '{other}', wait_s: 20}}\n"
+        )
+        monkeypatch.setenv(ENVIRONMENT, str(devices))
+        remote = evaluator_at("a,b")
+        with remote.prepare(remote.platform()) as session:
+            assert session.fingerprint()["device"] == "a"
+            fresh, shown = session.load(small, plan), session.load(small, plan)
+            shown.run(1)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            with pytest.raises(DeviceLostError):
+                shown.run(1)  # samples of two devices make no sample
+            assert len(fresh.run(2).latency_s) == 2  # this one had none yet, and is moved
+            assert session.fingerprint()["device"] == "b"
+
+
+def test_a_study_survives_the_death_of_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is killed at random moments and started anew; every plan of the budget is measured all the same."""
+    port = _free_port()
+    devices = tmp_path / "devices.yaml"
+    devices.write_text(f"devices:\n  flaky: {{agent: '127.0.0.1:{port}', wait_s: 30}}\n")
+    monkeypatch.setenv(ENVIRONMENT, str(devices))
+    over = threading.Event()
+
+    def live_and_die() -> None:
+        for lived_s in (1.0, 0.6, 0.3, 0.9):
+            with agent_process(tmp_path / "device", options=["--listen", f"127.0.0.1:{port}"]) as (process, _):
+                if over.wait(lived_s):
+                    return
+                process.kill()
+        with agent_process(tmp_path / "device", options=["--listen", f"127.0.0.1:{port}"]):
+            over.wait()
+
+    thread = threading.Thread(target=live_and_die)
+    thread.start()
+    try:
+        for _ in range(50):
+            if _answers(port):
+                break
+            time.sleep(0.1)
+        words = ["--model", "squeezenet1_1@0.25/64", "--budget", "40", "--evaluator", "remote", "--device", "flaky"]
+        for _ in range(8):  # a study that lost the device where nothing may be repeated ends, and is gone on with
+            if main([*words, "--out", str(tmp_path / "run"), "--json", "-q"]) == 0:
+                break
+    finally:
+        over.set()
+        thread.join()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["unique_plans"] == 40
+    records = [json.loads(line) for line in (tmp_path / "run" / "trials.jsonl").read_text().splitlines()]
+    tried = [r["data"] for r in records if r["kind"] == "trial"]
+    digests = [t["digest"] for t in tried if t["measurement"]]
+    assert len(digests) == len(set(digests)) >= 38
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_devices_are_named_or_told_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = tmp_path / "devices.yaml"
+    monkeypatch.setenv(ENVIRONMENT, str(devices))
+    for text, message in {
+        "devices:\n  pi: {agent: 10.0.0.7}\n": r"devices.yaml:2: device 'pi': an agent elsewhere is reached by TLS",
+        "devices:\n  pi: {agent: 10.0.0.7, authority: no.pem}\n": r":2: device 'pi': .*no.pem",
+        "devices:\n  pi: {agnt: 10.0.0.7}\n": r":2: a device has no 'agnt'; did you mean 'agent'",
+        "devices:\n  pi: {agent: 'a:b:c/d'}\n": r":2: device 'pi': address",
+        "devices:\n  other: {agent: 127.0.0.1}\n": r"no device 'pi'; .* has: other",
+    }.items():
+        devices.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            evaluator_at("pi")
+    with pytest.raises(UsageError, match="by certificates"):
+        evaluator_at("10.0.0.7:7450")
+    with pytest.raises(UsageError, match="which device"):
+        RemoteEvaluator().platform()
+    devices.write_text(f"devices:\n  gone: {{agent: '127.0.0.1:{_free_port()}', wait_s: 0}}\n")
+    with pytest.raises(UnavailableError, match="does not answer"):
+        evaluator_at("gone").platform()
+
+
+@given(
+    st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.none() | st.lists(st.floats(-1.0, 1.0), max_size=3),
+)
+def test_batches_come_over_the_wire(latency_s: list[float], stages: int, errors: list[float] | None) -> None:
+    stage_s = np.outer(latency_s, np.full(stages, 0.5))
+    batch = Batch(np.array(latency_s), stage_s, None, None if errors is None else np.array(errors))
+    found = wire.batch_from_json(wire.unpacked(wire.packed({"b": wire.batch_to_json(batch)}))["b"])
+    assert found.latency_s.tolist() == latency_s
+    assert found.stage_s.tolist() == stage_s.tolist()
+    assert (found.errors is None) == (errors is None)
+
+
+@given(st.floats(allow_nan=True), st.floats(min_value=0, allow_infinity=True))
+def test_agreements_come_over_the_wire(error: float, tolerance: float) -> None:
+    told = Agreement(False, error, error, tolerance)
+    found = wire.agreement_from_json(wire.unpacked(wire.packed({"a": wire.agreement_to_json(told)}))["a"])
+    assert found is not None
+    assert found.accepted == told.accepted or tolerance == float("inf")
+
+
+def test_a_candidate_is_a_candidate(tmp_path: Path, small: Graph) -> None:
+    with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
+        remote = evaluator_at(served.address)
+        with remote.prepare(remote.platform()) as session:
+            candidate: Candidate = session.load(small, chain_plan(small, [], ["cpu"]))
+            assert candidate.verify() is None
+            candidate.close()
+            candidate.close()
