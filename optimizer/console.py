@@ -291,11 +291,12 @@ def _next(result: Result) -> list[Text]:
     folder = Text("run folder  ").append(str(result.run_dir))
     if result.deployed is None:  # the evaluator only predicts, and has no files to run
         return [folder]
+    runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
     quoted = json.dumps(plan, ensure_ascii=False)
     return [
         folder,
         Text("run it      ").append(f"optimize execute {shlex.quote(plan)}", style="cyan"),
-        Text("in Python   ").append(f"from evaluators.litert import PlanRunner; PlanRunner({quoted})", style="cyan"),
+        Text("in Python   ").append(f"from evaluators.litert import {runner}; {runner}({quoted})", style="cyan"),
     ]
 
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 from evaluators.litert.runner import PlanRunner
+from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES, PricedCandidate, Pricing
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.console import interval_ms
-from search_spaces.errors import shown
+from optimizer.execute_workload import execute_workload
+from search_spaces.errors import UsageError, shown
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
 
@@ -30,7 +32,12 @@ def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
         PlanError: the plan or a stage file is missing or damaged.
         UnavailableError: this machine cannot run it.
     """
-    with PlanRunner(plan_of(plan)) as runner:
+    path = plan_of(plan)
+    if is_workload_plan(path):
+        if stream:
+            raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
+        return execute_workload(path, as_json=as_json)
+    with PlanRunner(path) as runner:
         runner.run_seeded()
         deployed = runner.deployment
         objective = OBJECTIVES["throughput" if stream else "latency"]

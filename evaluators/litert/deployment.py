@@ -127,7 +127,7 @@ def read_deployment(path: Path) -> Deployment:
     try:
         written = Plan.from_json(document)
         graph = _stage_graph(document)
-        platform = _platform(document["platform"])
+        platform = platform_of(document["platform"])
         names = [str(entry["file"]) for entry in document["files"]]
         digests = [str(entry["sha256"]) for entry in document["files"]]
         content_digest = str(document["model"]["sha256"])
@@ -192,7 +192,8 @@ def _stage_graph(document: Mapping[str, Any]) -> Graph:
     return graph
 
 
-def _platform(data: Mapping[str, Any]) -> Platform:
+def platform_of(data: Mapping[str, Any]) -> Platform:
+    """Return the lanes that a plan's file describes; errors are those of wrong types and missing fields."""
     processors = []
     for entry in data["processors"]:
         if entry["kind"] not in ("cpu", "gpu", "npu"):

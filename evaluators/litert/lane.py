@@ -23,6 +23,7 @@ from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from evaluators.litert.device import Copy, Device
 from evaluators.litert.edges import SLOT_NBYTES, Edge, tell
+from evaluators.litert.jobs import job_call, take_jobs
 from evaluators.litert.mapping import Mapping
 from evaluators.litert.pinning import pinned_pool
 from evaluators.litert.rounds import Turn, go_round
@@ -295,6 +296,14 @@ class Lane:
                         break
         return {"copies": [[stage, *times] for stage, times in copies.items()]}
 
+    def jobs(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Take jobs of several models from a desk until its run is over; see :mod:`evaluators.litert.jobs`."""
+        calls = {
+            (lane, seat): [job_call(self._run, step, self._device) for step in self._programs[number].steps]
+            for lane, seat, number in head["programs"]
+        }
+        return take_jobs(head, fds, self._mapping, calls)
+
 
 def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str, cores: Sequence[int] = ()) -> Lane:
     """Return a lane of LiteRT on these cores, whose accelerators are now looked for."""
@@ -311,6 +320,10 @@ def serve(channel: socket.socket, lane: Lane) -> None:
         "program": lane.program,
         "drop": lane.drop,
         "run": lane.run,
+        "jobs": lane.jobs,
+        "pipeline": lane.pipeline,
+        "stream": lane.stream,
+        "dismantle": lane.dismantle,
     }
     while True:
         try:

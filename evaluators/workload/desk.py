@@ -184,6 +184,10 @@ class Desk:
         """Return when the running job of an instance began."""
         return self.store[self._run(k)]
 
+    def mark(self, k: int, now_ns: int) -> None:
+        """Put right when the running job of an instance began."""
+        self.store[self._run(k)] = now_ns
+
     @property
     def over(self) -> bool:
         """Whether all requests have ended."""

@@ -56,7 +56,8 @@ class Crowd:
         mine = self._demands[lane]
         crowded = [sum(self._demands[other].get(name, 0.0) for other in busy) for name in mine]
         # Of those that take turns on a resource only one is there to slow a job on another.
-        at_once = min(len(others), max(0, round(sum(min(1.0, c) for c in crowded) / max(sum(mine.values()), 1e-9)) - 1))
+        at_once = round(sum(min(1.0, c) for c in crowded) / max(sum(mine.values()), 1e-9)) - 1
+        at_once = min(len(others), max(1, at_once))
         slow = math.prod(others) ** (at_once / len(others)) if others else 1.0
         return slow * max(1.0, *crowded)
 

@@ -1,0 +1,124 @@
+"""Stages compiled on the lanes of a crew, kept while somebody uses them, and a while longer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+from evaluators.litert.compiling import compile_stages
+from evaluators.litert.crew import Crew
+from evaluators.litert.inner import opened
+from evaluators.litert.lanes import Request
+from evaluators.workload.setting import HOST
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.models.joined import JoinedModel, join
+from search_spaces.models.stages import StageModel, packing_model
+from search_spaces.platform import Platform, Processor
+
+_KEPT = 24
+_RELEASE_LIMIT_S = 60.0
+
+Key = tuple[str, str, tuple[tuple[int, ...], ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """An instance's model, cut into jobs.
+
+    Attributes:
+        graph: whose operators the jobs are.
+        operators: of each job.
+        stages: the jobs as models.
+        digest: of the model's file.
+        packed: its packed weights; None where an instance packs, and keeps, weights of its own.
+        owner: the instance that has compiled stages for itself alone; "" where instances share them.
+    """
+
+    graph: Graph
+    operators: tuple[tuple[int, ...], ...]
+    stages: tuple[StageModel, ...]
+    digest: str
+    packed: Path | None
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Compiled:
+    """Jobs compiled on a lane: its number for them, and inputs and outputs of each."""
+
+    number: int
+    ports: tuple[tuple[Sequence[int], Sequence[int]], ...]
+    birth: int
+    users: int = field(default=1)
+
+
+class Workbench:
+    """Compiles jobs on lanes; the least recently used that nobody holds go first."""
+
+    def __init__(self, crew: Crew, platform: Platform) -> None:
+        self._crew, self._platform = crew, platform
+        self._numbers = count(1)
+        self._entries: OrderedDict[tuple[str, Key], Compiled] = OrderedDict()
+
+    def process(self, lane: str) -> str:
+        """Return the name of the process that a lane is, or is a thread of."""
+        return str(self._platform[lane].options.get(HOST, lane))
+
+    def take(self, lane: str, jobs: Jobs) -> Compiled:
+        """Return jobs compiled on a lane; :meth:`give_back` must be called.
+
+        Raises:
+            UnavailableError: the runtime refuses them, or the lane died.
+        """
+        process = self.process(lane)
+        key = (process, (jobs.graph.digest, jobs.digest, jobs.operators, jobs.owner))
+        found = self._entries.get(key)
+        if found is not None and found.birth == self._crew.births.get(process, 0):
+            self._entries.move_to_end(key)
+            found.users += 1
+            return found
+        processor = replace(self._platform[lane], name=process)
+        limit_s = self._platform.limits.load_s
+        if not self._has_one_model(processor):
+            raise UnavailableError(f"lane {lane!r} does not run several models", "leave it out of --processors")
+        models = opened(jobs.graph, processor, jobs.operators, jobs.stages)
+        number = next(self._numbers)
+        compile_stages(self._crew, processor, number, join(models), jobs.packed, limit_s=limit_s)
+        ports = tuple((m.inputs, m.outputs) for m in models)
+        made = self._entries[key] = Compiled(number, ports, self._crew.births.get(process, 0))
+        self._shrink()
+        return made
+
+    def pack(self, lane: str, graph: Graph, path: Path) -> None:
+        """Have the runtime write its packed weights of a whole model.
+
+        Raises:
+            UnavailableError: it refuses.
+        """
+        model, number = packing_model(graph), next(self._numbers)
+        joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
+        compile_stages(self._crew, self._platform[lane], number, joined, path)
+        self._crew.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+
+    @staticmethod
+    def _has_one_model(processor: Processor) -> bool:
+        """Return whether stages can be compiled together there."""
+        return "runtime" not in processor.options
+
+    def give_back(self, found: Compiled) -> None:
+        """Tell that jobs are no longer needed."""
+        found.users -= 1
+        self._shrink()
+
+    def _shrink(self) -> None:
+        for key, entry in list(self._entries.items()):
+            process = key[0]
+            gone = entry.birth != self._crew.births.get(process, 0)
+            if gone or (entry.users == 0 and (key[1][3] or len(self._entries) > _KEPT)):
+                del self._entries[key]
+                if not gone:
+                    self._crew.ask(process, Request({"op": "release", "id": entry.number}), _RELEASE_LIMIT_S)

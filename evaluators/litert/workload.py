@@ -1,0 +1,270 @@
+"""Workloads measured on this machine's lanes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Agreement, Batch
+from evaluators.litert import tensors
+from evaluators.litert.berth import Berth
+from evaluators.litert.crew import Crew
+from evaluators.litert.packed import packed_weights
+from evaluators.litert.replay import Replay
+from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
+from evaluators.litert.workbench import Jobs, Workbench
+from evaluators.litert.workload_files import deploy_workload
+from evaluators.litert.workload_prices import PriceTable, measure_prices, one_seat
+from evaluators.machine import Conditions
+from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.setting import Setting, setting
+from evaluators.workload.simulate import stage_means_s
+from search_spaces.arrangement import jobs_of
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
+from search_spaces.models.stages import cut_stage
+from search_spaces.plan import Dispatch, Plan
+from search_spaces.platform import Platform
+from search_spaces.pools import lanes_of, members
+from search_spaces.workload import Workload
+
+_INPUT_SEED = 0
+
+
+@dataclass(slots=True)
+class _Model:
+    """What is known of one model, however many instances there are."""
+
+    graph: Graph
+    digest: str
+    packed: Path | None
+    inputs: list[NDArray[np.generic]]
+    reference: list[NDArray[np.generic]] = field(default_factory=list)
+
+
+class LitertWorkload:
+    """See :class:`~evaluators.workload.host.WorkloadSession`; the crew is the caller's.
+
+    Args:
+        platform: lanes, pools, and lanes that only baselines use.
+        facts: of the evaluator, for the fingerprint.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        crew: Crew,
+        facts: Mapping[str, Any],
+    ) -> None:
+        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
+        self._lanes = lanes_of(platform)
+        fitting = [p for p in self._lanes if computes_with_xnnpack(p) and p.resources]
+        self._reference_lane = next(filter(packs_weights, fitting), fitting[0])
+        self._crew, self._facts = crew, dict(facts)
+        self.bench = Workbench(crew, platform)
+        self._numbers = count(1)
+        self._models: dict[int, _Model] = {}
+        self._simulator: WorkloadSimulator | None = None
+        used = {core for p in self._lanes for core in p.options["cores"]}
+        self._conditions = Conditions(used, crew.processes, facts)
+
+    def conditions(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Witness`."""
+        return self._conditions.now()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {**self._facts, "workload": self.workload.digest, "objective": self.objective}
+
+    @property
+    def simulator(self) -> WorkloadSimulator:
+        """See :class:`~evaluators.workload.host.WorkloadSession`.
+
+        Raises:
+            UnavailableError: :meth:`price` was not called.
+        """
+        if self._simulator is None:
+            raise UnavailableError("the workload's jobs have no prices yet")
+        return self._simulator
+
+    def price(self, known: Mapping[str, Any] | None, progress: Callable[[str], None]) -> Mapping[str, Any]:
+        """See :class:`~evaluators.workload.host.WorkloadSession`."""
+        graphs = {c.graph.digest: c.graph for c in self.joined.components}
+        table = PriceTable.from_json(known) if known is not None else None
+        if table is None:
+            table = measure_prices(list(graphs.values()), self._lanes, self.alone, progress)
+        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, table.price(self._lanes))
+        return table.to_json()
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadRun:  # noqa: ARG002
+        """See :class:`~evaluators.base.Session`; every candidate has memory of its own.
+
+        Args:
+            graph: the joined one.
+        """
+        found = setting(self.workload, self.joined, plan, self.platform)
+        jobs = jobs_of(plan, self.joined)
+        berths = []
+        try:
+            for seat, (index, stages) in enumerate(jobs.items()):
+                component = self.joined.components[index]
+                client = self.workload.client_of(index)
+                operators = [component.own(plan.stages[s].operators) for s in stages]
+                lanes = [lane for s in stages for lane in members(self.platform[plan.stages[s].processor])]
+                threaded = any("host" in self.platform[lane].options for lane in lanes)
+                owner = component.name if threaded or client.own_weights else ""
+                made = self._jobs(component.graph, operators, owner, own=client.own_weights)
+                berths.append(
+                    Berth(made, list(dict.fromkeys(lanes)), self.platform, self._crew, self.bench, self._numbers)
+                )
+                berths[seat].set_inputs(self._model(component.graph).inputs)
+            return WorkloadRun(self, found, plan, berths)
+        except BaseException:
+            for berth in berths:
+                berth.close()
+            raise
+
+    def _jobs(self, graph: Graph, operators: Sequence[tuple[int, ...]], owner: str, *, own: bool) -> Jobs:
+        model = self._model(graph)
+        stages = tuple(cut_stage(graph, o) for o in operators)
+        return Jobs(graph, tuple(operators), stages, model.digest, None if own else model.packed, owner)
+
+    def _model(self, graph: Graph) -> _Model:
+        if graph.source is None:
+            raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+        if id(graph) not in self._models:
+            digest = graph.source.content_digest()
+            lane = self._reference_lane
+            packs = packs_weights(lane)
+            packed = packed_weights(digest, lambda path: self.bench.pack(lane.name, graph, path)) if packs else None
+            self._models[id(graph)] = _Model(graph, digest, packed, tensors.seeded_inputs(graph, _INPUT_SEED))
+        return self._models[id(graph)]
+
+    def replay(self, found: Setting, dispatch: Dispatch, berths: Sequence[Berth]) -> Replay:
+        """Return what runs a setting."""
+        return Replay(found, dispatch, berths, self._crew, self.bench, self.platform.limits.run_s)
+
+    def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
+        """Run models beside their workload, for what their jobs cost.
+
+        Args:
+            parts: of each seat its model, and where it is cut.
+        """
+        berths = []
+        try:
+            for seat, (graph, cuts) in zip(found.seats, parts, strict=True):
+                borders = [0, *cuts, len(graph.operators)]
+                operators = [tuple(range(a, b)) for a, b in pairwise(borders)]
+                lanes = list(dict.fromkeys(found.lanes[lane] for lanes in seat.lanes for lane in lanes))
+                jobs = self._jobs(graph, operators, "", own=False)
+                berths.append(Berth(jobs, lanes, self.platform, self._crew, self.bench, self._numbers))
+                berths[-1].set_inputs(self._model(graph).inputs)
+            made = self.replay(found, "fifo", berths)
+            outcomes = [made.run() for _ in range(runs)]
+            if made.failures:
+                raise UnavailableError(next(iter(made.failures.values())))
+            return outcomes
+        finally:
+            for berth in berths:
+                berth.close()
+
+    def agreement(self, graph: Graph, outputs: Sequence[NDArray[np.generic]], lanes: Sequence[str]) -> Agreement:
+        """Compare outputs of a model with those of the whole model on the reference lane."""
+        model = self._model(graph)
+        if not model.reference:
+            berth = self._whole(graph)
+            try:
+                lane = [p.name for p in self._lanes].index(self._reference_lane.name)
+                self.replay(one_seat(lane, 1, self._lanes), "fifo", [berth]).run()
+                model.reference = berth.outputs()
+            finally:
+                berth.close()
+        allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane)
+        return tensors.agreement(outputs, model.reference, allowed)
+
+    def _whole(self, graph: Graph) -> Berth:
+        jobs = self._jobs(graph, [tuple(range(len(graph.operators)))], "", own=False)
+        berth = Berth(jobs, [self._reference_lane.name], self.platform, self._crew, self.bench, self._numbers)
+        berth.set_inputs(self._model(graph).inputs)
+        return berth
+
+    def process(self, lane: str) -> int | None:
+        """Return the number of the process that a lane is, or is a thread of; None where it is not running."""
+        return self._crew.process_of(self.bench.process(lane))
+
+    def digest(self, graph: Graph) -> str:
+        """Return the digest of a model's file."""
+        return self._model(graph).digest
+
+    def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
+        """Return what a model is measured with."""
+        return self._model(graph).inputs
+
+    def deploy(self, folder: Path, plan: Plan) -> Agreement | None:
+        """See :class:`~evaluators.workload.host.WorkloadDeployer`."""
+        return deploy_workload(self, folder, plan)
+
+
+class WorkloadRun:
+    """A loaded plan of a workload; see :class:`~evaluators.workload.host.WorkloadCandidate`."""
+
+    def __init__(self, session: LitertWorkload, found: Setting, plan: Plan, berths: Sequence[Berth]) -> None:
+        self._session, self._found, self._plan, self._berths = session, found, plan, list(berths)
+        self.replay = session.replay(found, plan.dispatch, berths)
+        self._outcome: Outcome | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of the last run; runs once if there was none."""
+        if self._outcome is None:
+            self.run(1)
+        if self._outcome is None:
+            raise UnavailableError("the workload was not run")
+        return self._outcome
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; a run is ended by nothing but its end.
+
+        Raises:
+            UnavailableError: a model failed.
+        """
+        values, stages = [], []
+        for _ in range(n):
+            self._outcome = self.replay.run()
+            if self.replay.failures:
+                seat, reason = next(iter(self.replay.failures.items()))
+                name = self._session.joined.components[self._found.components[seat]].name
+                raise UnavailableError(f"{name}: {reason}")
+            values.append(self._outcome.value_s(self._session.objective))
+            stages.append(stage_means_s(self._outcome, len(self._plan.stages)))
+            if values[-1] > stop_above_s:
+                break
+        return Batch(np.array(values), np.array(stages), self._outcome.timeline if self._outcome else None)
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`: the worst agreement of all instances."""
+        if self._outcome is None:
+            self.run(1)
+        found = []
+        for index, berth, stages in zip(self._found.components, self._berths, self._found.stages, strict=True):
+            graph = self._session.joined.components[index].graph
+            lanes = [lane for s in stages for lane in members(self._session.platform[self._plan.stages[s].processor])]
+            found.append(self._session.agreement(graph, berth.outputs(), lanes))
+        return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
+
+    def close(self) -> None:
+        """See :class:`~evaluators.base.Candidate`."""
+        for berth in self._berths:
+            berth.close()

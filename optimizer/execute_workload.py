@@ -1,0 +1,59 @@
+"""Run a plan of several models from its files, as ``optimize execute`` does."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.workload_runner import WorkloadRunner
+from evaluators.workload.outcome import Outcome
+from search_spaces.errors import shown
+
+_FEWEST, _MOST, _LIMIT_S = 5, 200, 3.0
+_FIGURES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms", "throughput_per_s", "misses", "rejected")
+
+
+def execute_workload(path: Path, *, as_json: bool) -> str:
+    """Run a workload from its files some times and return what to print: medians over the runs.
+
+    A model that fails is told of, and the others go on.
+
+    Raises:
+        PlanError: the plan or a stage file is missing or damaged.
+        UnavailableError: this machine cannot run it.
+    """
+    with WorkloadRunner(path) as runner:
+        runner.run()
+        outcomes: list[Outcome] = []
+        begin_s = time.monotonic()
+        while len(outcomes) < _MOST and (len(outcomes) < _FEWEST or time.monotonic() - begin_s < _LIMIT_S):
+            outcomes.append(runner.run())
+        files, failures = runner.files, runner.failures
+    document: dict[str, Any] = {"schema_version": 1, "workload": files.name, "runs": len(outcomes)}
+    figures = [o.to_json() for o in outcomes]
+    for key in _FIGURES:
+        known = [f[key] for f in figures if f[key] is not None]
+        document[key] = statistics.median(known) if known else None
+    each = zip(*(o.latencies_s for o in outcomes), strict=True)
+    document["instances_ms"] = {n: statistics.median(t) * 1e3 for n, t in zip(files.names, each, strict=True)}
+    document["failures"] = failures
+    return json.dumps(document, indent=2) if as_json else "\n".join(_lines(document))
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    # Names come from a file, and may hold what commands a terminal.
+    name = document["workload"]
+    told = (
+        f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g}, all done after "
+        f"{document['makespan_ms']:.4g}; {document['throughput_per_s']:.4g} requests a second, "
+        f"{document['misses']:.0f} missed; {document['runs']} runs"
+    )
+    lines = [f"{name if name.isprintable() else shown(name)}: {told}"]
+    for instance, took_ms in document["instances_ms"].items():
+        told = document["failures"].get(instance)
+        shown_name = instance if instance.isprintable() else shown(instance)
+        lines.append(f"{shown_name}: {told or f'{took_ms:.4g} ms'}")
+    return lines

@@ -1,0 +1,191 @@
+"""Several models at once on this machine's lanes: outputs, arrivals, models that crash or hang, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.workload import LitertWorkload
+from evaluators.litert.workload_prices import PriceTable
+from evaluators.litert.workload_runner import WorkloadRunner
+from optimizer.workload_baselines import baseline_lanes, workload_baselines
+from search_spaces.errors import PlanError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.joined_graph import merge
+from search_spaces.plan import Plan
+from search_spaces.platform import Limits, Platform
+from search_spaces.pools import with_pools
+from search_spaces.workload import Arrival, Client, Workload
+from search_spaces.workload_space import WorkloadSpace
+
+pytestmark = pytest.mark.litert
+
+
+def lanes(run_s: float = 60.0) -> Platform:
+    found = local_platform()
+    names = [p.name for p in found.processors if p.kind == "cpu"][:3]
+    return replace(found, processors=tuple(make_processor(n) for n in names), limits=Limits(run_s=run_s))
+
+
+@contextmanager
+def opened(
+    graphs: list[Graph], *clients: Client, run_s: float = 60.0
+) -> Iterator[tuple[LitertWorkload, WorkloadSpace]]:
+    """Open a session of one instance a graph, and return its space."""
+    workload = Workload("test", clients)
+    joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, graphs, strict=True)])
+    space = WorkloadSpace(workload, joined, with_pools(lanes(run_s)), 3)
+    platform = baseline_lanes(space, threads=True)
+    with LitertEvaluator().host(workload, joined, platform, "mean") as session:
+        yield session, space
+
+
+def two(arrival: Arrival | None = None) -> tuple[Client, Client]:
+    arrival = arrival or Arrival()
+    return Client("a", "squeezenet1_1", 1, arrival), Client("b", "mobilenet_v1", 1, arrival)
+
+
+def plan_of(space: WorkloadSpace, **params: object) -> Plan:
+    """Return a plan of two models, the first one in two jobs."""
+    names = [p.name for p in space.platform.processors]
+    first, second = names[-1], names[1]
+    base = {"dispatch": "fifo", "jobs_1": 2, "cut_1_1": 11, "cut_1_2": 1, "jobs_2": 1, "cut_2_1": 1, "cut_2_2": 1}
+    base |= {"first_1": 1, "first_2": 2, "on_1_1": first, "on_1_2": second, "on_1_3": first}
+    return space.decode({**base, "on_2_1": second, "on_2_2": first, "on_2_3": first, **params})
+
+
+def test_models_at_once_compute_what_they_compute_alone(squeezenet: Graph, mobilenet: Graph) -> None:
+    with opened([squeezenet, mobilenet], *two(Arrival("closed", 3))) as (session, space):
+        plans = [plan_of(space), *(b.plan for b in workload_baselines(space, threads=True))]
+        for plan in plans:
+            with closing(session.load(space.joined.graph, plan)) as candidate:
+                batch = candidate.run(2)
+                assert batch.latency_s.shape == (2,)
+                assert batch.stage_s.shape == (2, len(plan.stages))
+                assert (batch.stage_s > 0.0).all()
+                assert candidate.outcome.answered == 6
+                found = candidate.verify()
+                assert found is not None
+                assert found.identical
+
+
+def test_requests_come_when_they_are_due(squeezenet: Graph, mobilenet: Graph) -> None:
+    clients = (
+        Client("a", "squeezenet1_1", 1, Arrival("periodic", 4, 0.05)),
+        Client("b", "mobilenet_v1", 1, Arrival("poisson", 3, 0.03)),
+    )
+    with (
+        opened([squeezenet, mobilenet], *clients) as (session, space),
+        closing(session.load(space.joined.graph, plan_of(space))) as candidate,
+    ):
+        candidate.run(1)
+        periodic, _ = candidate.outcome.requests
+        assert [r.came_s for r in periodic] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+        assert candidate.outcome.answered == 7
+        assert candidate.outcome.makespan_s > 0.15
+
+
+def process_of(candidate_lane: str, session: LitertWorkload) -> int:
+    number = session.process(candidate_lane)
+    assert number is not None
+    return number
+
+
+def later(action: object, delay_s: float) -> threading.Timer:
+    timer = threading.Timer(delay_s, action)  # type: ignore[arg-type]
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
+    squeezenet: Graph, mobilenet: Graph, how: signal.Signals
+) -> None:
+    clients = (
+        Client("a", "squeezenet1_1", 1, Arrival("closed", 40)),
+        Client("b", "mobilenet_v1", 1, Arrival("closed", 60)),
+    )
+    names = [p.name for p in lanes().processors]
+    if len(names) < 3:
+        pytest.skip("needs two cores")
+    with opened([squeezenet, mobilenet], *clients, run_s=1.0) as (session, space):
+        plan = plan_of(space, jobs_1=1, on_1_1=names[1], on_2_1=names[2])
+        with closing(session.load(space.joined.graph, plan)) as candidate:
+            candidate.replay.run()
+            assert not candidate.replay.failures
+            later(lambda: os.kill(process_of(names[2], session), how), 0.05)
+            begin_s = time.monotonic()
+            found = candidate.replay.run()
+            assert time.monotonic() - begin_s < 30.0
+            first, second = found.requests
+            assert all(r.latency_s is not None for r in first)
+            assert [r.latency_s is None for r in second].count(True) > 0
+            assert list(candidate.replay.failures) == [1]
+            again = candidate.replay.run()  # without it
+            assert all(r.latency_s is not None for r in again.requests[0])
+            with pytest.raises(UnavailableError, match="b: lane"):
+                candidate.run(1)
+        with closing(session.load(space.joined.graph, plan)) as candidate:  # the lane is there again
+            candidate.run(1)
+            assert candidate.outcome.answered == 100
+
+
+def test_prices_are_measured_once_and_kept(squeezenet: Graph, mobilenet: Graph) -> None:
+    with opened([squeezenet, mobilenet], *two()) as (session, space):
+        with pytest.raises(UnavailableError, match="no prices yet"):
+            _ = session.simulator
+        data = json.loads(json.dumps(session.price(None, lambda _: None)))
+        predicted = session.simulator.run(plan_of(space))
+        assert predicted.answered == 2
+        session.price(data, lambda _: pytest.fail("measured again"))
+        assert session.simulator.run(plan_of(space)).makespan_s == pytest.approx(predicted.makespan_s)
+        table = PriceTable.from_json(data)
+        for graph in (squeezenet, mobilenet):
+            for kind, each in table.operator_s[graph.digest].items():
+                assert sum(each) <= table.whole_s[graph.digest][kind] * 1.001
+                assert min(each) > 0.0
+
+
+def test_a_plan_runs_from_its_files(squeezenet: Graph, mobilenet: Graph, tmp_path: Path) -> None:
+    with opened([squeezenet, mobilenet], *two(Arrival("closed", 2))) as (session, space):
+        found = session.deploy(tmp_path, plan_of(space))
+        assert found is not None
+        assert found.identical
+        inputs = session.inputs(squeezenet)
+    with WorkloadRunner(tmp_path) as runner:
+        assert sorted(runner.names) == ["a", "b"]
+        before = runner.outputs("a")
+        runner.set_inputs("a", [np.negative(array) for array in inputs])
+        assert runner.run().answered == 4
+        assert not runner.failures
+        assert before[0].tobytes() != runner.outputs("a")[0].tobytes()
+        with pytest.raises(UsageError, match="no instance 'c'"):
+            runner.outputs("c")
+        with pytest.raises(UsageError, match="the model wants"):
+            runner.set_inputs("a", [])
+    with pytest.raises(UsageError, match="closed"):
+        runner.run()
+    document = json.loads((tmp_path / "plan.json").read_text())
+    changes: tuple[dict[str, object], ...] = (
+        {"kind": "?"},
+        {"schema_version": 9},
+        {"dispatch": "static"},
+        {"seats": [{}]},
+        {"platform": 3},
+    )
+    for change in changes:
+        (tmp_path / "plan.json").write_text(json.dumps({**document, **change}))
+        with pytest.raises(PlanError):
+            WorkloadRunner(tmp_path)
