@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optimizer.agent import agent
+from optimizer.export.command import export
 from optimizer.storage_server import storage
 from search_spaces.errors import UnavailableError
 
@@ -259,6 +260,11 @@ TABLE: dict[str, tuple[str, str, Work]] = {
         "tell why a study's plan is the best: what changing it would cost, and what binds",
         "Tell why the plan of a study is what it is.",
         explain,
+    ),
+    "export": (
+        "write a study's plan as a folder that runs without this product",
+        "Write a study's plan, with runners in Python and C++, as a folder of its own.",
+        export,
     ),
     "plugins": (
         "list what is installed beside the built-ins, and what is broken",

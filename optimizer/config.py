@@ -53,6 +53,9 @@ class StudyConfig(BaseModel):
         power: ``lane=watts`` for each lane whose power is known, or for those that are like it.
         deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
             longer are not run, and a study whose best plan takes longer fails.
+        max_energy: millijoules that one inference may take; None for any.
+        max_error: by how much outputs may differ from the whole model's, relative to its largest one; None for as much
+            as the precision of the processors explains.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """
@@ -80,6 +83,8 @@ class StudyConfig(BaseModel):
     state: tuple[str, ...] = ()
     robust: Literal["worst", "expected"] = "worst"
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     stop_when_proven: bool = False
     input_shape: tuple[str, ...] = ()
 

@@ -70,6 +70,7 @@ def decide(
     progress: Callable[[str], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
     believed: Sequence[Plan] | None = None,
+    fits: Callable[[Trial], bool] = lambda _: True,
 ) -> Verdict:
     """Measure the fastest plans and baselines again, interleaved, and compare the best of each.
 
@@ -80,6 +81,7 @@ def decide(
         believed: measured plans, by what all that was measured says of them, the best first (default: by their own
             medians); the fastest by its own median is a finalist too.
         sleep: waits some seconds, for the machine to calm down.
+        fits: whether a plan keeps what is limited; where no baseline does, the best other plan wins anyway.
 
     Raises:
         UnavailableError: no baseline could be measured, or the device failed.
@@ -87,9 +89,10 @@ def decide(
     """
     rng = np.random.default_rng([seed, 1])
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
-    ranking = history.ranking()
+    ranking = [t for t in history.ranking() if fits(t)]
     plans = _finalists([t for t in ranking if t.plan.digest not in names], believed)
-    firsts = _strongest([t for t in ranking if t.plan.digest in names])
+    fitting = _strongest([t for t in ranking if t.plan.digest in names])
+    firsts = fitting or _strongest([t for t in history.ranking() if t.plan.digest in names])
     if not firsts:
         raise UnavailableError("no baseline could be measured", "see the failures in the trial log")
 
@@ -115,7 +118,7 @@ def decide(
         progress,
         sleep,
     )
-    wins = comparison.significant and comparison.speedup > 1.0
+    wins = not fitting or (comparison.significant and comparison.speedup > 1.0)
     return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from evaluators.base import Session
 from evaluators.cost_model.session import CostModelSession
 from evaluators.cost_model.states import StatesSession
-from evaluators.objectives import LATENCY, PricedSession, find_objective, pricing, weights
+from evaluators.objectives import LATENCY, OBJECTIVES, PricedSession, find_objective, pricing, weights
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, beliefs
@@ -16,8 +17,11 @@ from optimizer.branches import branch_beliefs, predictor
 from optimizer.coexecution import coexecution_beliefs, coexecution_price
 from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.weighed import weighed
 from optimizer.history import History
+from optimizer.limits import limits_of
 from optimizer.loop import Loop, measure_plan
 from optimizer.objective import latency_costs, objective_beliefs, objective_model
 from optimizer.pareto import Front, criteria, front_of, measured_again
@@ -26,6 +30,7 @@ from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
 from optimizer.samplers.auto import Problem
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
+from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -47,6 +52,8 @@ class Aim:
         latency_s: what the model says of a plan's latency.
         problem: for samplers, but for the constraints.
         more: baselines beside the usual ones.
+        figures: what the model says of other figures of a plan that are limited, by their names.
+        least: what no plan goes below in the model, of these.
     """
 
     session: Session
@@ -56,6 +63,8 @@ class Aim:
     latency_s: Callable[[Plan], float]
     problem: Callable[[Callable[[Plan], bool]], Problem]
     more: tuple[Baseline, ...] = ()
+    figures: Mapping[str, Callable[[Plan], float]] = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
 
 
 def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
@@ -81,6 +90,8 @@ def aim_of(
     """
     most = most_stages(config, len(graph.operators))
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
+    if config.max_error is not None and isinstance(session, Tabulated):
+        raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
     usual, session = session, asked(config, platform, session)
     priced = _priced(config, platform, session)
     if priced is not None:
@@ -128,6 +139,15 @@ def _priced_aim(
     by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
     named = PricedSession(session.session, session.how[: len(config.objective)])
     makes = (lambda costs: criteria(graph, named, costs), lambda lane: by.get(lane, 1.0)) if several else None
+    figures: dict[str, Callable[[Plan], float]] = {}
+    least: dict[str, float] = {}
+    for how in session.how:
+        if how.objective.name in {limit.name for limit in limits_of(config)} and how.objective.law == "sum":
+            by = weights(how.objective, platform, how.powers)
+            if set(by) >= {p.name for p in platform.processors}:
+                costs = weighed(latency, by)
+                figures[how.objective.name] = partial(chain_cost, costs)
+                least[how.objective.name] = best_chains(costs, most)[0].cost_s
     return Aim(
         session,
         objective_beliefs(model, session, most, optima),
@@ -135,6 +155,8 @@ def _priced_aim(
         latency,
         predictor(graph, space, latency),
         lambda fits: Problem(graph, platform, space, latency if several else model.costs, fits, model.law, makes),
+        figures=figures,
+        least=least,
     )
 
 
@@ -149,6 +171,7 @@ def _priced(config: StudyConfig, platform: Platform, session: Session) -> Priced
 def needed(config: StudyConfig) -> list[str]:
     """Return the objectives that are no aim of a study, but are limited."""
     limited = [LATENCY.name] if config.deadline is not None else []
+    limited += [limit.name for limit in limits_of(config) if limit.name in OBJECTIVES]
     return [name for name in limited if name not in config.objective]
 
 

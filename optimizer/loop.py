@@ -203,11 +203,11 @@ class Loop:
 
         Plans that stand in a table by name are measured in full, the others race against the incumbent. One that
         breaks a constraint is not run; how many parts the space allows is none to a plan outside of it, and the
-        deadline is none to what others are compared with.
+        deadline, and other limits on what is measured, are none to what others are compared with.
         """
         race = race and not self.history.others  # what is slower may be better otherwise
         allowed = {"stages"} if trial.number < 0 else set()
-        allowed |= set() if race else {"s"}
+        allowed |= set() if race else {"s", "J"}
         if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:

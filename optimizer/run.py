@@ -244,6 +244,8 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
     if manifest is None:
         return None
     there = {"study": manifest["study"], **_BEFORE, **manifest["fixed"]}
+    if isinstance(there.get("objective"), list):  # as the settings have it, of which a manifest was made anew
+        there["objective"] = ",".join(map(str, there["objective"]))
     here = {"study": study or manifest["study"], **fixed}
     for name, value in here.items():
         if there.get(name) != value:

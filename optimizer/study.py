@@ -28,6 +28,7 @@ from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, repeats_cost_more
 from optimizer.history import OPTIMUM, History, Trial
+from optimizer.limits import expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space, measure_plan
 from optimizer.objective import check_space
 from optimizer.pareto import Front
@@ -274,6 +275,8 @@ def _finished(study: _Study, run: RunFolder, verdict: Verdict, deployed: Agreeme
         took_s = measured.figures[LATENCY.name]
     if took_s is not None and (late := missed(_deadline_s(study.config), took_s)) is not None:
         raise late
+    if (broken := none_keeps(limits_of(study.config), study.history, study.objective.name)) is not None:
+        raise broken
     return result
 
 
@@ -289,11 +292,15 @@ def _constraints(study: _Study, aim: Aim, most: int) -> Callable[[Plan], tuple[V
     """
     deadline_s, costs, predict = _deadline_s(study.config), aim.latency, aim.latency_s
     bounded = study.bounds is not None and study.objective == LATENCY
+    limits = limits_of(study.config)
+    if (beyond := unreachable_limit(limits, aim.least)) is not None:
+        raise beyond
     if study.bounds is not None and bounded and (hopeless := unreachable(deadline_s, study.bounds.space_s)) is not None:
         raise hopeless
 
     def breaks(plan: Plan) -> tuple[Violation, ...]:
-        return (*violations(study.graph, costs, most, plan), *too_late(deadline_s, predict, plan))
+        late = too_late(deadline_s, predict, plan)
+        return (*violations(study.graph, costs, most, plan), *late, *expected(limits, aim.figures, plan))
 
     return breaks
 
@@ -309,7 +316,7 @@ def _named(
         named = coexecution_baselines(study.graph, study.platform, study.space, believed.costs, fastest)
     else:
         named = baselines(study.graph, study.platform, fastest)
-    if all(any(v.unit not in {"stages", "s"} for v in breaks(b.plan)) for b in named):
+    if all(any(v.unit not in {"stages", "s", "J"} for v in breaks(b.plan)) for b in named):
         return (*named, Baseline(_NO_OTHER, believed.optima[0]))
     return named
 
@@ -328,6 +335,7 @@ def _decide(study: _Study, session: Session, loop: Loop) -> Verdict:
         study.config.seed,
         study.watcher.message,
         believed=loop.believed(),
+        fits=lambda trial: keeps(limits_of(study.config), trial, study.objective.name),
     )
 
 

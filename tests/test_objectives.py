@@ -100,6 +100,13 @@ def test_several_objectives_give_a_front(capsys: pytest.CaptureFixture[str], sam
     assert found["best"]["plan"] == next(each["plan"] for each in plans if each["knee"])
     if sampler == "auto":
         assert len(plans) > 2
+        run = Path(found["run_dir"])
+        assert main(["report", str(run)]) == 0
+        page = (run / "report.html").read_text()
+        assert "The plans that no other beats" in page
+        assert "energy of an inference, mJ" in page
+        assert main([*STUDY, *words, "--out", str(run)]) == 0
+        assert "← knee" in capsys.readouterr().out
 
 
 def test_the_front_of_a_cost_model_is_the_front_of_all_plans(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
 from evaluators.tabulated import GraphSource
@@ -116,6 +117,11 @@ class Study:
         return Plan.from_json(self.result["best"]["plan"])
 
     @property
+    def objective(self) -> Objective:
+        """What was made small, the first of several; latencies here are in its unit."""
+        return objective_of(self.result)
+
+    @property
     def baseline(self) -> str:
         """Name of the baseline that the best plan was compared with."""
         return self.verdict.baseline[0] if self.verdict else next(iter(self.plans), "")
@@ -196,7 +202,7 @@ def points(study: Study) -> tuple[Point, ...]:
     for number, trial in enumerate(study.trials, 1):
         if trial.measurement is None:
             continue
-        predicted = study.predict(trial.plan)
+        predicted = study.predict(trial.plan) if study.objective == LATENCY else None
         if not trial.raced:
             best_s = min(best_s, trial.median_s)
         found.append(
@@ -280,7 +286,26 @@ def _result(path: Path) -> dict[str, Any]:
         )
     if result.get("best") is None:
         raise RunFolderError(f"{path}: no plan has been measured yet", "go on with it: give its --study again")
+    _as_latencies(result)
     return dict(result)
+
+
+def _as_latencies(result: dict[str, Any]) -> None:
+    """Give numbers of another objective the names that those of the latency have; ``objective`` tells their unit."""
+    objective = objective_of(result)
+    if objective == LATENCY:
+        return
+    for entry in (result["best"], *result["baselines"].values()):
+        entry["latency_ms"] = entry.pop(objective.key, None)
+        entry.setdefault("stage_ms", entry.get(f"stage_{objective.shown.lower()}"))
+    result.setdefault("model_bound_ms", result.get(f"model_bound_{objective.shown.lower()}"))
+
+
+def objective_of(result: Mapping[str, Any]) -> Objective:
+    """Return what a result's numbers are of: the first objective; several models have none of these."""
+    if "workload" in result:
+        return LATENCY
+    return OBJECTIVES.get(str(result.get("objective", "latency")), LATENCY)
 
 
 def _config(path: Path) -> dict[str, Any]:

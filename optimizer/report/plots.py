@@ -59,19 +59,21 @@ def _lanes(bar: Bar) -> list[str]:
     return list(dict.fromkeys(stage.processor for stage in bar.plan.stages))
 
 
-def optimisation(points: Sequence[Point], bound_s: float | None) -> str:
+def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms") -> str:
     """Return latency against the number of plans tried, with the best so far and the bound."""
     height = 340.0
     last = points[-1].number if points else 1
     best_ms = points[-1].best_s * 1e3 if points else 0.0
     plot = Plot("history", "Latency of the plans in the order in which they were tried",
-                f"{len(points)} plans; the best of them takes {best_ms:.4g} ms", WIDTH, height)  # fmt: skip
+                f"{len(points)} plans; the best of them takes {best_ms:.4g} {unit}", WIDTH, height)  # fmt: skip
     x = around([1, last], _LEFT, WIDTH - _RIGHT, margin=0.02)
     y = _near(points, height - _BOTTOM, _TOP, bound_s)
-    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "ms")
+    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, unit)
     plot.axis_x(x, height - _BOTTOM, _TOP, "different plans tried")
     if bound_s:
-        plot.line([(x.start, y(bound_s * 1e3)), (x.end, y(bound_s * 1e3))], "bound", f"bound {bound_s * 1e3:.4g} ms")
+        plot.line(
+            [(x.start, y(bound_s * 1e3)), (x.end, y(bound_s * 1e3))], "bound", f"bound {bound_s * 1e3:.4g} {unit}"
+        )
         plot.line([(WIDTH - 300, 14), (WIDTH - 276, 14)], "bound")
         plot.text(WIDTH - 270, 18, "optimum of the model", style="m")
     steps: list[tuple[float, float]] = []
@@ -80,7 +82,7 @@ def optimisation(points: Sequence[Point], bound_s: float | None) -> str:
             steps.append((x(point.number), steps[-1][1]))
         steps.append((x(point.number), y(point.best_s * 1e3)))
     for point in points:
-        _mark(plot, x(point.number), y, point)
+        _mark(plot, x(point.number), y, point, unit)
     if steps:
         plot.line(steps, "best", "best so far")
     plot.legend(_LEFT, 18, (*_FAMILIES, _ABOVE))
@@ -89,13 +91,13 @@ def optimisation(points: Sequence[Point], bound_s: float | None) -> str:
     return plot.svg()
 
 
-def by_stages(points: Sequence[Point], best: Mapping[int, float]) -> str:
+def by_stages(points: Sequence[Point], best: Mapping[int, float], unit: str = "ms") -> str:
     """Return latency against the number of stages; the best of each is joined by a line."""
     height = 320.0
-    description = "; ".join(f"K={k}: best {s * 1e3:.4g} ms" for k, s in best.items())
+    description = "; ".join(f"K={k}: best {s * 1e3:.4g} {unit}" for k, s in best.items())
     plot = Plot("stages", "Latency by number of stages", description, WIDTH, height)
     y = _near(points, height - _BOTTOM, _TOP)
-    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "ms")
+    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, unit)
     width = (WIDTH - _RIGHT - _LEFT) / max(len(best), 1)
     middle = {k: _LEFT + width * (i + 0.5) for i, k in enumerate(best)}
     for k, x in middle.items():
@@ -103,7 +105,7 @@ def by_stages(points: Sequence[Point], best: Mapping[int, float]) -> str:
     plot.text((_LEFT + WIDTH - _RIGHT) / 2, height - 10, "K, stages of the plan", anchor="middle", style="m")
     for i, point in enumerate(points):  # golden-ratio steps spread neighbours apart, the same way each time
         x = middle[point.stages] + width * 0.6 * ((i * 0.618034) % 1.0 - 0.5)
-        _mark(plot, x, y, point)
+        _mark(plot, x, y, point, unit)
     line = [(middle[k], max(y(s * 1e3), y.end)) for k, s in best.items()]
     plot.line(line, "best", "best for each K")
     plot.legend(_LEFT, 18, (*_FAMILIES, _ABOVE))
@@ -127,32 +129,67 @@ def predicted(points: Sequence[Point]) -> str:
     return plot.svg()
 
 
-def distributions(spreads: Sequence[Spread]) -> str:
+def distributions(spreads: Sequence[Spread], unit: str = "ms") -> str:
     """Return every sample of the named plans, with median and 95 % interval."""
     row = 30.0
     height = len(spreads) * row + _BOTTOM + 16
     left = 16 + max((text_width(s.name) for s in spreads), default=0)
-    description = "; ".join(f"{s.name}: median {s.samples.median * 1e3:.4g} ms" for s in spreads)
+    description = "; ".join(f"{s.name}: median {s.samples.median * 1e3:.4g} {unit}" for s in spreads)
     plot = Plot("samples", "Samples of the plans that have a name", description, WIDTH, height)
     far_ms = _FAR * min((s.samples.median for s in spreads), default=0.0) * 1e3
     values = [v * 1e3 for s in spreads for v in (*s.samples.values_s, *s.samples.ci95) if v * 1e3 <= far_ms]
     x = around(values, left, WIDTH - _RIGHT)
-    plot.axis_x(x, height - _BOTTOM, 6.0, "ms")
+    plot.axis_x(x, height - _BOTTOM, 6.0, unit)
     for i, spread in enumerate(spreads):
         y = 8 + row * (i + 0.5)
         plot.text(left - 10, y + 4, spread.name, anchor="end")
         if spread.samples.median * 1e3 > x.high:
-            plot.text(x.end, y + 4, f"{spread.samples.median * 1e3:.4g} ms →", anchor="end", style="m")
+            plot.text(x.end, y + 4, f"{spread.samples.median * 1e3:.4g} {unit} →", anchor="end", style="m")
             continue
         for j, value in enumerate(spread.samples.values_s):
             if value * 1e3 <= x.high:
-                plot.mark(x(value * 1e3), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value * 1e3:.4f} ms", 2.5)
+                plot.mark(
+                    x(value * 1e3), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value * 1e3:.4f} {unit}", 2.5
+                )
         low, high = spread.samples.ci95
         high = min(high, x.high / 1e3)
         middle = spread.samples.median
-        tip = f"{spread.name}: {middle * 1e3:.4g} ms [{low * 1e3:.4g}, {spread.samples.ci95[1] * 1e3:.4g}]"
+        tip = f"{spread.name}: {middle * 1e3:.4g} {unit} [{low * 1e3:.4g}, {spread.samples.ci95[1] * 1e3:.4g}]"
         plot.line([(x(low * 1e3), y), (x(high * 1e3), y)], "ci", tip)
         plot.line([(x(middle * 1e3), y - 9), (x(middle * 1e3), y + 9)], "ci", tip)
+    return plot.svg()
+
+
+def front(
+    kept: Sequence[tuple[float, float]], every: Sequence[tuple[float, float, str]], titles: Sequence[str], knee: int
+) -> str:
+    """Return one objective against another: all plans, and a line through those of the front.
+
+    Args:
+        kept: the plans of the front, by the first objective.
+        every: all plans, with who proposed them.
+        knee: which of the front.
+    """
+    height = 380.0
+    description = f"{len(kept)} plans of {len(every)} are beaten by no other; the knee is at {kept[knee]}"
+    plot = Plot("front", "The plans that no other beats", description, WIDTH, height)
+    most = [_FAR * max(p[side] for p in kept) for side in (0, 1)]
+    near = [p for p in every if p[0] <= most[0] and p[1] <= most[1]]
+    x = around([*(p[0] for p in near), *(p[0] for p in kept)], _LEFT, WIDTH - _RIGHT)
+    y = around([*(p[1] for p in near), *(p[1] for p in kept)], height - _BOTTOM, _TOP)
+    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, titles[1])
+    plot.axis_x(x, height - _BOTTOM, _TOP, titles[0])
+    for first, second, origin in near:
+        plot.mark(x(first), y(second), "search", f"{origin}: {first:.4g}, {second:.4g}")
+    steps: list[tuple[float, float]] = []
+    for first, second in sorted(kept):
+        if steps:
+            steps.append((x(first), steps[-1][1]))
+        steps.append((x(first), y(second)))
+    plot.line(steps, "best", "the front")
+    for index, (first, second) in enumerate(kept):
+        told = f"{first:.4g}, {second:.4g}" + (": the knee" if index == knee else "")
+        plot.mark(x(first), y(second), "baseline" if index == knee else "model", told, 7.0 if index == knee else 4.0)
     return plot.svg()
 
 
@@ -163,13 +200,13 @@ def _near(points: Sequence[Point], start: float, end: float, bound_s: float | No
     return around([*shown, bound_s * 1e3] if bound_s else shown, start, end)
 
 
-def _mark(plot: Plot, x: float, y: Scale, point: Point) -> None:
+def _mark(plot: Plot, x: float, y: Scale, point: Point, unit: str) -> None:
     above = point.latency_s * 1e3 > y.high
-    plot.mark(x, y.end if above else y(point.latency_s * 1e3), "above" if above else point.family, _tip(point))
+    plot.mark(x, y.end if above else y(point.latency_s * 1e3), "above" if above else point.family, _tip(point, unit))
 
 
-def _tip(point: Point) -> str:
-    text = f"plan {point.number}, {point.origin}: {point.latency_s * 1e3:.4g} ms, K={point.stages}"
+def _tip(point: Point, unit: str = "ms") -> str:
+    text = f"plan {point.number}, {point.origin}: {point.latency_s * 1e3:.4g} {unit}, K={point.stages}"
     if point.predicted_s is not None:
         text += f", predicted {point.predicted_s * 1e3:.4g} ms"
     return text + (", stopped early" if point.raced else "")

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.console import describe_operators, human_bytes
 from optimizer.graph_picture import render_svg
 from optimizer.inspect import inspect_graph
 from optimizer.report import plots
-from optimizer.report.data import Bar, Point, Study, bars, best_by_stages, points, spreads
+from optimizer.report.data import Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text
 from optimizer.report.explorer import node_data
 from optimizer.report.svg import part_colour
@@ -20,7 +21,6 @@ from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
 
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
-_LATENCY = (Column("median, ms", ".4g"), Column("95 % from", ".4g"), Column("to", ".4g"), Column("samples", ",d"))
 
 
 def study_document(study: Study) -> Document:
@@ -34,10 +34,11 @@ def study_document(study: Study) -> Document:
         files["best/partition.json"] = json.dumps(node_data(study.graph, study.best), indent=1)
     sections = [
         Section("answer", "Answer", tuple(_answer(study))),
+        Section("front", "Front", tuple(_front(study))),
         Section("why", "Why this plan", tuple(_why(study))),
         Section("baselines", "Known plans", tuple(_baselines(study))),
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
-        Section("stages", "Latency by number of stages", tuple(_stages(found))),
+        Section("stages", "By number of stages", tuple(_stages(study, found))),
         Section("history", "The search", tuple(_history(study, found))),
         Section("model", "Predicted and measured", tuple(_predicted(found))),
         Section("graph", "Graph", tuple(_graph(study))),
@@ -57,7 +58,8 @@ def study_document(study: Study) -> Document:
 def verdict_text(result: dict[str, Any]) -> str:
     """Return the answer in a sentence, from the document of ``--json``."""
     speedup, best = result["speedup"], result["best"]["latency_ms"]
-    took = f"{best['median']:.4g} ms [{best['ci95'][0]:.4g}, {best['ci95'][1]:.4g}]" if best else "not measured"
+    unit = objective_of(result).shown
+    took = f"{best['median']:.4g} {unit} [{best['ci95'][0]:.4g}, {best['ci95'][1]:.4g}]" if best else "not measured"
     if speedup is None:
         return f"The fastest plan takes {took}; it is a known one."
     low, high = speedup["ci95"]
@@ -80,6 +82,36 @@ def _answer(study: Study) -> Iterator[Block]:
     yield _plan_table(study, study.best)
 
 
+def _front(study: Study) -> Iterator[Block]:
+    """Yield the plans that none beats in all objectives, and a picture of the first two."""
+    front = study.result.get("front")
+    if not front or len(front["plans"]) < 1:
+        return
+    aims = [OBJECTIVES[name] for name in front["objectives"]]
+    rows = []
+    for each in front["plans"]:
+        values = [each["values"][aim.key] for aim in aims]
+        stages = each["plan"]["stages"]
+        lanes = ", ".join(s["processor"] for s in stages)
+        rows.append((*values, len(stages), each["name"] or lanes, "knee" if each["knee"] else ""))
+    columns = (*(Column(f"{aim.title}, {aim.shown}", ".4g") for aim in aims), Column("stages", "d"), Column("plan"),
+               Column("remark"))  # fmt: skip
+    table = Table("The front", columns, tuple(rows))
+    every = [
+        (trial.median_s * 1e3, trial.measurement.figures[aims[1].name] * 1e3, trial.origin)
+        for trial in study.trials
+        if trial.measurement is not None and aims[1].name in trial.measurement.figures
+    ]
+    yield Figure(
+        "front",
+        plots.front([tuple(row[:2]) for row in rows], every, [f"{a.title}, {a.shown}" for a in aims[:2]],
+                    next(i for i, each in enumerate(front["plans"]) if each["knee"])),
+        "Every plan that was measured, by its first two objectives. The line joins the plans that no other one beats "
+        "in all objectives; the largest mark is the knee, which gives up least of all of them together.",
+        table,
+    )  # fmt: skip
+
+
 def _bound(result: dict[str, Any]) -> Iterator[Block]:
     """Yield how far the plan can be from the best one; a result of an earlier version has fewer fields."""
     bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
@@ -87,16 +119,15 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
         return
     own = more.get("model") == "the evaluator's own"
     whose = "By the evaluator's own costs" if own else "By the model of single operators"
-    text = f"{whose}, no plan of this space takes less than {bound:.4g} ms; gap {max(gap, 0.0):.1%}."
+    unit = objective_of(result).shown
+    text = f"{whose}, no plan of this space takes less than {bound:.4g} {unit}; gap {max(gap, 0.0):.1%}."
     if gap < -1e-9:
-        text = (
-            f"{whose}, no plan of this space takes less than {bound:.4g} ms. This one was measured {-gap:.1%} below: "
-        )
-        text += "by that much at least the model is wrong."
+        text = f"{whose}, no plan of this space takes less than {bound:.4g} {unit}. "
+        text += f"This one was measured {-gap:.1%} below: by that much at least the model is wrong."
     elif more.get("proven") is False:
         text += " That it could be reached is not proven."
     yield Text(text)
-    if "all_plans_ms" in more:
+    if "all_plans_ms" in more and unit == "ms":
         yield Text(f"Whatever the cuts and overlaps, none takes less than {more['all_plans_ms']:.4g} ms in that model.")
 
 
@@ -116,7 +147,7 @@ def _plan_table(study: Study, plan: Plan) -> Table:
         Column("stage", "d"),
         Column("operators"),
         Column("processor"),
-        Column("ms", ".4g"),
+        Column(study.objective.shown if study.objective.law != "memory" else "ms", ".4g"),
         Column("hands over"),
     )
     return Table("The best plan, stage by stage", columns, tuple(rows))
@@ -126,6 +157,9 @@ def _why(study: Study) -> Iterator[Block]:
     from optimizer.explain import explain
     from optimizer.explain_text import blocks
 
+    if study.objective != LATENCY or study.result.get("front"):
+        yield Text("Why a plan is the best is explained for the latency only.", "note")
+        return
     try:
         found = explain(study)
     except OptimizeError as error:
@@ -140,14 +174,17 @@ def _baselines(study: Study) -> Iterator[Block]:
         latency = entry["latency_ms"]
         numbers = (latency["median"], *latency["ci95"], latency["samples"]) if latency else (None,) * 4
         rows.append((name, *numbers, len(entry["plan"]["stages"]), entry["failure"] or ""))
-    table = Table("Known plans", (Column("plan"), *_LATENCY, Column("stages", "d"), Column("remark")), tuple(rows))
+    unit = study.objective.shown
+    numbered = (Column(f"median, {unit}", ".4g"), Column("95 % from", ".4g"), Column("to", ".4g"))
+    columns = (Column("plan"), *numbered, Column("samples", ",d"), Column("stages", "d"), Column("remark"))
+    table = Table("Known plans", columns, tuple(rows))
     named = spreads(study)
     if not named:
         yield table
         return
     yield Figure(
         "samples",
-        plots.distributions(named),
+        plots.distributions(named, unit),
         "Every sample as a dot, the median as a stroke, its 95 % interval as a line. Plans with few samples were "
         "measured only well enough to see that they are no candidates.",
         table,
@@ -178,19 +215,19 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     )
 
 
-def _stages(found: tuple[Point, ...]) -> Iterator[Block]:
+def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     best = best_by_stages(found)
     if len(best) < 2:
         return
     counts = {k: sum(1 for p in found if p.stages == k) for k in best}
     rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
-    columns = (Column("K", "d"), Column("plans", ",d"), Column("best median, ms", ".4g"))
+    columns = (Column("K", "d"), Column("plans", ",d"), Column(f"best median, {study.objective.shown}", ".4g"))
     yield Figure(
         "stages",
-        plots.by_stages(found, best),
+        plots.by_stages(found, best, study.objective.shown),
         "Each plan by its number of stages; the line joins the best of each. These are the medians of the search, "
         "in which the fastest are in part lucky; the answer comes from the final comparison.",
-        Table("Latency by number of stages", columns, rows),
+        Table("By number of stages", columns, rows),
     )
 
 
@@ -198,8 +235,9 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     if not found:
         return
     bound = study.result["model_bound_ms"]
-    columns = (Column("plan", "d"), Column("proposed by"), Column("K", "d"), Column("median, ms", ".4g"),
-               Column("best so far, ms", ".4g"), Column("predicted, ms", ".4g"))  # fmt: skip
+    unit = study.objective.shown
+    columns = (Column("plan", "d"), Column("proposed by"), Column("K", "d"), Column(f"median, {unit}", ".4g"),
+               Column(f"best so far, {unit}", ".4g"), Column(f"predicted, {unit}", ".4g"))  # fmt: skip
     rows = tuple(
         (
             p.number,
@@ -213,7 +251,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     )
     yield Figure(
         "history",
-        plots.optimisation(found, bound / 1e3 if bound else None),
+        plots.optimisation(found, bound / 1e3 if bound else None, unit),
         "Plans in the order in which they were tried. The dashed line is the optimum of the model of single operators.",
         Table("The search", columns, rows),
     )

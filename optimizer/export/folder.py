@@ -1,0 +1,178 @@
+"""``optimize export``: stage files, plan, runners, and the settings that reproduce the plan, in one folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.deployment import read_deployment
+from evaluators.litert.settings import compile_settings
+from evaluators.objectives import OBJECTIVES
+from optimizer.files import disk_errors, write_atomic, write_json
+from optimizer.report.data import Study, read_study
+from search_spaces.errors import RunFolderError, UsageError
+from search_spaces.models.stages import cut_stage
+from search_spaces.platform import Processor
+
+WHOLE = "whole.tflite"
+_HERE = Path(__file__).parent
+_RUNNERS = ("run_plan.py", "run_plan.cc", "CMakeLists.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        files: names, sorted.
+        fallback: the processor that runs the whole model, and the milliseconds that it took; None where no study of
+            it is known.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    fallback: tuple[str, float] | None
+
+
+def export_run(run: Path, out: Path) -> Exported:
+    """Write the best plan of a finished study to a folder.
+
+    The runners compare what stages take with what they took when the plan was found, and can go on with the whole model
+    on one processor.
+
+    Raises:
+        RunFolderError: the study is not finished, or has no stage files.
+        UsageError: the folder holds something else, or cannot be written.
+    """
+    study = read_study(run)
+    best = run / "best"
+    if not (best / "stage_0.tflite").exists():
+        raise RunFolderError(
+            f"{run}: the study has no stage files: its evaluator, {study.result['evaluator']!r}, only predicts",
+            "search on the device: --evaluator litert",
+        )
+    read_deployment(best)  # what is handed on is checked once more
+    with disk_errors(out, "give --out a folder that you can write to"):
+        out.mkdir(parents=True, exist_ok=True)
+        strangers = sorted(p.name for p in out.iterdir())
+        if strangers and "plan.json" not in strangers:
+            raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
+        for stale in (*out.glob("stage_*.tflite"), out / WHOLE):
+            stale.unlink(missing_ok=True)
+        for file in sorted(best.glob("stage_*.tflite")):
+            shutil.copyfile(file, out / file.name)
+        document = json.loads((best / "plan.json").read_bytes())
+        document["expected"] = expected = _expected(study, out)
+        write_json(out / "plan.json", document)
+        write_json(out / "delegates.json", _delegates(study, document))
+        write_atomic(out / "plan.txt", _in_words(document).encode())
+        for name in _RUNNERS:
+            write_atomic(out / name, (_HERE / name).read_bytes())
+        write_atomic(out / "README.md", _readme(study, document).encode())
+    fallback = expected.get("fallback")
+    told = (str(fallback["processor"]["name"]), float(fallback["latency_ms"])) if fallback else None
+    return Exported(out, tuple(sorted(p.name for p in out.iterdir())), told)
+
+
+def _expected(study: Study, out: Path) -> dict[str, Any]:
+    """Return what the plan took when it was found, and what the whole model takes on the best single processor."""
+    objective = OBJECTIVES[str(study.result.get("objective", "latency")).split(",")[0]]
+    entry = study.result["best"]
+    found: dict[str, Any] = {"objective": objective.name}
+    if entry.get(objective.key):
+        found[objective.key] = entry[objective.key]["median"]
+    if entry.get("stage_ms"):
+        found["stage_ms"] = entry["stage_ms"]
+    wholes = [
+        (each[objective.key]["median"], name)
+        for name, each in study.result["baselines"].items()
+        if each.get(objective.key) and len(each["plan"]["stages"]) == 1
+    ]
+    if wholes and study.graph is not None and objective.name == "latency":
+        latency_ms, name = min(wholes)
+        lane = study.plans[name].stages[0].processor
+        cut_stage(study.graph, tuple(range(len(study.graph.operators)))).write(out / WHOLE)
+        processor = _plain(study.platform[lane])
+        found["fallback"] = {"file": WHOLE, "processor": processor, "latency_ms": latency_ms}
+    return found
+
+
+def _plain(processor: Processor) -> dict[str, Any]:
+    return {"name": processor.name, "kind": processor.kind, "options": dict(processor.options)}
+
+
+def _delegates(study: Study, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, for each processor of the plan, what LiteRT is set to."""
+    used = [p["name"] for p in document["platform"]["processors"]]
+    return {
+        "schema_version": 1,
+        "accelerators": {"cpu": 1, "gpu": 2, "npu": 4},
+        "processors": {
+            name: {
+                "cores": list(study.platform[name].options.get("cores", ())),
+                "settings": compile_settings(study.platform[name], None),
+            }
+            for name in used
+        },
+    }
+
+
+def _in_words(document: Mapping[str, Any]) -> str:
+    """Return the plan for programs that read no JSON: a line a tensor, a stage, the fallback; key=value words."""
+    lanes = {p["name"]: p for p in document["platform"]["processors"]}
+    expected = document["expected"]
+    stage_ms = expected.get("stage_ms") or [0.0] * len(document["files"])
+    lines = [f"tensor {i} {tensor['nbytes']}" for i, tensor in enumerate(document["tensors"])]
+    lines += [f"{side} {_numbers(document[side])}" for side in ("inputs", "outputs")]
+    for entry, stage, ms in zip(document["files"], document["stages"], stage_ms, strict=True):
+        lines.append(f"stage {_stage_words(entry, lanes[stage['processor']], ms)}")
+    if (whole := expected.get("fallback")) is not None:
+        entry = {"file": whole["file"], "inputs": document["inputs"], "outputs": document["outputs"]}
+        lines.append(f"whole {_stage_words(entry, whole['processor'], whole['latency_ms'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _stage_words(entry: Mapping[str, Any], processor: Mapping[str, Any], expected_ms: float) -> str:
+    options = processor["options"]
+    words = {
+        "file": entry["file"],
+        "kind": processor["kind"],
+        "threads": options.get("threads", 1),
+        "cores": _numbers(options.get("cores", ())),
+        **({"precision": options["precision"]} if "precision" in options else {}),
+        "inputs": _numbers(entry["inputs"]),
+        "outputs": _numbers(entry["outputs"]),
+        "expected_ms": f"{expected_ms:.6g}",
+    }
+    return " ".join(f"{key}={value}" for key, value in words.items())
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ",".join(map(str, values))
+
+
+def _readme(study: Study, document: Mapping[str, Any]) -> str:
+    lines = [
+        f"# {document['model']['name']} in {len(document['files'])} parts",
+        "",
+        f"Found by study {study.manifest['study']}; the numbers it expects are in `plan.json` under `expected`.",
+        "",
+        "| stage | file | processor |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {i} | {entry['file']} | {stage['processor']} |"
+        for i, (entry, stage) in enumerate(zip(document["files"], document["stages"], strict=True))
+    ]
+    lines += [
+        "",
+        "- `python run_plan.py` times it (needs ai-edge-litert and numpy); `from run_plan import Plan` runs it.",
+        "- `run_plan.cc` with `CMakeLists.txt` is the same in C++, against LiteRT's headers and libLiteRt.so.",
+        "- `delegates.json` holds LiteRT's settings of each processor: accelerators, threads, precision.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,364 @@
+"""Run an exported plan: needs ai-edge-litert and numpy, and the files beside this one.
+
+::
+
+    python run_plan.py                      # times the plan on zeros, compares with what was measured when it was found
+    python run_plan.py --stream --runs 200  # inferences overlap on the processors
+
+    from run_plan import Plan
+    with Plan(".") as plan:
+        outputs = plan.run(image)           # or {"name": image, …}; outputs by name
+        for outputs in plan.stream(images):
+            ...
+
+Each processor of the plan is a thread, pinned to its cores, with its stages in the order of the plan; a stage begins
+when all that it reads is there. ``drift()`` tells how the stages' times compare with the plan's expectation; where the
+plan has become slower than the whole model on one processor is expected to be, ``run`` goes on with that one
+(``fallback=True``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+
+SLOWER = 1.2
+"""A stage that takes this many times as long as expected has drifted."""
+
+SURE_RUNS = 20
+"""So many runs are looked at before a drift is believed."""
+
+
+class Stage:
+    """A stage file on its processor."""
+
+    def __init__(self, folder: Path, entry: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
+        from ai_edge_litert import interpreter
+
+        options = processor["options"]
+        self._gpu = processor["kind"] != "cpu"
+        path = str(folder / entry["file"])
+        if self._gpu:
+            self._make_compiled(path, processor["kind"])
+            return
+        resolver = interpreter.OpResolverType
+        kernels = {
+            "builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            "reference": resolver.BUILTIN_REF,
+        }.get(options.get("kernels", "xnnpack"), resolver.AUTO)
+        self._interpreter = interpreter.Interpreter(
+            path, num_threads=options["threads"], experimental_op_resolver_type=kernels
+        )
+        self._interpreter.allocate_tensors()
+        self._into = [d["index"] for d in self._interpreter.get_input_details()]
+        self._out = [d["index"] for d in self._interpreter.get_output_details()]
+
+    def _make_compiled(self, path: str, kind: str) -> None:
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+
+        accelerator = HardwareAccelerator.GPU if kind == "gpu" else HardwareAccelerator.NPU
+        self._model = CompiledModel.from_file(path, accelerator)
+        self._buffers = self._model.create_input_buffers(0), self._model.create_output_buffers(0)
+
+    def run(
+        self, inputs: list[np.ndarray[Any, Any]], outputs: Sequence[Mapping[str, Any]]
+    ) -> list[np.ndarray[Any, Any]]:
+        """Return the outputs of the stage; ``outputs`` says what they look like."""
+        if self._gpu:
+            for buffer, array in zip(self._buffers[0], inputs, strict=True):
+                buffer.write(array)
+            self._model.run_by_index(0, *self._buffers)
+            found = []
+            for buffer, like in zip(self._buffers[1], outputs, strict=True):
+                count = int(np.prod(like["shape"]))
+                found.append(buffer.read(count, np.dtype(like["dtype"])).reshape(like["shape"]))
+            return found
+        for index, array in zip(self._into, inputs, strict=True):
+            self._interpreter.set_tensor(index, array)
+        self._interpreter.invoke()
+        return [self._interpreter.get_tensor(index) for index in self._out]
+
+
+class _Inference:
+    """The tensors of one inference, and who waits for them."""
+
+    def __init__(self, tensors: dict[int, np.ndarray[Any, Any]], stages: int) -> None:
+        self.tensors = tensors
+        self.done = [threading.Event() for _ in range(stages)]
+        self.spent_s = [0.0] * stages
+        self.begin_s = time.perf_counter()
+        self.end_s = 0.0
+        self.error: BaseException | None = None
+
+
+class _Lane(threading.Thread):
+    """A processor: takes its stages of one inference after the other."""
+
+    def __init__(self, name: str, cores: Iterable[int], work: Callable[[], Callable[[_Inference], None]]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.todo: queue.SimpleQueue[_Inference | None] = queue.SimpleQueue()
+        self._cores, self._work = set(cores), work
+        self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self.start()
+        if (error := self._ready.get()) is not None:
+            raise error
+
+    def run(self) -> None:
+        try:
+            if self._cores and hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, self._cores & os.sched_getaffinity(0) or os.sched_getaffinity(0))
+            work = self._work()
+        except BaseException as error:
+            self._ready.put(error)
+            return
+        self._ready.put(None)
+        while (inference := self.todo.get()) is not None:
+            work(inference)
+
+
+class Plan:
+    """A plan, loaded; close it, or use it in a ``with``.
+
+    Args:
+        folder: holds plan.json and its stage files.
+        fallback: go on with the whole model on one processor where the plan has become slower than that should be.
+    """
+
+    def __init__(self, folder: str | Path = ".", *, fallback: bool = True) -> None:
+        self._folder = Path(folder)
+        self.document: dict[str, Any] = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
+        if self.document.get("views"):
+            raise ValueError("the plan has split stages whose tensors lie in one another; run it with optimize execute")
+        self.expected: dict[str, Any] = self.document.get("expected", {})
+        self._files: list[dict[str, Any]] = self.document["files"]
+        self._tensors: list[dict[str, Any]] = self.document["tensors"]
+        self._writer = {t: i for i, entry in enumerate(self._files) for t in entry["outputs"]}
+        self._fallback = fallback and "fallback" in self.expected
+        self._whole: _Lane | None = None
+        self.fallen_back = False
+        self.runs: list[tuple[float, list[float]]] = []
+        processors = {p["name"]: p for p in self.document["platform"]["processors"]}
+        # Processors that share cores take turns by the order of the plan: they share a thread.
+        group = _groups(processors)
+        mine: dict[str, list[int]] = {}
+        for index, stage in enumerate(self.document["stages"]):
+            mine.setdefault(group[stage["processor"]], []).append(index)
+        self._lanes: list[_Lane] = []
+        try:
+            for name, stages in mine.items():
+                cores = {c for i in stages for c in processors[self._stage(i)["processor"]]["options"].get("cores", ())}
+                self._lanes.append(_Lane(name, cores, self._loader(stages, processors)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _stage(self, index: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.document["stages"][index]
+        return found
+
+    def _loader(self, stages: list[int], processors: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
+        def load() -> Callable[[_Inference], None]:
+            made = {i: Stage(self._folder, self._files[i], processors[self._stage(i)["processor"]]) for i in stages}
+
+            def work(inference: _Inference) -> None:
+                for index in stages:
+                    try:
+                        self._run_stage(made[index], index, inference)
+                    except BaseException as error:
+                        inference.error = error
+                    finally:
+                        inference.done[index].set()
+
+            return work
+
+        return load
+
+    def _run_stage(self, stage: Stage, index: int, inference: _Inference) -> None:
+        entry = self._files[index]
+        for tensor in entry["inputs"]:
+            if tensor in self._writer:
+                inference.done[self._writer[tensor]].wait()
+        if inference.error is not None:
+            return
+        begin = time.perf_counter()
+        outputs = stage.run(
+            [inference.tensors[t] for t in entry["inputs"]], [self._tensors[t] for t in entry["outputs"]]
+        )
+        inference.end_s = time.perf_counter()
+        inference.spent_s[index] = inference.end_s - begin
+        for tensor, array in zip(entry["outputs"], outputs, strict=True):
+            inference.tensors[tensor] = array
+
+    @property
+    def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of each input by name."""
+        return {t["name"]: (tuple(t["shape"]), np.dtype(t["dtype"])) for t in self._of(self.document["inputs"])}
+
+    def _of(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        return [self._tensors[i] for i in numbers]
+
+    def run(self, inputs: np.ndarray[Any, Any] | Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once and return the outputs by name."""
+        if self.fallen_back:
+            return self._run_whole(inputs)
+        inference = self._begin(inputs)
+        found = self._end(inference)
+        self.runs.append((inference.end_s - inference.begin_s, inference.spent_s))
+        if self._fallback and len(self.runs) % SURE_RUNS == 0 and self._lost():
+            print(f"run_plan: {self.advice()}", file=sys.stderr)
+            self.fallen_back = True
+        return found
+
+    def stream(self, inputs: Iterable[np.ndarray[Any, Any] | Arrays]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        """Run an inference for each of the inputs; they overlap on the processors, and outputs come in order."""
+        under_way: list[_Inference] = []
+        for each in inputs:
+            under_way.append(self._begin(each))
+            if len(under_way) > len(self._lanes) + 1:
+                yield self._end(under_way.pop(0))
+        while under_way:
+            yield self._end(under_way.pop(0))
+
+    def _begin(self, inputs: np.ndarray[Any, Any] | Arrays) -> _Inference:
+        numbers = self.document["inputs"]
+        arrays = [inputs[name] for name in self.inputs] if isinstance(inputs, Mapping) else [inputs]
+        for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
+            if array.shape != shape or array.dtype != dtype:
+                raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
+        inference = _Inference(dict(zip(numbers, arrays, strict=True)), len(self._files))
+        for lane in self._lanes:
+            lane.todo.put(inference)
+        return inference
+
+    def _end(self, inference: _Inference) -> dict[str, np.ndarray[Any, Any]]:
+        for event in inference.done:
+            event.wait()
+        if inference.error is not None:
+            raise inference.error
+        numbers = self.document["outputs"]
+        return {self._tensors[t]["name"]: inference.tensors[t] for t in numbers}
+
+    def _run_whole(self, inputs: np.ndarray[Any, Any] | Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        if self._whole is None:
+            fallback = self.expected["fallback"]
+            entry = {"file": fallback["file"], "inputs": self.document["inputs"], "outputs": self.document["outputs"]}
+            processor = fallback["processor"]
+
+            def load() -> Callable[[_Inference], None]:
+                stage = Stage(self._folder, entry, processor)
+
+                def work(inference: _Inference) -> None:
+                    try:
+                        arrays = [inference.tensors[t] for t in entry["inputs"]]
+                        outputs = stage.run(arrays, self._of(entry["outputs"]))
+                        inference.tensors |= dict(zip(entry["outputs"], outputs, strict=True))
+                    except BaseException as error:
+                        inference.error = error
+                    finally:
+                        for event in inference.done:
+                            event.set()
+
+                return work
+
+            self._whole = _Lane("whole", processor["options"].get("cores", ()), load)
+        lanes, self._lanes = self._lanes, [self._whole]
+        try:
+            return self._end(self._begin(inputs))
+        finally:
+            self._lanes = lanes
+
+    def drift(self) -> list[float]:
+        """Return for each stage how many times as long as expected it took, by the medians of the last runs."""
+        expected_s = [ms / 1e3 for ms in self.expected.get("stage_ms", ())]
+        recent = [spent for _, spent in self.runs[-SURE_RUNS:]]
+        if not recent or len(expected_s) != len(recent[0]):
+            return []
+        took = [statistics.median(column) for column in zip(*recent, strict=True)]
+        return [t / e if e > 0.0 else 1.0 for t, e in zip(took, expected_s, strict=True)]
+
+    def _lost(self) -> bool:
+        took_s = statistics.median(total for total, _ in self.runs[-SURE_RUNS:])
+        return took_s > SLOWER * float(self.expected["fallback"]["latency_ms"]) / 1e3
+
+    def advice(self) -> str:
+        """Return how the plan does, in a sentence."""
+        slow = [f"stage {i} takes {d:.2f} times as long" for i, d in enumerate(self.drift()) if d > SLOWER]
+        if not self.runs:
+            return "nothing was run yet"
+        took_ms = statistics.median(total for total, _ in self.runs[-SURE_RUNS:]) * 1e3
+        text = f"{took_ms:.2f} ms an inference, expected were {self.expected.get('latency_ms', float('nan')):.2f} ms"
+        text += f"; {', '.join(slow)} as expected" if slow else "; no stage has drifted"
+        if "fallback" in self.expected and self._lost():
+            whole = self.expected["fallback"]
+            text += f"; the whole model on {whole['processor']['name']} should take {whole['latency_ms']:.2f} ms"
+        return text
+
+    def close(self) -> None:
+        """End the threads."""
+        for lane in (*self._lanes, *((self._whole,) if self._whole is not None else ())):
+            lane.todo.put(None)
+            lane.join()
+        self._lanes, self._whole = [], None
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _groups(processors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return for each processor the first one with which it shares something, directly or through others."""
+    group = {name: name for name in processors}
+    for a, one in processors.items():
+        for b, other in processors.items():
+            shared = any(s + other["resources"].get(r, 0.0) > 1.0 for r, s in one["resources"].items())
+            if a != b and shared:
+                old, new = group[b], group[a]
+                group = {name: new if root == old else root for name, root in group.items()}
+    return group
+
+
+def main() -> int:
+    """Time the plan on zeros."""
+    parser = argparse.ArgumentParser(description="Time an exported plan, and compare it with what was expected.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--stream", action="store_true", help="inferences overlap")
+    options = parser.parse_args()
+    with Plan(options.folder) as plan:
+        zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()}
+        for _ in range(3):
+            plan.run(zeros)
+        plan.runs.clear()
+        if options.stream:
+            begin = time.perf_counter()
+            count = sum(1 for _ in plan.stream(zeros for _ in range(options.runs)))
+            each_ms = (time.perf_counter() - begin) / count * 1e3
+            print(f"a result every {each_ms:.2f} ms, {1e3 / each_ms:.4g} a second")
+            return 0
+        for _ in range(options.runs):
+            plan.run(zeros)
+        print(plan.advice())
+        for index, drift in enumerate(plan.drift()):
+            stage = plan.document["stages"][index]
+            print(f"stage {index} on {stage['processor']}: {drift:.2f} times as long as expected")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Limits on energy and on the outputs' error: what breaks them is not the answer, and where all do, that is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli import main
+
+STUDY = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--max-stages", "2"]
+STUDY += ["--processors", "1large,1small,gpu", "--budget", "20", "-q"]
+STUDY += ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def energy_mj(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[float, float]:
+    """Return what the best plan takes, in milliseconds and millijoules."""
+    capsys.readouterr()
+    assert main([*STUDY, *words, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    return best["latency_ms"]["median"], best["figures"]["energy"] * 1e3
+
+
+def test_the_fastest_plan_within_the_energy(capsys: pytest.CaptureFixture[str]) -> None:
+    fast_ms, much_mj = energy_mj(capsys, "--max-energy", "1000", "--out", "any")
+    slow_ms, less_mj = energy_mj(capsys, "--max-energy", f"{0.9 * much_mj}", "--out", "less")
+    assert less_mj <= 0.9 * much_mj
+    assert slow_ms > fast_ms
+
+
+def test_energy_that_no_plan_keeps_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*STUDY, "--max-energy", "0.01"]) == 3
+    told = capsys.readouterr().err
+    assert "energy of an inference of the best plan in the model" in told
+    assert "J needed, at most" in told
+    assert "allow a higher --max-energy" in told
+
+
+def test_a_model_knows_no_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*STUDY, "--max-error", "0.1"]) == 2
+    assert "computes no outputs" in capsys.readouterr().err
+
+
+@pytest.mark.litert
+def test_outputs_that_differ_too_much_are_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "mobilenet_v1@0.25/128", "--processors", "cpu0,cpu0:builtin", "--max-stages", "2"]
+    words += ["--budget", "6", "-q", "--json", "--max-error"]
+    assert main([*words, "0", "--out", "exact"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["identical"]
+    assert {stage["processor"] for stage in best["plan"]["stages"]} == {"cpu0"}
