@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from search_spaces.models.cache import ENVIRONMENT
 
 settings.register_profile("shared machine", deadline=None)  # a neighbour's load is no failure
 settings.load_profile("shared machine")
+
+# Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
