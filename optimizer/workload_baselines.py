@@ -92,7 +92,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
                 **({"cores": cores} if cores else {}),
                 **({HOST: host} if host else {}),
             }
-            many = f", {wanted} threads each" if len(kinds) > 1 and base.kind == "cpu" else ""
+            many = f", {wanted} thread{'s' if wanted > 1 else ''} each" if len(kinds) > 1 and base.kind == "cpu" else ""
             what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             lanes = tuple(replace(base, name=name, resources={}, options=options) for name in names)

@@ -153,8 +153,8 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
     evaluator = make_evaluator(config.evaluator)
     make_sampler(config.sampler, config.seed, 0)
     watcher.message(f"reading {config.model}")
-    config = config.model_copy(update={"space": SPACE})
     problem = read_problem(config, evaluator)
+    config = config.model_copy(update={"space": SPACE})
     study = _Study(config, problem, watcher, History(problem.space.distributions()))
     with RunFolder.create_or_resume(
         config,
@@ -249,7 +249,7 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
 def _predictor(simulator: WorkloadSimulator, objective: Objective) -> Callable[[Plan], float]:
     def predict(plan: Plan) -> float:
         try:
-            return simulator.run(plan).value_s(objective)
+            return simulator.run(plan, known=True).value_s(objective)
         except UnavailableError:
             return math.inf
 

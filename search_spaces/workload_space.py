@@ -181,7 +181,7 @@ class WorkloadSpace:
         Args:
             plan: of this space.
         """
-        found = self.arrangement(plan)
+        found = arrangement(plan, self._joined)
         move = int(rng.integers(6))
         if move == 0:
             others = [d for d in self.dispatches if d != found.dispatch]

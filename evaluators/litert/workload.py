@@ -31,13 +31,14 @@ from search_spaces.arrangement import jobs_of
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
-from search_spaces.models.stages import cut_stage
+from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Dispatch, Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of, members
 from search_spaces.workload import Workload
 
 _INPUT_SEED = 0
+_MOST_CUT = 2048  # stages that are kept; more than a model has operators
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class LitertWorkload:
         self.bench = Workbench(crew, platform)
         self._numbers = count(1)
         self._models: dict[int, _Model] = {}
+        self._cut: dict[tuple[str, tuple[int, ...]], StageModel] = {}
         self._simulator: WorkloadSimulator | None = None
         used = {core for p in self._lanes for core in p.options["cores"]}
         self._conditions = Conditions(used, crew.processes, facts)
@@ -138,7 +140,12 @@ class LitertWorkload:
 
     def _jobs(self, graph: Graph, operators: Sequence[tuple[int, ...]], owner: str, *, own: bool) -> Jobs:
         model = self._model(graph)
-        stages = tuple(cut_stage(graph, o) for o in operators)
+        for each in operators:
+            if (key := (model.digest, each)) not in self._cut:
+                if len(self._cut) >= _MOST_CUT:
+                    self._cut.pop(next(iter(self._cut)))
+                self._cut[key] = cut_stage(graph, each)
+        stages = tuple(self._cut[model.digest, each] for each in operators)
         return Jobs(graph, tuple(operators), stages, model.digest, None if own else model.packed, owner)
 
     def _model(self, graph: Graph) -> _Model:

@@ -68,6 +68,7 @@ class PriceTable:
     def price(self, lanes: Sequence[Processor]) -> Price:
         """Return what tells the cost of a job on one of some lanes."""
         kinds = [kind_of(lane) for lane in lanes]
+        apart = [[a is b or _apart(a, b) for b in lanes] for a in lanes]
 
         def cost(graph: Graph, lane: int, operators: tuple[int, ...]) -> JobCost:
             kind = lanes[lane].like
@@ -80,9 +81,7 @@ class PriceTable:
                 work_s = sum(each[o] for o in operators) + self.job_s[kind]
             known = self.slowed[graph.digest]
             slowed = tuple(
-                1.0
-                if lane == other or _apart(lanes[lane], lanes[other])
-                else known.get(f"{kinds[lane]}|{kinds[other]}", 1.0)
+                1.0 if apart[lane][other] else known.get(f"{kinds[lane]}|{kinds[other]}", 1.0)
                 for other in range(len(lanes))
             )
             return JobCost(work_s, slowed)

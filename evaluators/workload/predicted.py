@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluators.base import Agreement, Batch
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.setting import Setting, setting
+from evaluators.workload.setting import LaneLaw, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -35,16 +35,20 @@ class WorkloadSimulator:
         self.workload, self.joined, self.platform = workload, joined, platform
         self._price = price
         self._crowd = Crowd(platform)
+        self._law = LaneLaw.of(platform)
         self._costs: dict[tuple[str, int, tuple[int, ...]], JobCost] = {}
 
-    def run(self, plan: Plan) -> Outcome:
+    def run(self, plan: Plan, *, known: bool = False) -> Outcome:
         """Return what a plan is predicted to do.
+
+        Args:
+            known: whether the plan is known to be valid.
 
         Raises:
             PlanError: it is not for these models or this platform.
             UnavailableError: a lane does not take a job.
         """
-        found = setting(self.workload, self.joined, plan, self.platform)
+        found = setting(self.workload, self.joined, plan, self.platform, self._law if known else None)
         return simulate(
             found, plan.dispatch, [self._jobs(found, plan, k) for k in range(len(found.seats))], self._crowd
         )

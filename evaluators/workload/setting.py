@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evaluators.workload.desk import Seat
@@ -38,27 +39,55 @@ class Setting:
     excluded: tuple[int, ...]
 
 
-def setting(workload: Workload, joined: JoinedGraph, plan: Plan, platform: Platform) -> Setting:
+@dataclass(frozen=True, slots=True)
+class LaneLaw:
+    """The lanes of a platform, by number.
+
+    Attributes:
+        names: of the lanes that are no pools.
+        excluded: see :class:`Setting`.
+        members: processor or pool of the platform → the lanes that take what it is given.
+    """
+
+    names: tuple[str, ...]
+    excluded: tuple[int, ...]
+    members: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, platform: Platform) -> LaneLaw:
+        """Return the law of a platform."""
+        lanes = lanes_of(platform)
+        number = {lane.name: i for i, lane in enumerate(lanes)}
+        excluded = tuple(
+            sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes)
+        )
+        known = {p.name: tuple(number[n] for n in members(p)) for p in platform.processors}
+        return cls(tuple(number), excluded, known)
+
+
+def setting(
+    workload: Workload, joined: JoinedGraph, plan: Plan, platform: Platform, law: LaneLaw | None = None
+) -> Setting:
     """Return what a plan makes of a workload.
 
     Args:
         platform: its lanes and pools; more than the plan uses do no harm.
+        law: of the platform, for a plan that is known to be valid; else the plan is checked.
 
     Raises:
         PlanError: the plan is not for these models or this platform.
     """
-    plan.validate(joined.graph, platform)
-    lanes = lanes_of(platform)
-    number = {lane.name: i for i, lane in enumerate(lanes)}
+    if law is None:
+        plan.validate(joined.graph, platform)
+        law = LaneLaw.of(platform)
     jobs = jobs_of(plan, joined)
     instances = workload.instances
     seats = []
     for component, stages in jobs.items():
         client = workload.clients[instances[component].client]
-        may = tuple(tuple(number[n] for n in members(platform[plan.stages[s].processor])) for s in stages)
         seats.append(
             Seat(
-                may,
+                tuple(law.members[plan.stages[s].processor] for s in stages),
                 tuple(round(t * 1e9) for t in client.arrival.releases_s(workload.seed + component)),
                 client.arrival.requests,
                 closed=client.arrival.kind == "closed",
@@ -67,14 +96,8 @@ def setting(workload: Workload, joined: JoinedGraph, plan: Plan, platform: Platf
                 queue=client.queue,
             )
         )
-    excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
-    return Setting(
-        tuple(seats),
-        tuple(jobs),
-        tuple(tuple(s) for s in jobs.values()),
-        tuple(lane.name for lane in lanes),
-        excluded,
-    )
+    stages_of = tuple(tuple(s) for s in jobs.values())
+    return Setting(tuple(seats), tuple(jobs), stages_of, law.names, law.excluded)
 
 
 def demand(lane: Processor) -> dict[str, float]:

@@ -1,0 +1,122 @@
+"""Studies of several models on the cost model: what they find, how they go on, and what is told of wrong wishes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluators.cost_model.session import CostModelEvaluator
+from optimizer.cli import main
+from optimizer.config import parse_config
+from optimizer.storage import read_log
+from optimizer.workload_search import WorkloadProposer
+from optimizer.workload_study import read_problem
+
+ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main([*words, *ON]) == code
+    out, err = capsys.readouterr()
+    return out if code == 0 else err
+
+
+def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(capsys, *words, "--json"))
+    return found
+
+
+def test_the_best_plan_is_no_worse_than_any_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    found = study(capsys, "--model", "squeezenet1_1x2,mobilenet_v1@0.5", "--budget", "30", "--max-stages", "2")
+    outcomes = found["workload"]["outcomes"]
+    assert found["workload"]["instances"] == ["squeezenet1_1 1", "squeezenet1_1 2", "mobilenet_v1@0.5"]
+    assert set(outcomes) == {"best", *found["baselines"]}
+    assert any(name.startswith("one process per model") for name in outcomes)
+    assert all(entry["mean_ms"] >= outcomes["best"]["mean_ms"] - 1e-9 for entry in outcomes.values())
+    assert found["objective"] == "mean"
+    assert found["best"]["latency_ms"]["median"] == pytest.approx(outcomes["best"]["mean_ms"])
+    assert outcomes["best"]["predicted"]["mean_ms"] == pytest.approx(outcomes["best"]["mean_ms"])
+    assert (Path(found["run_dir"]) / "best" / "workload.json").is_file()
+    assert found["best"]["plan"]["dispatch"] in {"fifo", "priority"}
+
+
+def test_a_study_that_goes_on_tries_what_an_uninterrupted_one_tries(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "squeezenet1_1x2", "--max-stages", "2")
+    study(capsys, *words, "--budget", "8", "--out", "parts")
+    study(capsys, *words, "--budget", "14", "--out", "parts")
+    study(capsys, *words, "--budget", "14", "--out", "whole")
+
+    def tried(name: str) -> list[str]:
+        return [r.data["digest"] for r in read_log(Path(name) / "trials.jsonl").records if r.kind == "trial"]
+
+    assert tried("parts") == tried("whole")
+    assert len(set(tried("whole"))) == 14
+
+
+def test_auto_finds_the_best_of_all_plans() -> None:
+    values = {"model": "squeezenet1_1,mobilenet_v1@0.5", "budget": "1", "evaluator": "cost-model", "max_stages": "1"}
+    evaluator = CostModelEvaluator()
+    problem = read_problem(parse_config({**values, "platform": "snapdragon855"}), evaluator)
+    space = problem.space
+    arguments = problem.workload, problem.joined, problem.platform, problem.objective
+    with evaluator.host(*arguments) as session:
+
+        def value_s(index: int) -> float:
+            return session.simulator.run(space.plan_at(index)).value_s("mean")
+
+        def predict(plan: Any) -> float:
+            return session.simulator.run(plan).value_s("mean")
+
+        least = min(map(value_s, range(space.cardinality())))
+        best = WorkloadProposer(space, predict, [space.plan_at(0)], 0).ranking(1)[0]
+        assert predict(best) == pytest.approx(least)
+
+
+def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("robot.yaml").write_text("models:\n  - {model: squeezenet1_1, count: 2, arrival: closed}\n")
+    words = ("--workload", "robot.yaml", "--objective", "makespan", "--dry-run")
+    document = json.loads(run(capsys, *words, "--json"))
+    assert document["models"] == ["squeezenet1_1 1", "squeezenet1_1 2"]
+    assert document["objective"] == "makespan"
+    assert "squeezenet1_1 1" in run(capsys, *words)
+    table = run(capsys, "--workload", "robot.yaml", "--budget", "3")
+    assert "one process per model" in table
+    assert "best plan: jobs are taken" in table
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (["--model", "squeezenet1_1x0"], 2, "the count must be at least 1"),
+        (["--model", "squeezenet1_1", "--model", "squeezenet1_1"], 2, "twice"),
+        (["--model", "squeezenet1_1x2", "--objective", "energy"], 2, "several models have one of mean"),
+        (["--model", "squeezenet1_1x2", "--deadline", "5"], 2, "of several models each has its own"),
+        (["--model", "squeezenet1_1x2", "--space", "branches"], 2, "searched in the space 'workload'"),
+        (["--model", "squeezenet1_1x2", "--sampler", "reinforce"], 2, "it knows no workloads"),
+        (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2, "at least 1"),
+        (["--workload", "missing.yaml"], 2, "missing.yaml: no such file"),
+        (["--workload", "small.yaml"], 3, "memory of the workload"),
+        (["--workload", "late.yaml"], 3, "an inference of 'squeezenet1_1' alone"),
+        (["--workload", "busy.yaml"], 3, "lanes that periodic models keep busy"),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_its_exit_code(
+    capsys: pytest.CaptureFixture[str], words: list[str], code: int, problem: str
+) -> None:
+    one = "  - {model: squeezenet1_1"
+    Path("small.yaml").write_text(f"memory_limit_mb: 1\nmodels:\n{one}}}\n")
+    Path("late.yaml").write_text(f"models:\n{one}, deadline_ms: 0.5}}\n")
+    periodic = "arrival: {kind: periodic, period_ms: 20, requests: 3}, deadline_ms: 1000"
+    Path("busy.yaml").write_text(f"models:\n{one}, count: 8, {periodic}}}\n")
+    told = run(capsys, *words, "--budget", "3", code=code)
+    assert told.startswith("optimize: ")
+    assert told.count("\n") == 1
+    assert problem in told
