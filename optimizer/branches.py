@@ -85,7 +85,7 @@ def branch_profile(
             continue
         progress(f"timing joins of {a.name} and {b.name}")
         pair = "|".join(sorted((a.like, b.like)))
-        hand_over_s[pair] = _join_s(session, graph, space, a, b)
+        hand_over_s[pair] = _join_s(session, graph, space, a, b, operator_s, overhead_s)
     return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
 
 
@@ -105,17 +105,43 @@ def _rescaled(
     return tuple(float(s) for s in found)
 
 
-def _join_s(session: Session, graph: Graph, space: BranchSpace, a: Processor, b: Processor) -> float:
-    """Return the seconds from the end of a stage on one lane to the start of the one on another that waited for it."""
+def _join_s(
+    session: Session,
+    graph: Graph,
+    space: BranchSpace,
+    a: Processor,
+    b: Processor,
+    operator_s: Mapping[str, Sequence[float]],
+    overhead_s: Mapping[str, float],
+) -> float:
+    """Return what a stage pays for each tensor that a stage on another lane wrote, with all groups side by side.
+
+    That is what it waits beyond the end of that stage, and what it takes longer than behind one on its own lane, since
+    what it reads lies in another core's cache.
+    """
     lanes = [a.name] * len(space.runs.runs)
     for group in space.runs.groups:
         for number, branch in enumerate(space.runs.branches(group)):
             for run in branch:
                 lanes[run] = (a, b)[number % 2].name
     plan = space.plan(lanes)
+    like = {p.name: p.like for p in (a, b)}
+    usual_s = [
+        sum(operator_s[like[s.processor]][o] for o in s.operators) + overhead_s[like[s.processor]] for s in plan.stages
+    ]
+    writer = {t: s.processor for s in plan.stages for o in s.operators for t in graph.operators[o].outputs}
+    handed = [
+        sum(writer.get(t, s.processor) != s.processor for t in graph.boundary(s.operators).inputs) for s in plan.stages
+    ]
+    found = []
     with closing(session.load(graph, plan)) as candidate:
         candidate.run(2)
-        found = [wait for _ in range(_JOINS) for wait in waits_s(graph, plan, candidate.run(1).timeline)]
+        for _ in range(_JOINS):
+            timeline = candidate.run(1).timeline
+            if timeline is not None:
+                took_s = {e.stage: e.end_s - e.start_s for e in timeline.events}
+                colder_s = sum(took_s[i] - usual_s[i] for i, count in enumerate(handed) if count)
+                found.append((sum(waits_s(graph, plan, timeline)) + max(0.0, colder_s)) / max(1, sum(handed)))
     return max(0.0, float(np.median(found))) if found else 0.0
 
 
@@ -195,7 +221,9 @@ def branch_beliefs(
         bound_s = max(bound_s, price(plan))
     if own:  # what the evaluator computes itself may be less than the model here, but not less than the relaxations
         return Beliefs(costs, (plan,), Bounds(relaxed.latency_s, False, relaxed, own=True))
-    return Beliefs(costs, (plan,), Bounds(bound_s, price(plan) <= bound_s * (1 + PROVEN), relaxed, own=False))
+    return Beliefs(
+        costs, (plan,), Bounds(float(bound_s), bool(price(plan) <= bound_s * (1 + PROVEN)), relaxed, own=False)
+    )
 
 
 def best_near(space: BranchSpace, price: Callable[[Plan], float], starts: Sequence[Plan]) -> tuple[Plan, bool]:

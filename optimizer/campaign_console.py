@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.console import make_console
+from optimizer.console import make_console, many
 from search_spaces.errors import OptimizeError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
     for name in ("study", "operators", "plans", "budget", "about", "state"):
         table.add_column(name, justify="left" if name in {"study", "state"} else "right", overflow="fold")
     for study in document["studies"]:
-        sizes = [f"{study[k]:,}" if study[k] is not None else "–" for k in ("operators", "plans", "budget")]
+        sizes = [many(study[k]) if study[k] is not None else "–" for k in ("operators", "plans", "budget")]
         seconds = study["expected_s"]
         state = f"{study['state']}: {study['problem']}" if study["problem"] else study["state"]
         table.add_row(Text(study["study"]), *sizes, f"{seconds:.0f} s" if seconds else "–", Text(state))

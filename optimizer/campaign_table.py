@@ -152,7 +152,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "model_bound_ms": result["model_bound_ms"],
                 "gap": result["gap"] if mine else None,
                 "unique_plans": result["unique_plans"],
-                "space_plans": float(result["space"]["plans"]),
+                "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
             }

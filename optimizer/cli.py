@@ -162,6 +162,8 @@ def _optimize(arguments: list[str]) -> int:
     add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
     add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
     add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
+    ranks = "decompose convolutions, too, as far as --max-error allows (default then 0.1); the same as --space tucker"
+    add("--tucker", action="store_const", const="tucker", dest="space", help=ranks)
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
     add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
     add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")

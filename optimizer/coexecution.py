@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import combinations, pairwise
 
+import numpy as np
+
+from evaluators.base import Batch, Session
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds
+from optimizer.branches import waits_s
 from optimizer.exact.bound import relax
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.profile import Profile
+from search_spaces.chain import chain_plan
 from search_spaces.coexecution import CoexecutionSpace
+from search_spaces.cuts import every_layer
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -19,6 +29,55 @@ GREEDY = "CoDL's greedy chains"
 SINGLE = "operators split one by one"
 CHAINS = "chains split"
 BRANCHES = "branches side by side"
+_RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 2.5
+
+
+def coexecution_profile(
+    session: Session, graph: Graph, platform: Platform, known: Profile, progress: Callable[[str], None]
+) -> Profile:
+    """Return a profile in which starting a part, and meeting another core, are read off the clock where they happen.
+
+    As differences of two latencies they drown in noise on large models, and where chains begin and end hangs on them.
+
+    Args:
+        known: the operators, as they were timed; what has a memory of its own stays as it is.
+
+    Raises:
+        UnavailableError: the device failed.
+    """
+    operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
+    count = len(graph.operators)
+    cores = [p for p in platform.processors if p.kind == "cpu" and np.isfinite(known.whole_s[p.like])]
+    for like, name in {p.like: p.name for p in reversed(cores)}.items() if count > 1 else ():
+        progress(f"timing what a part costs on {name}")
+        batches = _runs(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+        took_s = np.median([batch.stage_s[0] for batch in batches], axis=0)
+        overhead_s[like] = float(np.median([gap for batch in batches for gap in _gaps_s(batch)]))
+        rest_s = max(0.0, known.whole_s[like] - overhead_s[like])
+        operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
+    for a, b in reversed(list(combinations(cores, 2))) if count > 1 else ():
+        plan = chain_plan(graph, (count // 2,), [a.name, b.name])
+        waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
+        if waits:
+            hand_over_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
+    return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
+
+
+def _runs(session: Session, graph: Graph, plan: Plan) -> Sequence[Batch]:
+    """Return some runs of a plan, after one that warms it up."""
+    found: list[Batch] = []
+    with closing(session.load(graph, plan)) as candidate:
+        candidate.run(1)
+        end_s = time.monotonic() + _MOST_S
+        while len(found) < _LEAST_RUNS or (len(found) < _RUNS and time.monotonic() < end_s):
+            found.append(candidate.run(1))
+    return found
+
+
+def _gaps_s(batch: Batch) -> list[float]:
+    """Return what passed between each stage's end and the start of the next one."""
+    events = sorted(batch.timeline.events, key=lambda e: e.start_s) if batch.timeline is not None else []
+    return [max(0.0, b.start_s - a.end_s) for a, b in pairwise(events)] or [0.0]
 
 
 def coexecution_beliefs(graph: Graph, costs: ChainCosts, space: CoexecutionSpace) -> Beliefs:
@@ -32,12 +91,12 @@ def coexecution_beliefs(graph: Graph, costs: ChainCosts, space: CoexecutionSpace
 def coexecution_baselines(
     graph: Graph, platform: Platform, space: CoexecutionSpace, costs: ChainCosts, fastest: str
 ) -> tuple[Baseline, ...]:
-    """Return the baselines of chains, CoDL's procedure (seed 002), and the best splits of one operator each.
+    """Return the baselines: whole on each kind, CoDL's procedure (seed 002), and the best splits of one operator each.
 
     Of a model with branches also the best plans by the model that only split, and only run branches side by side.
     """
     model = CoexecutionModel(space, costs)
-    found = {b.plan.digest: b for b in baselines(graph, platform, fastest)}
+    found = {b.plan.digest: b for b in baselines(graph, platform, fastest) if len(b.plan.stages) == 1}
     pure = [(GREEDY, model.greedy()), (SINGLE, model.best(chains=False, branches=False))]
     if space.groups:
         pure += [(CHAINS, model.best(branches=False)), (BRANCHES, model.best(splits=False))]

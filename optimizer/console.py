@@ -91,7 +91,9 @@ class ProgressWatcher:
         if run.resumed:
             self.message(f"going on with study {run.study}: {history.measured} plans are measured")
         if self._verbose:
-            self._console.print(f"run folder {run.path}, {space_size:,} plans in the space", style="dim", markup=False)
+            self._console.print(
+                f"run folder {run.path}, {many(space_size)} plans in the space", style="dim", markup=False
+            )
 
     def trial(self, trial: Trial) -> None:
         """See :class:`optimizer.study.Watcher`."""
@@ -133,13 +135,18 @@ def render(result: Result) -> Group:
     return Group(*parts)
 
 
+def many(count: int) -> str:
+    """Return a count of plans as a person reads it; of very many only how many digits it has."""
+    return f"{count:,}" if count < 10**15 else f"some 10^{len(str(count)) - 1}"
+
+
 def _head(result: Result) -> Text:
     names = ", ".join(p.name for p in result.platform.processors)
     history = result.history
     explored = "all of them" if result.exhausted else f"{history.measured:,} of them"
     return Text(
         f"{result.graph.name}: {len(result.graph.operators)} operators on {names}; "
-        f"{result.cardinality:,} plans in the space, {explored} tried in {result.wall_s:.0f} s"
+        f"{many(result.cardinality)} plans in the space, {explored} tried in {result.wall_s:.0f} s"
     )
 
 

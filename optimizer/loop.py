@@ -23,6 +23,7 @@ from search_spaces.constraints import Violation
 from search_spaces.errors import DeviceLostError, PlanError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from search_spaces.rank_space import RankSpace
 from search_spaces.space import EnumerableSpace
 
 _DRAWS = 1000
@@ -108,7 +109,7 @@ class Loop:
     def believed(self) -> list[Plan]:
         """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
         plain = self.problem is not None and self.problem.law is None and self.problem.criteria is None
-        if self.problem is None or not plain or isinstance(self.problem.space, CoexecutionSpace):
+        if self.problem is None or not plain or isinstance(self.problem.space, CoexecutionSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
         judge = AutoProposer(self.problem, self.seed)
         for trial in (*self.history.outside, *self.history.trials):

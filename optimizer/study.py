@@ -28,11 +28,12 @@ from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, repeats_cost_more
 from optimizer.history import OPTIMUM, History, Trial
-from optimizer.limits import expected, keeps, limits_of, none_keeps, unreachable_limit
+from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space, measure_plan
 from optimizer.objective import check_space
 from optimizer.pareto import Front
 from optimizer.profile import Profile, known_profile, profile
+from optimizer.ranks import rank_profile
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
@@ -47,6 +48,7 @@ from search_spaces.errors import OptimizeError, UnstableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.rank_space import RankSpace
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
 
@@ -300,7 +302,7 @@ def _constraints(study: _Study, aim: Aim, most: int) -> Callable[[Plan], tuple[V
 
     def breaks(plan: Plan) -> tuple[Violation, ...]:
         late = too_late(deadline_s, predict, plan)
-        return (*violations(study.graph, costs, most, plan), *late, *expected(limits, aim.figures, plan))
+        return (*violations(study.graph, costs, most, plan), *late, *expected(limits, aim.figures, plan), *aim.breaks(plan))
 
     return breaks
 
@@ -363,11 +365,19 @@ def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:
 
 def _measured_profile(study: _Study, session: Session) -> Profile:
     if isinstance(session, Tabulated):
-        return known_profile(session.part_costs(study.graph), study.platform)
+        found = known_profile(session.part_costs(study.graph), study.platform)
+        return _with_ranks(study, session, found)
     found = profile(session, study.graph, study.platform, study.watcher.message)
     if isinstance(study.space, BranchSpace):
         found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
-    return found
+    return _with_ranks(study, session, found)
+
+
+def _with_ranks(study: _Study, session: Session, known: Profile) -> Profile:
+    if not isinstance(study.space, RankSpace):
+        return known
+    error, tell = allowed_error(study.config) or 0.0, study.watcher.message
+    return rank_profile(session, study.graph, study.platform, study.space, known, error, tell)
 
 
 def _deploy(study: _Study, run: RunFolder, session: Session, plan: Plan) -> Agreement | None:

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
+from optimizer.coexecution import coexecution_profile
+from optimizer.console import many
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.profile import profile
 from search_spaces.coexecution import CoexecutionSpace, Part
 from search_spaces.errors import PlanError, RewriteError, UsageError
 from search_spaces.graph import Graph
@@ -24,6 +27,7 @@ from search_spaces.plan import Plan, Share, Stage, canonical
 from search_spaces.platform import Platform
 from search_spaces.rewrites.lowering import Lowering
 from search_spaces.rewrites.splits import extent
+from search_spaces.rewrites.views import without_copies
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core
 from tests.test_branches import Recipe, built, network, recipes
@@ -172,6 +176,52 @@ def test_uneven_processors_get_uneven_shares() -> None:
     (split,) = [p for p in found.parts if p.first == 0]
     assert split.axis == "height"
     assert split.cut / extent(graph, split.first, split.last, "height") == pytest.approx(5 / 6, abs=0.1)
+
+
+def test_cuts_between_channels_lie_between_tiles_of_the_kernels() -> None:
+    drawn = Layers((1, 8, 8, 4))
+    drawn.conv(40)
+    drawn.conv(12)
+    drawn.done()
+    space = CoexecutionSpace(read(drawn), TWO)
+    assert {sides.split.cuts[0] for sides in space.steps(0, 1, "channels").values()} == {8, 16, 24, 32}
+    assert {sides.split.cuts[0] for sides in space.steps(1, 2, "channels").values()} == set(range(1, 12))
+    assert {sides.split.cuts[0] for sides in space.steps(0, 2, "height").values()} == set(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("part", "left"),
+    [
+        (Part(0, 3, ("cpu0", "cpu1"), "height", 7), []),  # rows follow each other in memory
+        (Part(0, 1, ("cpu0", "cpu1"), "channels", 8), ["CONCATENATION"]),  # gathered once, where the sides meet
+    ],
+)
+def test_what_lies_where_it_belongs_is_not_copied(part: Part, left: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        graph = read_model(small().net.write(Path(folder) / "model.tflite"))
+        rest = Part(part.last, len(graph.operators), ("cpu0",))
+        lowered = Lowering(graph).lower(CoexecutionSpace(graph, TWO).plan([part, rest]))
+        assert {o.kind for o in lowered.graph.operators} >= {"CONCATENATION"}
+        viewed = without_copies(lowered.graph, lowered.plan, TWO)
+    assert [o.kind for o in viewed.graph.operators if o.kind in ("SLICE", "CONCATENATION")] == left
+
+
+def test_of_very_many_plans_only_the_digits_are_told() -> None:
+    assert [many(n) for n in (7, 12_345, 10**15, 98 * 10**70)] == ["7", "12,345", "some 10^15", "some 10^71"]
+
+
+@pytest.mark.litert
+def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
+    graph = read_model(small().net.write(tmp_path / "model.tflite"))
+    evaluator = LitertEvaluator()
+    platform = evaluator.platform().restrict(["cpu0", "cpu1"])
+    with evaluator.prepare(platform) as session:
+        known = profile(session, graph, platform)
+        found = coexecution_profile(session, graph, platform, known, lambda _: None)
+    (like,) = found.operator_s
+    assert sum(found.operator_s[like]) + found.overhead_s[like] == pytest.approx(found.whole_s[like])
+    assert 0 < found.overhead_s[like] < 0.05
+    assert 0 <= found.hand_over_s[f"{like}|{like}"] < 0.05
 
 
 def test_one_processor_is_refused() -> None:

@@ -94,7 +94,7 @@ class CoexecutionModel:
         lane = self._lane[part.on[side]]
         row = self._rows[lane]
         seconds = sum(row[operator] * share for operator, share in work if operator >= 0)
-        copied = sum(nbytes for operator, nbytes in work if operator < 0) * self.copy_s_per_byte
+        copied = sum(nbytes for operator, nbytes in work if operator < 0) * self._copy_s_per_byte(part)
         factor = self._factor(part.first, part.last, str(part.axis), part.on[side])
         return (seconds + copied) * factor + float(self.costs.overhead_s[lane])
 
@@ -120,7 +120,15 @@ class CoexecutionModel:
         a, b = (self._lane[lane] for lane in part.on)
         sides = self.space.steps(part.first, part.last, part.axis)[step]
         nbytes = sum(self.space.graph.tensors[t].nbytes for t in sides.shares)
-        return float(self.costs.hand_over_s[part.last - 1, b, a]) + nbytes * self.copy_s_per_byte
+        return float(self.costs.hand_over_s[part.last - 1, b, a]) + nbytes * self._copy_s_per_byte(part)
+
+    def _copy_s_per_byte(self, part: Part) -> float:
+        """Return what moving a byte takes: nothing where rows lie where they belong, in memory that both lanes share.
+
+        :mod:`search_spaces.rewrites.views` tells when.
+        """
+        shared = all(self.space.platform[lane].kind == "cpu" for lane in part.on)
+        return 0.0 if shared and part.axis == "height" else self.copy_s_per_byte
 
     def part_s(self, part: Part, before: str | None = None) -> float:
         """Return what a part takes, from the end of the one before it, which ended on that lane."""

@@ -205,6 +205,7 @@ def _auto(problem: Problem, seed: int) -> Proposer:
     from optimizer.samplers.coexecution import CoexecutionProposer
     from optimizer.samplers.objective import ObjectiveProposer
     from optimizer.samplers.pareto import ParetoProposer
+    from optimizer.samplers.ranks import RankProposer
     from search_spaces.coexecution import CoexecutionSpace
 
     if problem.criteria is not None:
@@ -213,6 +214,8 @@ def _auto(problem: Problem, seed: int) -> Proposer:
         return ObjectiveProposer(problem, seed, problem.law)
     if isinstance(problem.space, CoexecutionSpace):
         return CoexecutionProposer(problem, problem.space)
+    if problem.ranks is not None:
+        return RankProposer(problem, problem.ranks)
     return AutoProposer(problem, seed)
 
 
