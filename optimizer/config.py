@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from evaluators.objectives import find_objective
+from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.errors import UsageError
 from search_spaces.models.input_shapes import parse_input_shapes
@@ -145,8 +145,8 @@ class StudyConfig(BaseModel):
     @classmethod
     def _objectives(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if name not in OF_WORKLOADS:
-                find_objective(name)
+            if name not in OF_WORKLOADS and name not in OBJECTIVES:
+                raise ValueError(f"must be of {', '.join(OBJECTIVES)}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
         return value
@@ -251,7 +251,8 @@ def _explain(error: ErrorDetails) -> UsageError:
         "value_error": str(context.get("error")),
     }.get(error["type"], error["msg"])
     given = error["input"]
-    text = " ".join(map(str, given)) if name == "input_shape" and isinstance(given, list | tuple) else str(given)
+    several = isinstance(given, tuple) or (name == "input_shape" and isinstance(given, list))
+    text = " ".join(map(str, given)) if several else str(given)
     shown = " ".join(text.split()) or "''"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = f"{shown[: _SHOWN_CHARACTERS - 1]}…"

@@ -96,7 +96,7 @@ def test_the_command_line_is_quoted() -> None:
         (
             "objective",
             "speed",
-            "--objective speed: must be 'latency', 'mean', 'worst', 'makespan', 'misses' or 'throughput'",
+            "--objective speed: must be of latency, latency-p99, throughput, energy, memory, occupancy",
         ),
         ("model", "", "--model '': must not be empty"),
         ("model", 7, "--model 7: must be text"),
