@@ -15,6 +15,7 @@ from rich.text import Text
 
 from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES
+from optimizer.ranks_text import describe_ranks
 from optimizer.workload_console import jobs_table, outcomes_table, workload_head
 from optimizer.workload_result import WorkloadResult
 
@@ -128,6 +129,8 @@ def render(result: Result) -> Group:
             parts += [Text(), _front(result.front)]
         if result.best is not None:
             parts += [Text(), _stages(result, result.best)]
+            if ranks := describe_ranks(result.graph, result.best):
+                parts.append(Text(ranks))
     parts += [Text(), *_conclusions(result), Text(), *_next(result)]
     for part in parts:
         if isinstance(part, Text):  # lines are the terminal's to break, so that commands can be copied

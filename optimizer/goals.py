@@ -19,21 +19,25 @@ from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.ranks import RankAim
 from optimizer.exact.weighed import weighed
 from optimizer.history import History
-from optimizer.limits import limits_of
+from optimizer.limits import allowed_error, limits_of
 from optimizer.loop import Loop, measure_plan
 from optimizer.objective import latency_costs, objective_beliefs, objective_model
 from optimizer.pareto import Front, criteria, front_of, measured_again
 from optimizer.profile import Profile
+from optimizer.ranks import SLACK, rank_baselines, rank_beliefs, rank_model, rank_violations
 from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
 from optimizer.samplers.auto import Problem
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
+from search_spaces.constraints import Violation
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.rank_space import RankSpace
 from search_spaces.space import EnumerableSpace
 
 # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
@@ -54,6 +58,7 @@ class Aim:
         more: baselines beside the usual ones.
         figures: what the model says of other figures of a plan that are limited, by their names.
         least: what no plan goes below in the model, of these.
+        breaks: what a plan breaks beside the usual constraints.
     """
 
     session: Session
@@ -65,6 +70,7 @@ class Aim:
     more: tuple[Baseline, ...] = ()
     figures: Mapping[str, Callable[[Plan], float]] = field(default_factory=dict)
     least: Mapping[str, float] = field(default_factory=dict)
+    breaks: Callable[[Plan], tuple[Violation, ...]] = lambda _: ()
 
 
 def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
@@ -90,8 +96,10 @@ def aim_of(
     """
     most = most_stages(config, len(graph.operators))
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
-    if config.max_error is not None and isinstance(session, Tabulated):
+    if config.max_error is not None and isinstance(session, Tabulated) and not isinstance(space, RankSpace):
         raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
+    if isinstance(space, RankSpace):
+        return _ranked_aim(config, graph, platform, space, session, profiled, most)
     usual, session = session, asked(config, platform, session)
     priced = _priced(config, platform, session)
     if priced is not None:
@@ -119,6 +127,35 @@ def aim_of(
         predict,
         lambda fits: Problem(graph, platform, space, costs, fits),
         more,
+    )
+
+
+def _ranked_aim(
+    config: StudyConfig,
+    graph: Graph,
+    platform: Platform,
+    space: RankSpace,
+    session: Session,
+    profiled: Profile,
+    most: int,
+) -> Aim:
+    if config.state or needed(config):
+        raise UsageError("--space tucker: goes with no --state, --deadline and --max-energy", "leave them out")
+    error = allowed_error(config) or 0.0
+    model = rank_model(graph, session, profiled, platform, space)
+    bound = rank_model(graph, session, profiled, platform, space, least=True)
+    believed = rank_beliefs(graph, session, model, bound, error, most)
+    most_expected = error if isinstance(session, Tabulated) else SLACK * error
+    aim = RankAim(model, error, most)
+    return Aim(
+        session,
+        believed,
+        model.price,
+        model.costs,
+        model.price,
+        lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=aim),
+        rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
+        breaks=lambda plan: rank_violations(model, most_expected, plan),
     )
 
 

@@ -40,15 +40,26 @@ class Limit:
         return (Violation(f"{self.what} {when}", value, self.most, self.unit, self.lever),)
 
 
+RANKED_ERROR = 0.1
+"""By how much outputs may be off where convolutions may be decomposed and nobody has said by how much."""
+
+
+def allowed_error(config: StudyConfig) -> float | None:
+    """Return by how much outputs may be off, relative; None for what the precision of processors explains."""
+    if config.max_error is None and config.space == "tucker":
+        return RANKED_ERROR
+    return config.max_error
+
+
 def limits_of(config: StudyConfig) -> tuple[Limit, ...]:
     """Return the limits of a study, but for the deadline."""
     found = []
     if config.max_energy is not None:
         lever = "allow a higher --max-energy, more --max-stages, or --processors that draw less"
         found.append(Limit("energy", "energy of an inference", config.max_energy / 1e3, "J", lever))
-    if config.max_error is not None:
+    if (most_error := allowed_error(config)) is not None:
         lever = "allow a larger --max-error, or leave --processors of less precision out"
-        found.append(Limit("error", "largest error of the outputs", config.max_error, "relative", lever))
+        found.append(Limit("error", "largest error of the outputs", most_error, "relative", lever))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,15 @@ class Profile:
         hand_over_s: ``like → other like`` (as ``"a|b"``) → seconds between the end of a part and the start of the
             next one on another lane.
         whole_s: like → seconds of the whole model.
+        triple_s: like → seconds of each triple that a convolution may be decomposed into, in the order of the space's
+            ``places`` (:class:`search_spaces.rank_space.RankSpace`); empty where none is asked for.
     """
 
     operator_s: Mapping[str, tuple[float, ...]]
     overhead_s: Mapping[str, float]
     hand_over_s: Mapping[str, float]
     whole_s: Mapping[str, float]
+    triple_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def costs(self, platform: Platform) -> ChainCosts:
         """Return the additive model for the lanes of a platform."""
@@ -74,7 +77,11 @@ class Profile:
             "overhead_s": dict(self.overhead_s),
             "hand_over_s": dict(self.hand_over_s),
             "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
-        }
+        } | (
+            {"triple_s": {like: [_finite(v) for v in values] for like, values in self.triple_s.items()}}
+            if self.triple_s
+            else {}
+        )
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
@@ -90,6 +97,7 @@ class Profile:
                 {str(k): float(v) for k, v in content["overhead_s"].items()},
                 {str(k): float(v) for k, v in content["hand_over_s"].items()},
                 {str(k): _seconds(v) for k, v in content["whole_s"].items()},
+                {str(k): tuple(_seconds(v) for v in values) for k, values in content.get("triple_s", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"the profile of the operators is damaged: {error!r}") from error

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from search_spaces.errors import PlanError, UsageError, shown
 from search_spaces.graph import Graph
@@ -36,6 +36,22 @@ class Share:
         return f"{'rows' if self.axis == 'height' else self.axis} {self.first} to {self.last - 1}"
 
 
+class LayerRanks(NamedTuple):
+    """A convolution that runs as its Tucker-2 triple (seed 001).
+
+    Attributes:
+        operator: the convolution, in the graph of the plan.
+        inputs, outputs: the channels between the three; see :class:`search_spaces.rewrites.tucker_layers.Ranks`.
+    """
+
+    operator: int
+    inputs: int
+    outputs: int
+
+    def __str__(self) -> str:
+        return f"{self.operator}: {self.inputs}x{self.outputs}"
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Operators (ascending indices) that are compiled together and run on one processor.
@@ -61,12 +77,14 @@ class Plan:
         stages: every operator of the graph is in exactly one, or in one for each side of its split.
         dispatch: ``static``: each lane runs its stages in this order. Stages of several models at once go through a
             queue instead, from which lanes take them (:mod:`search_spaces.arrangement`).
+        ranks: convolutions that run as triples, ascending; stages name the operators that they take the place of.
         digest: SHA-256 (hex) of the content; equal canonical plans have equal digests.
     """
 
     graph_digest: str
     stages: tuple[Stage, ...]
     dispatch: Dispatch = "static"
+    ranks: tuple[LayerRanks, ...] = ()
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +131,7 @@ class Plan:
                 | ({"share": [s.share.axis, s.share.first, s.share.last]} if s.share is not None else {})
                 for s in self.stages
             ],
-        }
+        } | ({"ranks": [list(layer) for layer in self.ranks]} if self.ranks else {})
 
     @classmethod
     def from_json(cls, data: object) -> Plan:
@@ -136,7 +154,7 @@ class Plan:
             raise PlanError(f"plan is damaged: its graph_digest is {shown(graph_digest)}, not a string")
         if not isinstance(stages, list | tuple):
             raise PlanError(f"plan is damaged: its stages are {shown(stages)}, not a list")
-        return cls(graph_digest, tuple(_stages_from_json(stages)), dispatch)
+        return cls(graph_digest, tuple(_stages_from_json(stages)), dispatch, _ranks_from_json(data.get("ranks", ())))
 
     def validate(self, graph: Graph, platform: Platform | None = None) -> None:
         """Check that the plan is for this graph, covers it once, is in dispatch order, and names known processors.
@@ -148,6 +166,7 @@ class Plan:
             raise PlanError(f"plan is for another graph ({self.graph_digest[:12]}…), not {graph.name!r}")
         place: dict[int, int] = {}
         sides = self.sides()
+        _check_ranks(self.ranks, graph)
         for index, stage in enumerate(self.stages):
             if not stage.operators:
                 raise PlanError(f"stage {index} of the plan is empty")
@@ -193,7 +212,18 @@ def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
         plan.graph_digest,
         tuple(replace(s, operators=tuple(sorted(s.operators)), processor=renamed[s.processor]) for s in stages),
         plan.dispatch,
+        tuple(sorted(plan.ranks)),
     )
+
+
+def _check_ranks(ranks: Sequence[LayerRanks], graph: Graph) -> None:
+    before = -1
+    for operator, *both in ranks:
+        if not before < operator < len(graph.operators) or graph.operators[operator].kind != "CONV_2D":
+            raise PlanError(f"the plan has ranks for operator {operator}, which is no convolution, or not the next one")
+        if min(both) < 1:
+            raise PlanError(f"the plan has rank {min(both)} for operator {operator}; the least is 1")
+        before = operator
 
 
 def _check_processor(index: int, stage: Stage, platform: Platform) -> None:
@@ -248,6 +278,15 @@ def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:
         operators = _from_runs(stage.get("operators"), index, room)
         room -= len(operators)
         yield Stage(operators, stage["processor"], _share(stage.get("share"), index))
+
+
+def _ranks_from_json(data: object) -> tuple[LayerRanks, ...]:
+    if not isinstance(data, list | tuple):
+        raise PlanError(f"plan is damaged: its ranks are {shown(data)}, not a list")
+    for entry in data:
+        if not (isinstance(entry, list | tuple) and len(entry) == 3 and all(type(n) is int for n in entry)):
+            raise PlanError(f"plan is damaged: {shown(entry)} where an operator and its two ranks are due")
+    return tuple(LayerRanks(*entry) for entry in data)
 
 
 def _share(data: object, stage: int) -> Share | None:

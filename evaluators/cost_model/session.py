@@ -19,6 +19,7 @@ from evaluators.cost_model.files import find_profile, profile_digest
 from evaluators.cost_model.lowered import run_split
 from evaluators.cost_model.plans import Errors, PlanSimulator
 from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
+from evaluators.cost_model.ranked import RankedSimulator
 from evaluators.cost_model.transfers import prices, profile_key
 from evaluators.tabulated import PartCosts
 from evaluators.timeline import Timeline
@@ -129,6 +130,8 @@ class CostModelSession:
         self._platform = platform
         self._simulators: dict[str, PlanSimulator] = {}
         self._lowerings: dict[str, Lowering] = {}
+        self._ranked: dict[str, RankedSimulator] = {}
+        self._told: set[tuple[str, str]] = set()
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
@@ -148,13 +151,18 @@ class CostModelSession:
             ProfileError: the profile has nothing that resembles some operator.
         """
         if graph.digest not in self._simulators:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", OutsideFitWarning)
-                table = prices(self._profile, graph, self._platform)
-            for text in dict.fromkeys(str(w.message) for w in caught if w.category is OutsideFitWarning):
-                _LOGGER.warning("%s: %s", graph.name, text)
-            self._simulators[graph.digest] = PlanSimulator(graph, self._platform, table)
+            self._simulators[graph.digest] = self._simulator(graph)
         return self._simulators[graph.digest]
+
+    def _simulator(self, graph: Graph) -> PlanSimulator:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", OutsideFitWarning)
+            table = prices(self._profile, graph, self._platform)
+        for text in dict.fromkeys(str(w.message) for w in caught if w.category is OutsideFitWarning):
+            if (graph.name, text) not in self._told:
+                self._told.add((graph.name, text))
+                _LOGGER.warning("%s: %s", graph.name, text)
+        return PlanSimulator(graph, self._platform, table)
 
     def refused(self, graph: Graph, processor: str) -> list[int]:
         """See :class:`~evaluators.base.Refuser`."""
@@ -181,6 +189,9 @@ class CostModelSession:
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
+        if plan.ranks:
+            ranked = self._ranked.setdefault(graph.digest, RankedSimulator(graph, self._simulator))
+            return Prediction(*ranked.run(plan))
         if is_split(plan):
             lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
             return Prediction(*run_split(self.simulator, lowering, plan, self._platform))
@@ -213,10 +224,10 @@ class Prediction:
         """See :class:`~evaluators.base.Streaming`; every observation is the same.
 
         Raises:
-            UnavailableError: the plan has split stages.
+            UnavailableError: the plan has split stages, or ranks.
         """
         if self._period_s is None:
-            raise UnavailableError("the cost model prices no streams of plans with split stages")
+            raise UnavailableError("the cost model prices no streams of plans with split stages or ranks")
         one = self.run(1)
         return Batch(np.full(n, self._period_s()), np.tile(one.stage_s, (n, 1)), one.timeline, self.errors)
 

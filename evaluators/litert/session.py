@@ -35,6 +35,7 @@ from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lowering import Lowering, is_split
+from search_spaces.rewrites.ranked import Ranking, placed
 from search_spaces.rewrites.views import Viewed, without_copies
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from search_spaces.workload import Workload
 
 _INPUT_SEED = 0
+_RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; how near is near enough, others say
 _REWRITTEN_NBYTES = 4  # times as large as a model's arena is that of the models that it was rewritten to
 
 
@@ -102,7 +104,8 @@ class _Model:
 
     Attributes:
         whole: of a rewritten graph, the model that it was made of.
-        lowering: makes rewritten graphs of it.
+        lowering, ranking: make rewritten graphs of it.
+        tolerance: of a rewritten graph: what it may be off beside what its processors are.
         wide: the arena that those share.
         users: candidates that hold it; it is not forgotten while there are any.
     """
@@ -115,6 +118,8 @@ class _Model:
     reference: list[NDArray[np.generic]] = field(default_factory=list)
     whole: _Model | None = None
     lowering: Lowering | None = None
+    ranking: Ranking | None = None
+    tolerance: float = 0.0
     wide: Arena | None = None
     users: int = 0
 
@@ -195,24 +200,31 @@ class LitertSession:
 
     def _tolerance(self, plan: Plan) -> float:
         used = {s.processor: self._platform[s.processor] for s in plan.stages}.values()
-        return max(tolerance(used, self._reference_lane), SPLIT_TOLERANCE if is_split(plan) else 0.0)
+        return max(tolerance(used, self._reference_lane), _off(plan))
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Plan, Sequence[int]]:
         """Return a plan as it is run, of what model, and for each of its stages the plan's own stage."""
-        if not is_split(plan):
+        if not (is_split(plan) or plan.ranks):
             return model, plan, range(len(plan.stages))
-        if model.lowering is None:
-            model.lowering = Lowering(model.graph)
-        found = model.lowering.lower(plan)
-        if found.graph.source is None:
+        stage_of: Sequence[int] = range(len(plan.stages))
+        if plan.ranks:
+            model.ranking = model.ranking or Ranking(model.graph)
+            made = model.ranking.model(plan)
+            graph, lowered = made.graph, placed(model.graph, plan, made.graph, made.origins)
+        else:
+            model.lowering = model.lowering or Lowering(model.graph)
+            found = model.lowering.lower(plan)
+            graph, lowered, stage_of = found.graph, found.plan, found.stage_of
+        if graph.source is None:
             raise UnavailableError(f"model {model.graph.name!r} has no file; LiteRT runs files")
         if model.wide is None:
             model.wide = Arena(self._number(), _REWRITTEN_NBYTES * arena.largest(model.graph))
         memory = model.wide
-        if arena.largest(found.graph) > memory.nbytes:
-            raise UnavailableError("the sides of the plan's splits need more memory than is set aside for them")
-        digest = found.graph.source.content_digest()
-        return _Model(found.graph, digest, model.packed, memory, model.inputs, whole=model), found.plan, found.stage_of
+        if arena.largest(graph) > memory.nbytes:
+            raise UnavailableError("what the plan rewrites needs more memory than is set aside for it")
+        digest = graph.source.content_digest()
+        rewritten = _Model(graph, digest, model.packed, memory, model.inputs, whole=model, tolerance=_off(plan))
+        return rewritten, lowered, stage_of
 
     def _forget_dead_lanes(self) -> None:
         if self._generation != self._lanes.generation:
@@ -295,7 +307,7 @@ class LitertSession:
                 ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
-                tolerance=max(self._tolerance(plan), SPLIT_TOLERANCE if model.whole is not None else 0.0),
+                tolerance=max(self._tolerance(plan), model.tolerance),
                 on_close=release,
             )
         except BaseException:
@@ -334,6 +346,11 @@ class LitertSession:
 
 def _as_it_is(graph: Graph, plan: Plan) -> Viewed:
     return Viewed(graph, plan, tuple(stage.operators for stage in plan.stages), tuple(range(len(plan.stages))))
+
+
+def _off(plan: Plan) -> float:
+    """Return by how much a plan may be off since it runs another model than the one it is for, relative."""
+    return _RANKED_TOLERANCE if plan.ranks else SPLIT_TOLERANCE if is_split(plan) else 0.0
 
 
 def _unpacked(model: _Model, group: Sequence[Sequence[int]]) -> bool:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from evaluators.samples import Measurement
 from optimizer.exact.chain import ChainCosts
 from optimizer.exact.front import Criterion
+from optimizer.exact.ranks import RankAim
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.pricing import Timing
 from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
@@ -71,6 +72,7 @@ class Problem:
         fits: whether a plan keeps all constraints; those that do not are never proposed.
         law: how parts add up, where something else than the latency is to be small; the model is in its unit.
         criteria: of several objectives, made of costs of the latency; and in what a lane's stages are told.
+        ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Problem:
     fits: Callable[[Plan], bool] = lambda _: True
     law: Literal["latency", "period"] | None = None
     criteria: tuple[Callable[[ChainCosts], Sequence[Criterion]], Callable[[str], float]] | None = None
+    ranks: RankAim | None = None
 
 
 class AutoProposer:

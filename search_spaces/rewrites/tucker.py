@@ -8,7 +8,7 @@ weights stay where they are in the model's file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,11 +66,14 @@ class Triple:
     error: float
 
 
-def decompose(graph: Graph, ranks: Mapping[int, Ranks]) -> TuckerGraph:
+def decompose(
+    graph: Graph, ranks: Mapping[int, Ranks], known: MutableMapping[tuple[int, Ranks], Triple] | None = None
+) -> TuckerGraph:
     """Return the model with convolutions decomposed by HOSVD and HOOI; inputs and outputs stay the same.
 
     Args:
         ranks: operator → the ranks of its triple; all others stay as they are.
+        known: triples of this model that were made before, by operator and ranks; new ones are added.
 
     Raises:
         RewriteError: an operator is no convolution larger than 1 by 1, or a rank is 0 or above the channels.
@@ -85,10 +88,14 @@ def decompose(graph: Graph, ranks: Mapping[int, Ranks]) -> TuckerGraph:
     made.operators += [file_operators[i] for i in recipes]
     origins = [-1] * len(recipes)
     errors = {}
+    known = {} if known is None else known
     for index in range(len(graph.operators)):
         places = source.file_operators([index])
         if index in layers:
-            triple = factored(graph, layers[index], ranks[index])
+            key = index, ranks[index]
+            if key not in known:
+                known[key] = factored(graph, layers[index], ranks[index])
+            triple = known[key]
             errors[index] = triple.error
             _write(made, graph, file_operators[places[0]], layers[index], triple)
         else:

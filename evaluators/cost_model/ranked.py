@@ -1,0 +1,61 @@
+"""What plans with ranks cost: the decomposed model's, told in the operators and stages of the plan (seed 001)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from evaluators.cost_model.plans import Errors, PlanSimulator
+from evaluators.timeline import Timeline
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.rewrites.ranked import Ranking, outline_origins, placed, ranks_of
+
+_KEPT = 64
+
+
+class RankedSimulator:
+    """Simulates plans with ranks of one model.
+
+    Args:
+        graph: the model as it is.
+        simulator_of: makes the simulator of a graph.
+    """
+
+    def __init__(self, graph: Graph, simulator_of: Callable[[Graph], PlanSimulator]) -> None:
+        self._graph = graph
+        self._simulator_of = simulator_of
+        self._ranking = Ranking(graph)
+        self._known: OrderedDict[str, PlanSimulator] = OrderedDict()
+
+    def run(self, plan: Plan) -> tuple[Timeline, Errors]:
+        """Return the timeline of a plan, and how sure it is.
+
+        Raises:
+            PlanError, RewriteError: the plan cannot be run.
+            UnavailableError: a lane does not take an operator of its stage.
+        """
+        made = self._ranking.outline(plan)
+        if made.digest not in self._known:
+            self._known[made.digest] = self._simulator_of(made)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        simulator = self._known[made.digest]
+        origins = outline_origins(self._graph, ranks_of(plan))
+        lowered = placed(self._graph, plan, made, origins)
+        return simulator.run(lowered), self._folded(simulator.errors(lowered), origins)
+
+    def _folded(self, errors: Errors, origins: tuple[int, ...]) -> Errors:
+        """Return errors with those of a triple's operators as one, that of the operator that they stand for.
+
+        They begin with one for each kind of lane and operator; so plans of different ranks have them in one order.
+        """
+        # kinds·n + kinds + kinds + kinds² entries in all
+        count = len(origins)
+        kinds = next(k for k in range(1, len(errors) + 1) if k * (count + 2 + k) >= len(errors))
+        single = errors[: kinds * count].reshape(kinds, count)
+        squares = np.zeros((kinds, len(self._graph.operators)))
+        np.add.at(squares, (slice(None), np.array(origins)), single**2)
+        return np.concatenate([np.sqrt(squares).ravel(), errors[kinds * count :]])

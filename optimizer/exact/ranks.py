@@ -1,0 +1,192 @@
+"""The best chain with ranks under an additive model and a budget of error: a Lagrangian over chains.
+
+What each layer loses is charged at a price; for a price, each layer on each lane takes the triple that is cheapest with
+it, and dynamic programming finds the best chain. The price at which the budget is just kept is found by bisection; for
+any price the cost less the price of the whole budget is a bound, since no plan within the budget pays more for it
+(Everett 1963, doi:10.1287/opre.11.3.399). What is left of the budget is spent layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
+from search_spaces.chain import chain_plan
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.rank_space import RankSpace
+from search_spaces.rewrites.ranked import ranks_of
+from search_spaces.rewrites.tucker_layers import Ranks
+
+_STEPS = 24
+_HAIR = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankCosts:
+    """What layers and their triples cost.
+
+    Attributes:
+        costs: of the model as it is.
+        triple_s: shape ``(P, choices)``: each triple on each lane, in the order of ``space.places``.
+    """
+
+    space: RankSpace
+    costs: ChainCosts
+    triple_s: Seconds
+
+    @property
+    def platform(self) -> Platform:
+        """The lanes."""
+        return self.costs.platform
+
+    def price(self, plan: Plan) -> float:
+        """Return the seconds that the model gives a plan."""
+        lane = {p.name: i for i, p in enumerate(self.platform.processors)}
+        on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
+        ranks = ranks_of(plan)
+        gained = sum(self.gain_s(on[operator], operator, found) for operator, found in ranks.items())
+        return chain_cost(self.costs, plan) - gained
+
+    def gain_s(self, lane: int, operator: int, ranks: Ranks) -> float:
+        """Return how much less than the layer its triple takes on a lane; negative where it takes more."""
+        whole, triple = self.costs.operator_s[lane, operator], self.triple_s[lane, self.space.places[operator, ranks]]
+        return float(whole - triple) if np.isfinite(triple) else -np.inf
+
+    def slower(self, plan: Plan) -> dict[int, float]:
+        """Return the layers whose triples are no faster than they are where they run, and by how much."""
+        lane = {p.name: i for i, p in enumerate(self.platform.processors)}
+        on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
+        gains = {o: self.gain_s(on[o], o, ranks) for o, ranks in ranks_of(plan).items()}
+        return {operator: -gain for operator, gain in gains.items() if gain <= 0.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankAim:
+    """What is searched.
+
+    Attributes:
+        most_error: that outputs may be off by, relative.
+        max_stages: parts of a plan at most.
+    """
+
+    model: RankCosts
+    most_error: float
+    max_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlan:
+    """A plan and its cost in the model.
+
+    Attributes:
+        bound_s: no plan within the budget costs less in the model.
+    """
+
+    plan: Plan
+    cost_s: float
+    bound_s: float
+
+
+def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedPlan:
+    """Return the best chain with ranks whose expected error is at most ``most_error``.
+
+    Args:
+        most_error: see :meth:`~search_spaces.rank_space.RankSpace.error`.
+
+    Raises:
+        InfeasibleError: no chain fits at all.
+    """
+    budget = most_error**2
+    found: list[Plan] = []
+    bounds = []
+    low, high = 0.0, None
+    price = 0.0
+    for _ in range(_STEPS):
+        plan, cost_s = _at_price(model, price, max_stages)
+        bounds.append(cost_s - price * budget)
+        spent = model.space.error(plan) ** 2
+        if spent <= budget * (1 + _HAIR):
+            found.append(plan)
+            high = price
+            if price == 0.0:
+                break
+        else:
+            low = price
+        # Up until it is beyond any gain per loss that matters, then in halves.
+        price = max(4.0 * price, cost_s) if high is None else 0.5 * (low + high)
+    if not found:
+        found.append(replace(_at_price(model, np.inf, max_stages)[0], ranks=()))
+    best = min((_spend(model, plan, most_error) for plan in found), key=model.price)
+    cost_s = model.price(best)
+    return RankedPlan(best, cost_s, min(max(bounds), cost_s))
+
+
+def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, float]:
+    """Return the plan that is the cheapest if what is lost costs so much, and its cost with that."""
+    space = model.space
+    operator_s = np.array(model.costs.operator_s)
+    chosen: dict[tuple[int, int], Ranks] = {}
+    for operator, options in space.options.items() if np.isfinite(price) else ():
+        for lane in range(len(operator_s)):
+            whole_s = model.costs.operator_s[lane, operator]
+            for ranks in options:
+                triple_s = model.triple_s[lane, space.places[operator, ranks]]
+                charged = triple_s + price * space.loss(operator, ranks)
+                if triple_s < whole_s and charged < operator_s[lane, operator]:
+                    operator_s[lane, operator] = charged
+                    chosen[lane, operator] = ranks
+    chain = best_chains(replace(model.costs, operator_s=operator_s), max_stages)[0]
+    plan = chain_plan(space.graph, chain.cuts, chain.processors)
+    lane_of = {p.name: i for i, p in enumerate(model.platform.processors)}
+    on = {o: lane_of[s.processor] for s in plan.stages for o in s.operators}
+    ranks = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
+    return space.with_ranks(plan, ranks), chain.cost_s
+
+
+def _spend(model: RankCosts, plan: Plan, most_error: float) -> Plan:
+    """Spend what is left of the budget: the change of a layer's ranks that gains most, again and again."""
+    space = model.space
+    ranks = ranks_of(plan)
+    lane = {p.name: i for i, p in enumerate(model.platform.processors)}
+    on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
+    left = most_error**2 - space.error(plan) ** 2
+    while True:
+        best: tuple[float, int, Ranks, float] | None = None
+        for operator, options in space.options.items():
+            now = _gain_and_loss(model, on[operator], operator, ranks.get(operator))
+            for other in options:
+                then = _gain_and_loss(model, on[operator], operator, other)
+                if then[0] > now[0] and then[1] - now[1] <= left and (best is None or then[0] - now[0] > best[0]):
+                    best = then[0] - now[0], operator, other, then[1] - now[1]
+        if best is None or best[0] <= 0.0:
+            return space.with_ranks(plan, ranks)
+        ranks[best[1]] = best[2]
+        left -= best[3]
+
+
+def _gain_and_loss(model: RankCosts, lane: int, operator: int, ranks: Ranks | None) -> tuple[float, float]:
+    if ranks is None:
+        return 0.0, 0.0
+    return model.gain_s(lane, operator, ranks), model.space.loss(operator, ranks)
+
+
+def uniform(model: RankCosts, lane: str, most_error: float) -> Mapping[int, Ranks]:
+    """Return ranks of one share for all layers, the least that keeps the budget; none if none does.
+
+    Args:
+        lane: where everything runs; triples that are no faster there are left out.
+    """
+    space = model.space
+    index = [p.name for p in model.platform.processors].index(lane)
+    most = max((len(options) for options in space.options.values()), default=0)
+    for level in range(most):
+        ranks = {o: options[min(level, len(options) - 1)] for o, options in space.options.items()}
+        ranks = {o: r for o, r in ranks.items() if model.gain_s(index, o, r) > 0.0}
+        if ranks and sum(space.loss(o, r) for o, r in ranks.items()) <= most_error**2:
+            return ranks
+    return {}
