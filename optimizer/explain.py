@@ -239,7 +239,7 @@ class _Work:
     def told(self, plan: Plan) -> Told:
         """Return what is known of a plan."""
         measured_s = self._measured.get(plan.digest)
-        refused = self._refused(plan)
+        refused = self._refused(plan) or ("this model does not tell of triples" if plan.ranks else "")
         seconds = self._model.price(plan) if not refused else math.inf
         if math.isfinite(seconds):
             return Told(seconds, measured_s)
