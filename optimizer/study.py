@@ -20,7 +20,7 @@ from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds
 from optimizer.branches import branch_baselines, branch_profile
-from optimizer.coexecution import coexecution_baselines
+from optimizer.coexecution import coexecution_baselines, coexecution_profile
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import Verdict, decide
@@ -370,6 +370,8 @@ def _measured_profile(study: _Study, session: Session) -> Profile:
     found = profile(session, study.graph, study.platform, study.watcher.message)
     if isinstance(study.space, BranchSpace):
         found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
+    elif isinstance(study.space, CoexecutionSpace):
+        found = coexecution_profile(session, study.graph, study.platform, found, study.watcher.message)
     return _with_ranks(study, session, found)
 
 
