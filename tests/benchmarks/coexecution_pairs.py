@@ -1,0 +1,105 @@
+"""The best plan of each study of a campaign against named baselines, in pairs, on fresh instances.
+
+``python -m tests.benchmarks.coexecution_pairs runs/seed_002_coexecution OUT.json``
+
+A study compares its best plan with its best baseline only. Here it is compared with the model whole on one core, on two
+threads, with CoDL's greedy chains, with operators split one by one, and with branches side by side, where it has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.comparison import Comparison, ComparisonPolicy, compare
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from optimizer.coexecution import BRANCHES, CHAINS, GREEDY, SINGLE
+from optimizer.provenance import provenance
+from search_spaces.coexecution import CoexecutionSpace
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+OVER = (GREEDY, SINGLE, CHAINS, BRANCHES)
+Row = dict[str, Any]
+
+
+def shown(found: Comparison) -> Row:
+    """Return what a comparison says, in milliseconds."""
+    return {
+        "baseline_ms": found.baseline.median * 1e3,
+        "plan_ms": found.candidate.median * 1e3,
+        "speedup": found.speedup,
+        "ci95": list(found.ci95),
+        "significant": found.significant,
+        "rounds": found.rounds,
+        "unstable": found.unstable,
+    }
+
+
+def parts_of(graph: Graph, platform: Platform, plan: Plan) -> list[str]:
+    """Return the parts of a plan in words."""
+    found = CoexecutionSpace(graph, platform).parts(plan)
+    return [
+        f"{p.first}-{p.last - 1} {p.axis or 'whole'}{f' {p.cut}' if p.axis else ''} on {' and '.join(p.on)}"
+        for p in found
+    ]
+
+
+def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row, seconds: float) -> Row:
+    """Compare a study's best plan with its baselines."""
+    best = Plan.from_json(result["best"]["plan"])
+    rows: Row = {}
+    for name, baseline in result["baselines"].items():
+        plan = Plan.from_json(baseline["plan"])
+        if plan == best or not (name in OVER or name.startswith("whole on ")):
+            continue
+        found = compare(
+            lambda plan=plan: session.load(graph, plan, fresh=True),  # type: ignore[misc]
+            lambda: session.load(graph, best, fresh=True),
+            ComparisonPolicy(precision=0.005, max_s=seconds, min_rounds=3, max_rounds=12),
+            np.random.default_rng(0),
+        )
+        rows[name] = shown(found)
+        tell(f"  {name}: {found.speedup:.3f} {found.ci95}")
+    return {"best": parts_of(graph, platform, best), "best_times_as_fast_as": rows}
+
+
+def main() -> None:
+    """Compare all studies, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    given = parser.parse_args()
+    document: Row = {
+        "schema_version": 1,
+        "command": f"python -m tests.benchmarks.coexecution_pairs {given.runs.name} {given.out.name}",
+        "provenance": provenance(),
+        "studies": {},
+    }
+    for path in sorted(given.runs.glob("*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        tell(path.parent.name)
+        evaluator = LitertEvaluator()
+        names = [p["name"] for p in result["platform"]["processors"]]
+        platform = Platform("studied", tuple(evaluator.processor(name) for name in names))
+        with evaluator.prepare(platform) as session:
+            graph = load(result["model"]["name"])
+            document["studies"][path.parent.name] = paired(session, graph, platform, result, given.seconds)
+        given.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def tell(text: str) -> None:
+    """Say what is being done."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
