@@ -120,3 +120,15 @@ def test_what_cannot_be_is_one_line_with_its_exit_code(
     assert told.startswith("optimize: ")
     assert told.count("\n") == 1
     assert problem in told
+
+
+def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> None:
+    study(capsys, "--model", "squeezenet1_1x2", "--budget", "4", "--out", "told")
+    assert main(["report", "told"]) == 0
+    capsys.readouterr()
+    page = Path("told/report.html").read_text()
+    assert "Each model&#x27;s mean latency, ms" in page or "Each model's mean latency, ms" in page
+    assert "squeezenet1_1 2" in page
+    assert "timeline" in page
+    events = json.loads(Path("told/best/trace.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} <= {"cpu", "gpu"}

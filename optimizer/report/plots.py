@@ -56,7 +56,9 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
 
 
 def _lanes(bar: Bar) -> list[str]:
-    return list(dict.fromkeys(stage.processor for stage in bar.plan.stages))
+    named = (*(stage.processor for stage in bar.plan.stages), *(e.lane for e in bar.timeline.events))
+    busy = {e.lane for e in bar.timeline.events}  # a plan may name pools, of which a lane takes what it is given
+    return [lane for lane in dict.fromkeys(named) if lane in busy]
 
 
 def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms") -> str:

@@ -17,6 +17,7 @@ from optimizer.report.document import Block, Code, Column, Document, Figure, Sec
 from optimizer.report.explorer import node_data
 from optimizer.report.svg import part_colour
 from optimizer.report.trace import trace
+from optimizer.report.workload import workload_blocks
 from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
 
@@ -28,7 +29,7 @@ def study_document(study: Study) -> Document:
     found = points(study)
     drawn = bars(study)
     model = study.result["model"]
-    lanes = ", ".join(p.name for p in study.platform.processors)
+    lanes = ", ".join(p.name for p in study.platform.processors if p.resources)
     files = {"best/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
     if study.graph is not None:
         files["best/partition.json"] = json.dumps(node_data(study.graph, study.best), indent=1)
@@ -36,6 +37,7 @@ def study_document(study: Study) -> Document:
         Section("answer", "Answer", tuple(_answer(study))),
         Section("front", "Front", tuple(_front(study))),
         Section("why", "Why this plan", tuple(_why(study))),
+        Section("models", "Models", tuple(workload_blocks(study.result))),
         Section("baselines", "Known plans", tuple(_baselines(study))),
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
         Section("stages", "By number of stages", tuple(_stages(study, found))),

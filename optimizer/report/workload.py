@@ -1,0 +1,40 @@
+"""What the report of a study of several models says beside that of one: plans against each other, model by model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from optimizer.report.document import Block, Column, Table, Text
+
+_FIGURES = (
+    ("mean, ms", "mean_ms"),
+    ("worst, ms", "worst_ms"),
+    ("longest, ms", "longest_ms"),
+    ("makespan, ms", "makespan_ms"),
+    ("requests a second", "throughput_per_s"),
+    ("missed", "misses"),
+    ("turned away", "rejected"),
+)
+
+
+def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield tables of what came of each plan, and of each model's own latency; nothing for a single model."""
+    workload = result.get("workload")
+    if not workload or not workload["outcomes"]:
+        return
+    outcomes: Mapping[str, Any] = workload["outcomes"]
+    yield Text(
+        f"{len(workload['instances'])} models at once; what is made small is the {result['objective']}. Medians over "
+        "some runs after the search; predicted is what the simulator gives the objective."
+    )
+    rows = tuple(
+        (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective_ms"))
+        for name, entry in outcomes.items()
+    )
+    columns = (Column("plan"), *(Column(name, ".4g") for name, _ in _FIGURES), Column("predicted, ms", ".4g"))
+    yield Table("What came of each plan", columns, rows)
+    each = tuple(
+        (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
+    )
+    yield Table("Each model's mean latency, ms", (Column("model"), *(Column(n, ".4g") for n in outcomes)), each)
