@@ -158,19 +158,7 @@ def _optimize(arguments: list[str]) -> int:
     )
     add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
     _add_aims(add)
-    add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
-    add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
-    add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
-    add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
-    ranks = "decompose convolutions, too, as far as --max-error allows (default then 0.1); the same as --space tucker"
-    add("--tucker", action="store_const", const="tucker", dest="space", help=ranks)
-    add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
-    add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
-    add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
-    add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
-    add("--study", metavar="NAME", help="name of the study; an existing one is gone on with")
-    add("--storage", metavar="URL", help="share the study with other workers: sqlite:///…, postgresql://…, grpc://…")
-    add("--heartbeat", metavar="S", help="seconds between signs of life of a worker that shares (default 10)")
+    _add_search(add)
     add("--out", metavar="DIR", help="run folder (default runs/STUDY)")
     add("--json", action="store_true", help="print one JSON document instead of tables")
     add("--dry-run", action="store_true", help="tell what would be searched, and measure nothing")
@@ -187,6 +175,23 @@ def _optimize(arguments: list[str]) -> int:
         print(dry_run(config, as_json=options.json))
         return 0
     return _study(config, arguments, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+
+
+def _add_search(add: Callable[..., object]) -> None:
+    """Add what the search is: who proposes, who measures, how long, and with whom."""
+    add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
+    add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
+    add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
+    add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
+    ranks = "decompose convolutions, too, as far as --max-error allows (default then 0.1); the same as --space tucker"
+    add("--tucker", action="store_const", const="tucker", dest="space", help=ranks)
+    add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
+    add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
+    add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
+    add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
+    add("--study", metavar="NAME", help="name of the study; an existing one is gone on with")
+    add("--storage", metavar="URL", help="share the study with other workers: sqlite:///…, postgresql://…, grpc://…")
+    add("--heartbeat", metavar="S", help="seconds between signs of life of a worker that shares (default 10)")
 
 
 def _config(options: argparse.Namespace) -> StudyConfig:
