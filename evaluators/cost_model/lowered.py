@@ -17,7 +17,7 @@ from evaluators.timeline import Event, Timeline
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.lowering import Lowering
+from search_spaces.rewrites.lowering import Lowered, Lowering
 from search_spaces.rewrites.views import without_copies
 
 
@@ -47,4 +47,18 @@ def run_split(
         Event(lowered.stage_of[e.stage], e.lane, e.start_s, e.end_s, e.copied_s)
         for e in simulator.run(lowered.plan).events
     )
-    return Timeline(tuple(events)), simulator.errors(lowered.plan)
+    return Timeline(tuple(events)), _folded(simulator.errors(lowered.plan), lowered, plan, platform)
+
+
+def _folded(errors: Errors, lowered: Lowered, plan: Plan, platform: Platform) -> Errors:
+    """Return what may be wrong by the operators of the plan's own graph, as for plans without splits.
+
+    What is wrong about an operator is wrong about both of its sides.
+    """
+    kinds = len(platform.classes())
+    count = 1 + max(o for stage in plan.stages for o in stage.operators)
+    single = errors[: kinds * len(lowered.operator_of)].reshape(kinds, -1)
+    found = np.zeros((kinds, count))
+    for index, operator in enumerate(lowered.operator_of):
+        found[:, operator] += single[:, index]
+    return np.concatenate((found.ravel(), errors[single.size :]))

@@ -133,7 +133,7 @@ class Study:
     def predict(self, plan: Plan) -> Timeline | None:
         """Return the plan's timeline by the model of single operators; None where that cannot tell."""
         costs = self.costs
-        if costs is None or self.graph is None or plan.ranks:
+        if costs is None or self.graph is None or plan.ranks or any(stage.share is not None for stage in plan.stages):
             return None
         lanes = {p.name: i for i, p in enumerate(self.platform.processors)}
         place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}

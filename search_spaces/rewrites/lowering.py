@@ -27,11 +27,13 @@ class Lowered:
         graph, plan: the rewritten model, and the plan of it.
         stage_of: for each stage of ``plan`` the stage of the plan before that it belongs to; a join belongs to the
             first side.
+        operator_of: for each operator of ``graph`` the one of the model before that it computes, or helps to.
     """
 
     graph: Graph
     plan: Plan
     stage_of: tuple[int, ...]
+    operator_of: tuple[int, ...]
 
 
 def is_split(plan: Plan) -> bool:
@@ -81,7 +83,7 @@ class Lowering:
             RewriteError: an operator cannot be split like that.
         """
         if not is_split(plan):
-            return Lowered(self._graph, plan, tuple(range(len(plan.stages))))
+            return Lowered(self._graph, plan, tuple(range(len(plan.stages))), tuple(range(len(self._graph.operators))))
         splits = splits_of(self._graph, plan)
         if splits not in self._known:
             self._known[splits] = split_operators(self._graph, splits)
@@ -124,7 +126,8 @@ def _lowered(made: SplitGraph, plan: Plan, splits: Sequence[Split]) -> Lowered:
             stage_of.append(member)
         stages.append(Stage(tuple(joins[which]), _goes_on(plan, index, members)))
         stage_of.append(members[0])
-    return Lowered(made.graph, Plan(made.graph.digest, tuple(stages)), tuple(stage_of))
+    operator_of = tuple(role.operator for role in made.roles)
+    return Lowered(made.graph, Plan(made.graph.digest, tuple(stages)), tuple(stage_of), operator_of)
 
 
 def _first(stage: Stage) -> int:
