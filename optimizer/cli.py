@@ -119,6 +119,7 @@ def _add_aims(add: Callable[..., object]) -> None:
         " several; of several models: mean latency, worst, makespan, misses, throughput",
     )
     add("--power", metavar="LANE=WATTS", action="append", help="what a lane draws while it runs; repeat for others")
+    add("--warm-start", metavar="RUN", help="take over what a finished study knows, or its best plans")
     add("--max-energy", metavar="MJ", help="millijoules that one inference may take (default: any)")
     add("--max-error", metavar="E", help="how far outputs may be from the whole model's, relative to its largest")
     add("--state", metavar="NAME:LANE=FACTOR,…", action="append", help="a state of the platform; repeat for others")

@@ -56,6 +56,8 @@ class StudyConfig(BaseModel):
         max_energy: millijoules that one inference may take; None for any.
         max_error: by how much outputs may differ from the whole model's, relative to its largest one; None for as much
             as the precision of the processors explains.
+        warm_start: folder of a finished study; what it knows of this model on this device is not measured again, and
+            its best plans are tried on another one.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
     """
@@ -86,6 +88,7 @@ class StudyConfig(BaseModel):
     max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     stop_when_proven: bool = False
+    warm_start: Path | None = None
     input_shape: tuple[str, ...] = ()
 
     @field_validator("model", mode="before")
@@ -101,14 +104,14 @@ class StudyConfig(BaseModel):
             raise ValueError("must be a whole number")
         return value
 
-    @field_validator("out", "platform", mode="before")
+    @field_validator("out", "platform", "warm_start", mode="before")
     @classmethod
     def _given(cls, value: object) -> object:
         if value == "":  # which would be the folder that we are in
             raise ValueError("must not be empty")
         return value
 
-    @field_validator("model", "out", "platform", mode="after")
+    @field_validator("model", "out", "platform", "warm_start", mode="after")
     @classmethod
     def _path(cls, value: str | Path | None) -> str | Path | None:
         if value is not None and "\0" in str(value):

@@ -10,6 +10,7 @@ from evaluators.base import Session
 from evaluators.cost_model.session import CostModelSession
 from evaluators.cost_model.states import StatesSession
 from evaluators.objectives import LATENCY, OBJECTIVES, PricedSession, find_objective, pricing, weights
+from evaluators.sampling import SamplingPolicy
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, beliefs
@@ -42,6 +43,7 @@ from search_spaces.space import EnumerableSpace
 
 # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
 _MODEL_OPTIMA = (8, 1)
+_PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,3 +247,17 @@ def at_knee(front: Front, history: History, baselines: Mapping[str, Plan]) -> Ve
 def repeats_cost_more(session: Session) -> bool:
     """Return whether a run takes longer than the number that it gives says."""
     return isinstance(session, PricedSession)
+
+
+def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
+    """Return how to measure plans that stand in a table by name, and those that are proposed.
+
+    The time for proposals is shared out among the budget: with many of them, each is measured only well enough to see
+    whether it belongs to the finalists, which are all measured again.
+    """
+    each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
+    if find_objective(config.objective[0]).of_blocks:  # whose observations are of many runs each
+        named = SamplingPolicy(precision=config.precision, min_runs=2, max_runs=6, warmup_max=2)
+        return named, SamplingPolicy(precision=config.precision, min_runs=1, max_runs=4, warmup_max=1)
+    named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=2)
+    return named, SamplingPolicy(precision=config.precision, max_s=each_s, min_runs=1)

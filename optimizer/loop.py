@@ -51,6 +51,7 @@ class Loop:
         proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
+        known: plans of the space that were known before, and cost none of the budget.
         notify: told after every trial.
     """
 
@@ -71,6 +72,7 @@ class Loop:
     violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
     proven_s: float = 0.0
     proposer: Proposer | None = None
+    known: int = 0
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines that the space does not hold; they cost no budget."""
@@ -95,7 +97,7 @@ class Loop:
             for trial in (*self.history.outside, *self.history.trials):
                 _observe(proposer, trial)
         while self.history.measured < self.budget and not self.proven:
-            if self.history.measured >= cardinality:
+            if self.history.measured + self.known >= cardinality:
                 return True
             trial = self._next(cardinality, proposer)
             self.log.append("trial", trial.to_json())
@@ -104,7 +106,7 @@ class Loop:
                 _observe(proposer, trial)
             self.notify(trial)
             self._give_up_if_all_fail()
-        return self.history.measured >= cardinality
+        return self.history.measured + self.known >= cardinality
 
     def believed(self) -> list[Plan]:
         """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""

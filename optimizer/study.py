@@ -15,7 +15,6 @@ from evaluators.base import Agreement, Deployer, Session
 from evaluators.comparison import ComparisonPolicy
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective, find_objective
 from evaluators.registry import make_evaluator
-from evaluators.sampling import SamplingPolicy
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds
@@ -26,7 +25,7 @@ from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import Verdict, decide
 from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.feasibility import violations
-from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, repeats_cost_more
+from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, policies, repeats_cost_more
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space, measure_plan
@@ -40,6 +39,8 @@ from optimizer.samplers import make_sampler
 from optimizer.shared import PROFILE, SharedStudy
 from optimizer.shared_loop import SharedLoop
 from optimizer.sharing import placed, sharing
+from optimizer.warm import ORIGIN as WARM
+from optimizer.warm import Warm, begin_warm
 from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
@@ -52,7 +53,6 @@ from search_spaces.rank_space import RankSpace
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
 
-_PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 _PRECISION, _COMPARE_S = 0.005, 6.0
 _NO_OTHER = "the model's optimum"
 _KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
@@ -207,7 +207,8 @@ def _interrupted(study: _Study, run: RunFolder) -> Interrupted:
 def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     config, history = study.config, study.history
     most = most_stages(config, len(study.graph.operators))
-    profiled = _profile(study, run, asked(config, study.platform, session))
+    warm = begin_warm(config, study.graph, study.platform, run, history, study.watcher.message)
+    profiled = _profile(study, run, asked(config, study.platform, session), warm)
     aim = aim_of(config, study.graph, study.platform, study.space, session, profiled)
     believed, study.bounds = aim.believed, aim.believed.bounds
     breaks = _constraints(study, aim, most)
@@ -220,13 +221,14 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
 
     queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
     queue += [(OPTIMUM, plan) for plan in believed.optima if in_space(study.space, plan)]
+    queue += [(WARM, plan) for plan in (warm.plans if warm else ()) if in_space(study.space, plan)]
     loop = _loop(study)(
         study.graph,
         study.space,
         aim.session,
         history,
         run.log,
-        *_policies(config),
+        *policies(config),
         config.sampler,
         config.seed,
         config.budget,
@@ -236,6 +238,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         aim.problem(lambda plan: not breaks(plan)),
         breaks,
         study.bounds.space_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
+        known=sum(t.origin == WARM and in_space(study.space, t.plan) for t in history.outside),
     )
     watchman = Watchman(
         aim.session,
@@ -302,7 +305,12 @@ def _constraints(study: _Study, aim: Aim, most: int) -> Callable[[Plan], tuple[V
 
     def breaks(plan: Plan) -> tuple[Violation, ...]:
         late = too_late(deadline_s, predict, plan)
-        return (*violations(study.graph, costs, most, plan), *late, *expected(limits, aim.figures, plan), *aim.breaks(plan))
+        return (
+            *violations(study.graph, costs, most, plan),
+            *late,
+            *expected(limits, aim.figures, plan),
+            *aim.breaks(plan),
+        )
 
     return breaks
 
@@ -341,22 +349,12 @@ def _decide(study: _Study, session: Session, loop: Loop) -> Verdict:
     )
 
 
-def _policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
-    """Return how to measure plans that stand in a table by name, and those that are proposed.
-
-    The time for proposals is shared out among the budget: with many of them, each is measured only well enough to see
-    whether it belongs to the finalists, which are all measured again.
-    """
-    each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
-    named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=2)
-    return named, SamplingPolicy(precision=config.precision, max_s=each_s, min_runs=1)
-
-
-def _profile(study: _Study, run: RunFolder, session: Session) -> Profile:
+def _profile(study: _Study, run: RunFolder, session: Session, warm: Warm | None = None) -> Profile:
     for record in run.contents.records:
         if record.kind == "profile":
             return Profile.from_json(record.data)
-    found = _measured_profile(study, session)
+    known = warm.profile if warm is not None else None
+    found = known if known is not None else _measured_profile(study, session)
     if study.shared is not None:  # all workers propose by one model: that of whoever was first
         found = Profile.from_json(study.shared.fact(PROFILE, found.to_json))
     run.log.append("profile", found.to_json())

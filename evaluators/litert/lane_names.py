@@ -7,6 +7,7 @@
     cpu0-3+6             cores 0 to 3 and 6
     cpu0-3:threads=2     two threads that move among these cores
     cpu1:builtin         the runtime's own kernels instead of XNNPACK's; also :reference
+    cpu1:f16             XNNPACK's kernels in float16, where the processor has them
     cpu1:tflite-runtime  run by tflite-runtime instead of LiteRT
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
@@ -24,9 +25,9 @@ from typing import Literal
 from evaluators.litert.tflite import RUNTIME
 from search_spaces.errors import UsageError
 
-Kernels = Literal["xnnpack", "builtin", "reference"]
+Kernels = Literal["xnnpack", "builtin", "reference", "f16"]
 
-KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference")
+KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference", "f16")
 PRECISIONS = ("f16", "f32")
 FALLBACK = "fallback"
 MAX_CORE = 1 << 16
@@ -128,4 +129,6 @@ def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
             known = ", ".join((*KERNELS, RUNTIME))
             raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
     kernels = kernels or "xnnpack"
+    if other_runtime and kernels == "f16":
+        raise UsageError(f"processor {text!r}: {RUNTIME} has no kernels in float16", _HINT)
     return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels, other_runtime=other_runtime)

@@ -18,6 +18,9 @@ CPU, GPU, NPU = 1, 2, 4
 ACCELERATORS = {"cpu": CPU, "gpu": GPU, "npu": NPU}
 # litert_cpu_options.h; XNNPACK is the default.
 _KERNEL_MODES = {"reference": 1, "builtin": 2}
+# xnnpack_delegate.h: float16 is computed with, whatever the model says; the others are what is on by itself (int8,
+# uint8, dynamically quantised layers).
+_FLOAT16 = 0x4 | 0x1 | 0x2 | 0x8
 # litert_gpu_options.h: float16 is the default.
 _PRECISION_F32 = 2
 # Errors relative to the largest value of an output, up to which outputs of unlike processors count as the same: other
@@ -86,7 +89,9 @@ def compile_settings(processor: Processor, packed: Path | None) -> dict[str, Any
     kernels = processor.options.get("kernels", "xnnpack")
     if tflite.runs(processor):
         return {**cpu, "kernels": kernels}
-    if kernels != "xnnpack":
+    if kernels == "f16":
+        cpu["flags"] = _FLOAT16
+    elif kernels != "xnnpack":
         cpu["kernel_mode"] = _KERNEL_MODES[kernels]
     elif packed is not None and processor.kind == "cpu":
         cpu["weight_cache_file_path"] = str(packed)

@@ -145,12 +145,12 @@ class Stage {
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < into_.size(); ++i) {
       const auto& data = tensors.at(line_.inputs[i]);
-      Must(into_[i].Write<std::uint8_t>(absl::MakeConstSpan(data)), "input of " + line_.file);
+      Must(into_[i].Write<std::uint8_t>(litert::Span<const std::uint8_t>(data.data(), data.size())), "input of " + line_.file);
     }
     Must(model_->Run(into_, out_), line_.file);
     for (std::size_t i = 0; i < out_.size(); ++i) {
       auto& data = tensors.at(line_.outputs[i]);
-      Must(out_[i].Read<std::uint8_t>(absl::MakeSpan(data)), "output of " + line_.file);
+      Must(out_[i].Read<std::uint8_t>(litert::Span<std::uint8_t>(data.data(), data.size())), "output of " + line_.file);
     }
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
