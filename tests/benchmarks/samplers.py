@@ -5,7 +5,8 @@
 three phones, where measuring gives what the shipped cost model says, without noise; the optimum is known from pricing
 every plan. ``… table RESULT.json …`` prints a Markdown table of results.
 
-Finished curves are kept beside OUT until all are there, so a run that was stopped goes on where it was.
+Finished curves are kept beside OUT until all are there, so a run that was stopped goes on where it was; with
+``--minutes`` it stops by itself.
 
 A trial is a plan that was not tried before; where a sampler repeats itself too often, a random plan is drawn, as in a
 study. Regret is what the recommended plan takes more than the known optimum, relative and without
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -145,16 +148,19 @@ class Kept:
 
     Args:
         path: a file of JSON lines, which may exist.
+        until: when to begin no more, by ``time.monotonic``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, until: float = math.inf) -> None:
+        self._path, self._until = path, until
         lines = path.read_text().splitlines() if path.exists() else []
         self.curves = {key: Curve(tuple(c[0]), tuple(c[1]), c[2]) for key, c in map(json.loads, lines)}
 
     def get(self, key: str, make: Callable[[], Curve]) -> Curve:
-        """Return the curve of that name, made if need be."""
+        """Return the curve of that name, made if need be; ends the program where the time is up."""
         if key not in self.curves:
+            if time.monotonic() > self._until:
+                raise SystemExit(f"{len(self.curves)} curves are in {self._path}: run it again to go on")
             made = self.curves[key] = make()
             with self._path.open("a") as file:
                 file.write(json.dumps([key, [made.looked, made.believed, made.seconds_each]]) + "\n")
@@ -224,13 +230,12 @@ def _zoo_curve(source: str, device: str, name: str, seed: int, budget: int) -> C
 def model(names: Sequence[str], budget: int, seeds: int, kept: Kept) -> dict[str, Any]:
     """Run the samplers on models of the zoo, where the truth is the cost model."""
     found: dict[str, dict[str, list[Curve]]] = {}
-    for name in names:
-        for source, device in product(ZOO, PHONES):
-            case = f"{source} on {device}"
-            curves = found.setdefault(case, {}).setdefault(name, [])
-            for seed in range(seeds if name != "gp" else min(seeds, GP_SEEDS)):
-                make = partial(_zoo_curve, source, device, name, seed, budget)
-                curves.append(kept.get(f"{case} {name} {seed} {budget}", make))
+    for seed, source, device, name in product(range(seeds), ZOO, PHONES, names):
+        case = f"{source} on {device}"
+        curves = found.setdefault(case, {}).setdefault(name, [])
+        if name != "gp" or seed < GP_SEEDS:
+            make = partial(_zoo_curve, source, device, name, seed, budget)
+            curves.append(kept.get(f"{case} {name} {seed} {budget}", make))
     return {
         "seeds": {name: len(next(iter(found.values()))[name]) for name in names},
         "lanes": {device: list(names) for device, names in PHONES.items()},
@@ -282,6 +287,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="the other samplers take one instance of so many")
     parser.add_argument("--finish", action="store_true", help="begin no more studies: write down those that are there")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no study after that: run it again")
     options = parser.parse_args()
     if options.part == "table":
         sys.stdout.write(
@@ -292,11 +298,14 @@ def main() -> None:
     command = f"python -m tests.benchmarks.samplers {options.part} {out.name} --samplers {options.samplers}"
     command += f" --budget {options.budget}"
     command += f" --every {options.every}" if options.part == "truth" else f" --seeds {options.seeds}"
+    command += " --finish" if options.finish else ""
     partly = out.with_suffix(".partial")
+    kept = Kept(partly, time.monotonic() + 60.0 * options.minutes)
+    logging.disable(logging.WARNING)  # what a profile cannot vouch for is no matter here
     if options.part == "truth":
-        result = truth(names, options.budget, options.every, Kept(partly), finish=options.finish)
+        result = truth(names, options.budget, options.every, kept, finish=options.finish)
     else:
-        result = model(names, options.budget, options.seeds, Kept(partly))
+        result = model(names, options.budget, options.seeds, kept)
     document = {"schema_version": 1, "made_by": command, **provenance(), **result}
     out.write_text(json.dumps(document, indent=1) + "\n")
     partly.unlink(missing_ok=True)
