@@ -61,6 +61,8 @@ class Replay:
                 woken = board.step(now_ns)
             board.ring(woken)
             self._attend(shared, set(processes))
+            if len(self.failures) == len(self._berths):
+                raise UnavailableError(f"every model failed; the first: {next(iter(self.failures.values()))}")
             found = outcome(board.desk, self._found.stages, self._found.lanes)
         self._learn(found)
         return found

@@ -25,7 +25,7 @@ from evaluators.litert.workload_prices import PriceTable, measure_prices, one_se
 from evaluators.machine import Conditions
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import WorkloadSimulator
-from evaluators.workload.setting import Setting, setting
+from evaluators.workload.setting import HOST, Setting, setting
 from evaluators.workload.simulate import stage_means_s
 from search_spaces.arrangement import jobs_of
 from search_spaces.errors import UnavailableError
@@ -125,8 +125,7 @@ class LitertWorkload:
                 client = self.workload.client_of(index)
                 operators = [component.own(plan.stages[s].operators) for s in stages]
                 lanes = [lane for s in stages for lane in members(self.platform[plan.stages[s].processor])]
-                threaded = any("host" in self.platform[lane].options for lane in lanes)
-                owner = component.name if threaded or client.own_weights else ""
+                owner = component.name if self._threaded(lanes) or client.own_weights else ""
                 made = self._jobs(component.graph, operators, owner, own=client.own_weights)
                 berths.append(
                     Berth(made, list(dict.fromkeys(lanes)), self.platform, self._crew, self.bench, self._numbers)
@@ -137,6 +136,10 @@ class LitertWorkload:
             for berth in berths:
                 berth.close()
             raise
+
+    def _threaded(self, lanes: Sequence[str]) -> bool:
+        """Return whether lanes are threads of one process, which must not run one compiled model at the same time."""
+        return any(HOST in self.platform[lane].options for lane in lanes)
 
     def _jobs(self, graph: Graph, operators: Sequence[tuple[int, ...]], owner: str, *, own: bool) -> Jobs:
         model = self._model(graph)
@@ -171,11 +174,11 @@ class LitertWorkload:
         """
         berths = []
         try:
-            for seat, (graph, cuts) in zip(found.seats, parts, strict=True):
+            for number, (seat, (graph, cuts)) in enumerate(zip(found.seats, parts, strict=True)):
                 borders = [0, *cuts, len(graph.operators)]
                 operators = [tuple(range(a, b)) for a, b in pairwise(borders)]
                 lanes = list(dict.fromkeys(found.lanes[lane] for lanes in seat.lanes for lane in lanes))
-                jobs = self._jobs(graph, operators, "", own=False)
+                jobs = self._jobs(graph, operators, f"alone {number}" if self._threaded(lanes) else "", own=False)
                 berths.append(Berth(jobs, lanes, self.platform, self._crew, self.bench, self._numbers))
                 berths[-1].set_inputs(self._model(graph).inputs)
             made = self.replay(found, "fifo", berths)

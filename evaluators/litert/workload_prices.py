@@ -20,8 +20,8 @@ from search_spaces.errors import RunFolderError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.platform import Processor
 
-_RUNS, _TIMED_S, _FEWEST, _MOST = 3, 0.12, 4, 60
-_PARTNERS = 3
+_RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
+_PARTNERS = 2  # others that a model is timed beside; lanes that the system slices are timed with the model itself
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
 """Runs models, cut as told, on a setting some times."""
@@ -154,7 +154,7 @@ def _contention(
     found = {}
     for name, (a, b) in pairs.items():
         factors = []
-        for partner in partners:
+        for partner in partners if SLICED not in lanes[a].options else (graph,):
             took_s = _median_s(alone, [a, b], [graph, partner], lanes, whole)[0]
             fair = max(1.0, *(demand(lanes[a]).get(r, 0.0) + demand(lanes[b]).get(r, 0.0) for r in demand(lanes[a])))
             factors.append(took_s / (whole[graph.digest][lanes[a].like] * fair))

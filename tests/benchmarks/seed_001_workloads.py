@@ -35,8 +35,8 @@ SETS = {
 }
 REQUESTS = {"4": 6, "8": 4, "mix": 3}
 RATES = {"4": 60.0, "8": 30.0, "mix": 5.0}  # requests a second of each model: about two thirds of what the cores can do
-POLICY = ComparisonPolicy(precision=0.01, max_s=3.0, min_rounds=3, max_rounds=8, min_pairs=3)
-BUDGET = "20"
+POLICY = ComparisonPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_pairs=2)
+BUDGET = "14"
 
 
 def cases() -> dict[str, str]:
