@@ -13,7 +13,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.samplers import DEFAULT, SAMPLERS, make_sampler, quiet_optuna
-from optimizer.samplers.fixed import FixedTpeSampler
+from optimizer.samplers.fixed import FixedCmaEsSampler, FixedTpeSampler
+from optimizer.samplers.foreign import ForeignSampler
 from search_spaces.chain import ChainSpace
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor
@@ -143,7 +144,8 @@ def test_a_sampler_whose_package_is_missing_names_it(name: str, monkeypatch: pyt
 
 def test_any_sampler_by_its_path() -> None:
     found = make_sampler("optuna.samplers:QMCSampler", 0, 0)
-    assert isinstance(found, optuna.samplers.QMCSampler)
+    assert isinstance(found, ForeignSampler)
+    assert isinstance(found.sampler, optuna.samplers.QMCSampler)
     first, same, other = (make_sampler("optuna.samplers:RandomSampler", 0, n) for n in (0, 0, 1))
 
     def draw(sampler: BaseSampler) -> Any:
@@ -171,6 +173,33 @@ def test_what_is_no_sampler_is_refused(path: str, says: str) -> None:
         make_sampler(path, 0, 0)
 
 
+class Failing(optuna.samplers.RandomSampler):
+    """Fails when it is asked."""
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
+        raise ZeroDivisionError("too far")
+
+
+class Needy(optuna.samplers.RandomSampler):
+    """Notices late what it lacks."""
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("tests.test_samplers:Failing", "failed: ZeroDivisionError: too far"),
+        ("tests.test_samplers:Needy", r"needs the package 'torch'; pip install 'partition-optimizer\[gp\]'"),
+    ],
+)
+def test_what_a_sampler_from_elsewhere_raises_is_told(path: str, says: str) -> None:
+    study = optuna.create_study(sampler=make_sampler(path, 0, 0))
+    with pytest.raises(UsageError, match=says):
+        study.ask({"x": FloatDistribution(0, 1)})
+
+
 def test_optuna_is_imported_only_when_it_is_needed() -> None:
     code = "import sys, optimizer.samplers; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -183,21 +212,27 @@ def test_optuna_keeps_its_log_to_itself(capfd: pytest.CaptureFixture[str]) -> No
     assert capfd.readouterr() == ("", "")
 
 
-def test_our_tpe_proposes_what_optunas_own_would() -> None:
+_TPE: dict[str, Any] = {"multivariate": True, "constant_liar": False, "n_startup_trials": 20, "n_ei_candidates": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "options"),
+    [
+        ("tpe", FixedTpeSampler, optuna.samplers.TPESampler, _TPE),
+        ("random", FixedCmaEsSampler, optuna.samplers.CmaEsSampler, {"warn_independent_sampling": False}),
+    ],
+)
+def test_ours_proposes_what_optunas_own_would(
+    name: str, ours: type[BaseSampler], theirs: type[BaseSampler], options: dict[str, Any]
+) -> None:
     study = _new_study()
-    _go_on(study, "tpe", 0, until=30)
+    _go_on(study, name, 0, until=30)
     again = _rebuilt(study.trials)
     proposals = []
-    options: dict[str, Any] = {
-        "multivariate": True,
-        "constant_liar": False,
-        "n_startup_trials": 20,
-        "n_ei_candidates": 8,
-    }
-    for one, sampler in ((study, FixedTpeSampler), (again, optuna.samplers.TPESampler)):
+    for one, sampler in ((study, ours), (again, theirs)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            one.sampler = sampler(seed=7, **options)
+            one.sampler = sampler(seed=7, **options)  # type: ignore[call-arg]
         proposals.append(one.ask(dict(_SPACE.distributions())).params)
     assert proposals[0] == proposals[1]
 

@@ -101,7 +101,7 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
     plan = as_plan(graph, costs, _stages(costs, [part.plan(ends) for part, ends in zip(parts, path, strict=True)]))
     took_s = makespan_s(graph, costs, plan)
     bound_s = min(took_s, max(least, lower_bound(graph, costs)))
-    return GraphSolution(plan, took_s, bound_s, time.monotonic() - begin_s)
+    return GraphSolution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s)
 
 
 @dataclass(frozen=True, slots=True)

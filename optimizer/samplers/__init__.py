@@ -156,8 +156,10 @@ def _checked(path: str, found: object, where: str) -> SamplerKind:
     build: Callable[..., BaseSampler] = found
 
     def make(_: int, trial_seed: int) -> BaseSampler:
+        from optimizer.samplers.foreign import ForeignSampler
+
         try:
-            return build(seed=trial_seed)
+            return ForeignSampler(path, build(seed=trial_seed), {k.requires: k.extra for k in SAMPLERS.values()})
         except Exception as error:
             raise UsageError(f"sampler {path!r} cannot be made from a seed: {error}", "it must accept seed=") from error
 
@@ -180,6 +182,12 @@ def _tpe(_: int, trial_seed: int) -> BaseSampler:
     return FixedTpeSampler(
         seed=trial_seed, multivariate=True, constant_liar=False, n_startup_trials=20, n_ei_candidates=8
     )
+
+
+def _cmaes(_: int, trial_seed: int) -> BaseSampler:
+    from optimizer.samplers.fixed import FixedCmaEsSampler
+
+    return FixedCmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
 
 
 def _sobol(seed: int, trial_seed: int) -> BaseSampler:
@@ -251,7 +259,7 @@ SAMPLERS: dict[str, SamplerKind] = {
     ),
     "cmaes": SamplerKind(
         "CMA-ES; draws categorical parameters at random",
-        _of_optuna("CmaEsSampler", warn_independent_sampling=False),
+        _cmaes,
         resumes=False,
         requires="cmaes",
         extra="cmaes",

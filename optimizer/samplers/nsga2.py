@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 from optuna.samplers import NSGAIISampler
 from optuna.trial import TrialState
 
+from optimizer.samplers.fixed import fixed_space
+
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 
@@ -34,8 +37,12 @@ class NumberedNsga2Sampler(NSGAIISampler):
 
     def get_population(self, study: Study, generation: int) -> list[FrozenTrial]:
         """Return the completed trials of a generation."""
-        complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        return [t for t in complete if t.number // self._size == generation]
+        trials = study.get_trials(deepcopy=False)[generation * self._size : (generation + 1) * self._size]
+        return [t for t in trials if t.state == TrialState.COMPLETE]
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the space of the study, which Optuna's own would find anew in all trials each time."""
+        return fixed_space(study, trial)
 
     def get_parent_population(self, study: Study, generation: int) -> list[FrozenTrial]:
         """Return the parents of a generation in the order of their numbers, computed or read back alike."""

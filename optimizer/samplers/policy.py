@@ -22,6 +22,7 @@ from search_spaces.errors import UsageError
 
 SCHEMA_VERSION = 1
 HIDDEN = 32
+_MAKE_ONE = "optimize pretrain makes one"
 _Array = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
@@ -76,8 +77,10 @@ class Weights:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
                 version, names = int(content["schema_version"]), tuple(str(n) for n in content["features"])
                 found = cls(*(np.asarray(content[name], dtype=np.float64) for name in ("inner", "bias", "out")))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise UsageError(f"{path}: not a policy: {error}", "give a file that a policy was saved to") from error
+        except OSError as error:
+            raise UsageError(f"{path}: not a policy: {(error.strerror or str(error)).lower()}", _MAKE_ONE) from error
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path}: not a policy, or a damaged one", _MAKE_ONE) from error
         if version != SCHEMA_VERSION or names != NAMES:
             raise UsageError(f"{path}: a policy for other features than this version has", "train it again")
         shapes = [a.shape for a in found.arrays()]
