@@ -6,24 +6,28 @@ Everything that is predicted says so, and whatever of it was also measured in th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evaluators.objectives import LATENCY
 from optimizer.console import describe_operators
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.explain_model import Model, best_by_costs, model_of
 from optimizer.report.data import Study, read_study
 from search_spaces.cuts import cut_points
+from search_spaces.errors import RunFolderError
 from search_spaces.plan import Plan, Stage, canonical
+from search_spaces.registry import needs_any_stages
 
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
 _HAIR = 1e-9
+_SPLIT = "this model does not tell of splits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class Explanation:
         limits: constraints first, then costs and processors.
         baselines: the counterfactuals that a person would have tried, by name.
         relaxed: what no plan whatsoever goes below in the model.
+        final: how the fastest other plan compared in the final comparison, as in the result; None without one.
         note: what could not be told, or "".
     """
 
@@ -122,6 +127,7 @@ class Explanation:
     by_stages: tuple[ByStages, ...]
     baselines: tuple[tuple[str, Told], ...]
     relaxed: Relaxation
+    final: Mapping[str, Any] | None = None
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -166,6 +172,7 @@ class Explanation:
                 "critical_path_ms": _ms(self.relaxed.critical_path_s),
                 "work_ms": _ms(self.relaxed.work_s),
             },
+            "final_comparison": self.final,
             "note": self.note or None,
         }
 
@@ -195,6 +202,11 @@ def explain_run(path: Path) -> Explanation:
 
 def explain(study: Study) -> Explanation:
     """Explain a study that was read; see :func:`explain_run`."""
+    if study.objective != LATENCY or study.result.get("front") or "workload" in study.result:
+        raise RunFolderError(
+            f"{study.path}: its plan was not chosen by the latency of one inference alone",
+            "only such plans are explained; optimize report shows what others were chosen by",
+        )
     with model_of(study) as model:
         work = _Work(study, model)
         best = work.told(study.best)
@@ -212,6 +224,7 @@ def explain(study: Study) -> Explanation:
             tuple(work.by_stages()),
             tuple((name, work.told(plan)) for name, plan in study.plans.items()),
             relax(model.graph, model.costs),
+            study.result.get("speedup"),
             note,
         )
 
@@ -227,7 +240,9 @@ class _Work:
         for entry in (study.result["best"], *study.result["baselines"].values()):
             if entry["latency_ms"] is not None:  # as the final comparison has it, where there was one
                 self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3
-        self._most = min(int(study.config.get("max_stages") or 4), len(self._graph.operators))
+        most = int(study.config.get("max_stages") or 4)
+        self._any_stages = needs_any_stages(str(study.config.get("space") or "chain"))
+        self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
         self._known = best_by_costs(self._graph, model.costs, 1, self._most)
 
@@ -243,7 +258,8 @@ class _Work:
         seconds = self._model.price(plan) if not refused else math.inf
         if math.isfinite(seconds):
             return Told(seconds, measured_s)
-        return Told(None, measured_s, refused or "it does not run there")
+        split = any(stage.share is not None for stage in plan.stages)
+        return Told(None, measured_s, refused or (_SPLIT if split else "it does not run there"))
 
     def _refused(self, plan: Plan) -> str:
         costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._study.platform.processors)}
@@ -282,8 +298,11 @@ class _Work:
         """Yield the parts, each with what the plan would take with it elsewhere."""
         stage_ms = self._study.result["best"].get("stage_ms")
         for index, stage in enumerate(self._plan.stages):
-            elsewhere = []
-            for name in (p.name for p in self._study.platform.processors if p.name != stage.processor):
+            elsewhere: list[tuple[str, Told]] = []
+            others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
+            if stage.share is not None:
+                elsewhere, others = [("–", Told(None, None, "it is one side of a split"))], []
+            for name in others:
                 stages = list(self._plan.stages)
                 stages[index] = Stage(stage.operators, name)
                 moved = canonical(replace(self._plan, stages=tuple(stages)), self._graph, self._study.platform)
@@ -294,8 +313,14 @@ class _Work:
     def constraints(self) -> Iterator[Limit]:
         """Yield what the study was not allowed to do."""
         costs = self._model.costs
-        if self._most < len(self._graph.operators):
+        if self._most < len(self._graph.operators) and not self._any_stages:
             yield self._limit(f"at most {self._most} parts (--max-stages)", costs, self._most + 1)
+        deadline = self._study.config.get("deadline")
+        if deadline is not None and self._known is not None:
+            best = self.told(self._plan)
+            spare_ms = float(deadline) - 1e3 * (best.measured_s or best.predicted_s or 0.0)
+            how = f"{spare_ms:.4g} ms to spare" if spare_ms >= 0 else f"missed by {-spare_ms:.4g} ms"
+            yield Limit(f"--deadline {float(deadline):g} ms: {how}", self._known[1], 0.0)
         if costs.operator_nbytes is not None and costs.memory_bytes is not None:
             yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
         lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
@@ -328,7 +353,11 @@ class _Work:
             names = {p.name for p in members}
             without = costs.operator_s.copy()
             without[[p.name in names for p in costs.platform.processors]] = np.inf
-            what = f"with {', '.join(sorted(names))}" if len(names) < 4 else f"with the {len(names)} lanes like {like}"
+            what = (
+                f"there is {', '.join(sorted(names))}"
+                if len(names) < 4
+                else f"there are {len(names)} lanes like {like}"
+            )
             yield self._limit(what, replace(costs, operator_s=without))
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from optimizer.exact.bound import model_error
 from optimizer.explain import Explanation, Told, borders
 from optimizer.report.document import Block, Column, Table, Text, shown
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _TIME = ".4g"
+_LITTLE = 1e-3  # of the latency: what binds by less than this is not worth a thought
 
 
 def blocks(found: Explanation) -> Iterator[Block]:
@@ -19,7 +21,7 @@ def blocks(found: Explanation) -> Iterator[Block]:
     predicted, measured = _ms(found.best.predicted_s), _ms(found.best.measured_s)
     yield Text(
         f"Predicted by {found.model}: {shown(predicted, _TIME)} ms for this plan; measured: "
-        f"{shown(measured, _TIME)} ms. All other predictions are by the same model, and read as differences from it."
+        f"{shown(measured, _TIME)} ms. All other predictions are by the same model."
     )
     if found.note:
         yield Text(f"Note: {found.note}.", "note")
@@ -28,14 +30,38 @@ def blocks(found: Explanation) -> Iterator[Block]:
     yield _parts(found)
     yield _limits(found)
     yield _by_stages(found)
+    if text := _final(found):
+        yield Text(text)
     yield _baselines(found)
     relaxed = found.relaxed
     why = "the longest path of operators, one after another"
     if relaxed.work_s > relaxed.critical_path_s:
         why = "all the work, shared out"
+    wrong = model_error(found.best.measured_s, relaxed.latency_s) if found.best.measured_s is not None else 0.0
     yield Text(
         f"However it is cut and overlapped, none takes less than {relaxed.latency_s * 1e3:.4g} ms (predicted): {why} "
         f"(work {relaxed.work_s * 1e3:.4g} ms, path {relaxed.critical_path_s * 1e3:.4g} ms)."
+        + (f" This one was measured {wrong:.1%} below that: by so much at least the model is wrong." if wrong else "")
+    )
+
+
+def _final(found: Explanation) -> str:
+    """Return how the final comparison went, which decided; the table above it has medians of few runs."""
+    final, best = found.final, found.best.measured_s
+    if final is None:
+        return ""
+    ratio, (low, high) = final["ratio"], final["ci95"]
+    how = f"{ratio:.4f} times [{low:.4f}, {high:.4f}] as fast"
+    if final["plan"] == found.plan.to_json():
+        told = f"Side by side, this plan was {how} as the best baseline, “{final['baseline']}”."
+    else:
+        sure = "significantly slower" if final["significant"] else "no significant difference"
+        told = f"Side by side, the fastest other plan was {how} as this one: {sure}."
+    lucky = best is not None and any(k.measured_s is not None and k.measured_s < best for k in found.by_stages)
+    return (
+        f"What was measured faster above was so in the few runs of the search, in part by luck. {told}"
+        if lucky
+        else told
     )
 
 
@@ -56,7 +82,7 @@ def _cuts(found: Explanation) -> Table:
         for name, told in (("one operator left", cut.left), ("one operator right", cut.right)):
             where = f"before {cut.before}, {cut.nbytes:,} B cross"
             rows.append((where, name, _more(told, found.best), _ms(told.measured_s), told.why_not))
-    columns = (Column("cut"), Column("moved"), Column("predicted, ms", "+.4g"), Column("measured, ms", _TIME),
+    columns = (Column("cut"), Column("moved"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
                Column("remark"))  # fmt: skip
     return Table("What moving a cut would cost", columns, tuple(rows))
 
@@ -69,7 +95,7 @@ def _parts(found: Explanation) -> Table:
         for name, told in (part.elsewhere or (("–", Told(None, None, "there is no other processor")),))
     ]  # fmt: skip
     columns = (Column("part"), Column("on"), Column("took, ms", _TIME), Column("moved to"),
-               Column("predicted, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))  # fmt: skip
+               Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))  # fmt: skip
     return Table("What each part would cost on another processor", columns, tuple(rows))
 
 
@@ -78,6 +104,8 @@ def _limits(found: Explanation) -> Table:
     for limit in found.limits:
         change = None if limit.saves_s is None else -limit.saves_s * 1e3 + 0.0
         word = "binds" if limit.binds else "no plan is left" if limit.without_s is None else ""
+        if limit.saves_s and limit.without_s is not None and 0 < limit.saves_s < _LITTLE * limit.without_s:
+            word = "hardly"
         word = "needed" if change is not None and change > 0 else word
         rows.append((limit.what, _ms(limit.without_s), change, word))
     columns = (Column("limit"), Column("best without it, predicted, ms", _TIME), Column("change, ms", "+.4g"),
@@ -113,7 +141,7 @@ def _baselines(found: Explanation) -> Table:
         )
         for name, told in found.baselines
     )
-    columns = (Column("instead"), Column("predicted, ms", "+.4g"), Column("measured, ms", _TIME),
+    columns = (Column("instead"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
                Column("times as long", ".4f"), Column("remark"))  # fmt: skip
     return Table("What else a person would have tried", columns, rows)
 

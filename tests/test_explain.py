@@ -56,7 +56,7 @@ def test_limits_tell_what_binds(told: dict[str, Any]) -> None:
     memory = limits["memory of the processors"]
     assert memory["binds"] == (memory["saves_ms"] > 0.0)
     assert limits["hand-overs take time"]["binds"]
-    assert not limits["with cpu"]["binds"]
+    assert not limits["there is cpu"]["binds"]
     assert any(what.startswith("npu refuses 1 operators") for what in limits)
     refused = [m["why_not"] for p in told["parts"] for m in p["elsewhere"].values() if m["why_not"]]
     assert all("refuses operator" in why or "does not fit" in why for why in refused)
@@ -70,6 +70,7 @@ def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixtu
         "What moving a cut",
         "What binds",
         "The best plan for every K",
+        "Side by side, this plan was",
         "What else a person",
         "However it is",
     ):
@@ -104,3 +105,38 @@ def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path, capsys: pyt
     (copy / "config.yaml").write_text(config)
     assert main(["explain", str(copy)]) == 2
     assert "no_such_table.yaml" in capsys.readouterr().err
+
+
+def test_a_deadline_stands_among_what_could_bind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(TABLE), "--evaluator", "table", "--max-stages", "3", "--budget", "20", "-q"]
+    assert main([*words, "--deadline", "40", "--out", str(tmp_path / "run"), "--json"]) == 0
+    best_ms = json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"]
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert f"--deadline 40 ms: {40 - best_ms:.4g} ms to spare" in " ".join(capsys.readouterr().out.split())
+
+
+SEARCH = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "8", "-q"]
+
+
+def test_only_plans_that_were_chosen_by_the_latency_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SEARCH, "--processors", "1large,gpu", "--out", str(tmp_path / "run"), "--objective", "occupancy"]
+    assert main([*words, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "not chosen by the latency" in error
+
+
+def test_sides_of_a_split_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SEARCH, "--processors", "1large,3med", "--out", str(tmp_path / "run"), "--space", "coexecution"]
+    assert main([*words, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]["plan"]
+    assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["parts"]) == len(best["stages"])
+    split = [p for p, s in zip(told["parts"], best["stages"], strict=True) if "share" in s]
+    assert all("side of a split" in p["elsewhere"]["–"]["why_not"] for p in split)
+    assert not any("--max-stages" in limit["what"] for limit in told["limits"])
