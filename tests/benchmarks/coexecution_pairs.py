@@ -68,7 +68,16 @@ def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row
         )
         rows[name] = shown(found)
         tell(f"  {name}: {found.speedup:.3f} {found.ci95}")
-    return {"best": parts_of(graph, platform, best), "best_times_as_fast_as": rows}
+    return {
+        "best": parts_of(graph, platform, best),
+        "best_times_as_fast_as": rows,
+        "study_ms": {name: row["latency_ms"] and row["latency_ms"]["median"] for name, row in studied(result).items()},
+    }
+
+
+def studied(result: Row) -> Row:
+    """Return the plans that a study names."""
+    return {"best": result["best"], **result["baselines"]}
 
 
 def main() -> None:

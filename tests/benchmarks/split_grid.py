@@ -1,6 +1,7 @@
 """How near the split that is found is to the best of the full grid, and how much of the grid is measured for it.
 
 ``python -m tests.benchmarks.split_grid OUT.json --lanes cpu0,cpu1 --operators vgg16:1,vgg16:9,mobilenet_v1:2``
+measures this machine; with ``--platform pixel4 --lanes gpu,1large`` the cost model of that device tells the times.
 
 An operator is cut out of a model, and every split of it is measured: along height and along output channels, at every
 step of the grid, in both orders of unlike processors. Then what a study does is replayed on these times: the operator
@@ -21,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import ComparisonPolicy, finals
+from evaluators.comparison import ComparisonPolicy, Load, finals
+from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.profile import profile
+from optimizer.profile import known_profile, profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.coexecution import CoexecutionProposer
@@ -43,48 +45,52 @@ WANTED = 0.97
 EACH = SamplingPolicy(precision=0.01, max_s=0.25, min_runs=8, max_runs=60)
 FINALS = ComparisonPolicy(max_s=1.5, min_rounds=3, max_rounds=5)
 Row = dict[str, Any]
+AnySession = LitertSession | CostModelSession
 
 
-def grid(space: CoexecutionSpace) -> list[Plan]:
-    """Return every plan of an operator that is split; those that only name alike lanes otherwise are one."""
-    plans = (space.plan_at(i) for i in range(space.cardinality()))
-    return list({p.digest: p for p in plans if is_split(p)}.values())
+def every_plan(space: CoexecutionSpace) -> list[Plan]:
+    """Return every plan of an operator, whole ones too; those that only name alike lanes otherwise are one."""
+    return list({p.digest: p for p in map(space.plan_at, range(space.cardinality()))}.values())
 
 
 def replayed(
-    space: CoexecutionSpace, graph: Graph, platform: Platform, session: LitertSession, known: Mapping[str, Measurement]
+    space: CoexecutionSpace, graph: Graph, platform: Platform, session: AnySession, known: Mapping[str, Measurement]
 ) -> list[Plan]:
     """Return the splits that a study measures, in order; the times are those that are known."""
-    proposer = CoexecutionProposer(
-        Problem(graph, platform, space, profile(session, graph, platform).costs(platform)), space
-    )
-    most = math.floor(SHARE * len(known))
+    if isinstance(session, LitertSession):
+        operators = profile(session, graph, platform)
+    else:
+        operators = known_profile(session.part_costs(graph), platform)
+    proposer = CoexecutionProposer(Problem(graph, platform, space, operators.costs(platform)), space)
+    most = math.floor(SHARE * sum(is_split(plan) for plan in every_plan(space)))
     tried: list[Plan] = []
     while len(tried) < most:
         plan = proposer.propose()
         if plan is None:
             break
-        if plan.digest in known:
+        if is_split(plan):
             tried.append(plan)
         proposer.observe(plan, known.get(plan.digest))
     return tried
 
 
-def found(session: LitertSession, graph: Graph, platform: Platform) -> Row:
+def found(session: AnySession, graph: Graph, platform: Platform) -> Row:
     """Measure the grid of a model of one operator, and replay the search."""
     space = CoexecutionSpace(graph, platform)
     known: dict[str, Measurement] = {}
-    plans = grid(space)
-    for plan in plans:
+    for plan in every_plan(space):
         with closing(session.load(graph, plan)) as candidate:
             known[plan.digest] = measure(candidate, EACH)
+    plans = [plan for plan in every_plan(space) if is_split(plan)]
     tried = replayed(space, graph, platform, session, known)
     ordered = sorted(plans, key=lambda p: known[p.digest].latency_s.median)
     chosen = min(tried, key=lambda p: known[p.digest].latency_s.median)
     # The best of many that were measured once each was in part lucky: it, the next two and the chosen one again.
     again = list({p.digest: p for p in (chosen, *ordered[:3])}.values())
-    samples = finals([lambda p=p: session.load(graph, p) for p in again], FINALS, np.random.default_rng(0))  # type: ignore[misc]
-    medians = [s.median for s in samples]
+    medians = [known[p.digest].latency_s.median for p in again]
+    if isinstance(session, LitertSession):
+        loads: list[Load] = [lambda p=p: session.load(graph, p) for p in again]  # type: ignore[misc]
+        medians = [s.median for s in finals(loads, FINALS, np.random.default_rng(0))]
     return {
         "grid": len(plans),
         "measured": len(tried),
@@ -110,24 +116,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--lanes", default="cpu0,cpu1")
+    parser.add_argument("--platform")
     parser.add_argument("--operators", default="vgg16:1,vgg16:7,vgg16:15,mobilenet_v1:1,mobilenet_v1:4,squeezenet1_1:4")
     given = parser.parse_args()
-    evaluator = LitertEvaluator()
-    platform = Platform("two", tuple(evaluator.processor(name) for name in given.lanes.split(",")))
-    document: Row = json.loads(given.out.read_text()) if given.out.exists() else {"schema_version": 1, "lanes": {}}
+    local, model = LitertEvaluator(), CostModelEvaluator()
+    where = f"{given.platform}: {given.lanes}" if given.platform else given.lanes
+    described = model.described(Path(given.platform)) if given.platform else None
+    names = given.lanes.split(",")
+    platform = described.restrict(names) if described is not None else None
+    platform = platform or Platform("two", tuple(local.processor(name) for name in names))
+    evaluator = local if described is None else model
+    document: Row = json.loads(given.out.read_text()) if given.out.exists() else {"schema_version": 1, "on": {}}
     document |= {
-        "command": "python -m tests.benchmarks.split_grid OUT.json --lanes LANES --operators MODEL:OPERATOR,...",
+        "command": f"python -m tests.benchmarks.split_grid {given.out.name} --lanes LANES [--platform NAME]",
         "provenance": provenance(),
     }
-    rows: Row = document["lanes"].setdefault(given.lanes, {})
+    rows: Row = document["on"].setdefault(where, {})
     with TemporaryDirectory() as folder, evaluator.prepare(platform) as session:
         for name in given.operators.split(","):
-            model, number = name.rsplit(":", 1)
-            graph = alone(load(model), int(number), Path(folder) / f"{model}_{number}.tflite")
+            whole, number = name.rsplit(":", 1)
+            graph = alone(load(whole), int(number), Path(folder) / f"{whole}_{number}.tflite")
             rows[name] = {"kind": graph.operators[0].kind} | found(session, graph, platform)
             tell(f"{name} {graph.operators[0].kind} { {k: v for k, v in rows[name].items() if k != 'grid_ms'} }")
             given.out.write_text(json.dumps(document, indent=1) + "\n")
-    every: Sequence[Row] = [row for lanes in document["lanes"].values() for row in lanes.values()]
+    every: Sequence[Row] = [row for each in document["on"].values() for row in each.values()]
+    document["least_as_good"] = min(row["as_good"] for row in every)
+    document["most_measured"] = max(row["share"] for row in every)
+    given.out.write_text(json.dumps(document, indent=1) + "\n")
     tell(f"at least {min(r['as_good'] for r in every):.3f} as good, of {max(r['share'] for r in every):.1%} measured")
 
 
