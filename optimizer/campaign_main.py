@@ -41,7 +41,15 @@ def summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[s
 
 
 def run_file(
-    path: Path, out: Path | None, jobs: int, command: Sequence[str], *, dry: bool, as_json: bool, quiet: bool
+    path: Path,
+    out: Path | None,
+    jobs: int,
+    command: Sequence[str],
+    *,
+    dry: bool,
+    as_json: bool,
+    quiet: bool,
+    scheduler: str = "",
 ) -> int:
     """Run a campaign from its file and return the exit code.
 
@@ -64,7 +72,7 @@ def run_file(
         return 0
     with opened(file, studies, folder, command) as run:
         with ProgressCampaign(len(studies), quiet=quiet) as watcher:
-            run_campaign(run, watcher, jobs)
+            run_campaign(run, watcher, jobs, scheduler)
         saved = read_state(folder)
         tables = gather(folder, saved)
         notes = [write_tables(tables, folder)]

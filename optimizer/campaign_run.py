@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from evaluators.registry import make_evaluator, measures_here
 from optimizer.campaign import Planned
+from optimizer.campaign_cluster import run_on_cluster
 from optimizer.campaign_file import CampaignFile
 from optimizer.config import StudyConfig, command_line
 from optimizer.files import disk_errors, write_atomic, write_json
@@ -168,17 +169,18 @@ def opened(
         yield run
 
 
-def run_campaign(run: CampaignRun, watcher: CampaignWatcher, jobs: int = 1) -> None:
+def run_campaign(run: CampaignRun, watcher: CampaignWatcher, jobs: int = 1, scheduler: str = "") -> None:
     """Run what is not finished; a study that fails does not end the others.
 
     Args:
         jobs: how many studies at a time, where no evaluator measures this machine.
+        scheduler: address of a Dask cluster that runs the studies; "" for this machine.
 
     Raises:
         UsageError: several at a time, but an evaluator measures this machine.
         RunFolderError: the state cannot be written.
     """
-    if jobs > 1:
+    if jobs > 1 and not scheduler:
         _check_jobs(run)
     waiting = []
     for state in run.states:
@@ -189,7 +191,9 @@ def run_campaign(run: CampaignRun, watcher: CampaignWatcher, jobs: int = 1) -> N
             waiting.append(state)
     run.save()
     try:
-        if jobs > 1:
+        if scheduler:
+            run_on_cluster(run, waiting, watcher, scheduler)
+        elif jobs > 1:
             _beside_each_other(run, waiting, watcher, jobs)
         else:
             for state in waiting:

@@ -23,6 +23,7 @@ def run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     add("file", metavar="FILE.yaml", type=Path, help="the campaign")
     add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
     add("--jobs", metavar="N", default="1", help="studies at a time, where none measures this machine")
+    add("--scheduler", metavar="URL", default="", help="a Dask cluster that runs the studies (default: this machine)")
     add("--dry-run", action="store_true", help="list the studies, their sizes and the time expected")
     add("--json", action="store_true", help="print one JSON document")
     add("-q", "--quiet", action="store_true", help="no progress")
@@ -40,6 +41,7 @@ def run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         dry=options.dry_run,
         as_json=options.json,
         quiet=options.quiet,
+        scheduler=options.scheduler,
     )
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from optimizer.baselines import Baseline
 from optimizer.history import UNSEEN, Trial
 from optimizer.loop import Loop
@@ -53,7 +55,13 @@ class SharedLoop(Loop):
             UnavailableError: the first plans all failed, so the device itself does not work.
         """
         cardinality = self.space.cardinality()
-        proposer = make_proposer(self.sampler, self.seed, self.problem) if self.problem is not None else None
+        proposer = self.proposer
+        if proposer is None and self.problem is not None:
+            fits = self.problem.fits
+            free = replace(self.problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
+            # An order of its own for each worker: in one and the same they would all want the same plan each time.
+            seed = int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0])
+            proposer = make_proposer(self.sampler, seed, free)
         if proposer is not None:
             for trial in (*self.history.outside, *self.history.trials):
                 proposer.observe(trial.plan, trial.measurement, trial.speed)

@@ -144,3 +144,14 @@ def _passes(error: Exception) -> bool:
         return True
     code = getattr(error, "code", None)  # of grpc.RpcError, which need not be installed
     return callable(code) and getattr(code(), "name", "") in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"}
+
+
+def close_storage(storage: BaseStorage) -> None:
+    """Close the connections of a storage."""
+    storage.remove_session()
+    engine = getattr(getattr(storage, "_backend", None), "engine", None)
+    if engine is not None:
+        engine.dispose()
+    close = getattr(storage, "close", None)  # of the proxy
+    if close is not None:
+        close()

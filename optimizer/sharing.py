@@ -12,7 +12,7 @@ from typing import Any
 
 from optimizer.config import StudyConfig, option, parse_config
 from optimizer.shared import SETTINGS, SharedStudy, settings_of
-from optimizer.shared_storage import open_storage
+from optimizer.shared_storage import close_storage, open_storage
 from search_spaces.errors import UsageError
 
 # What a worker decides for itself; all else is the study's.
@@ -47,7 +47,11 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
     config = parse_config({"model": "joined", "budget": 1, **mine})
     if config.storage is None or config.study is None:
         raise UsageError("--model is missing", "or give --study and --storage to join a study")
-    known = settings_of(open_storage(config.storage, config.heartbeat), config.study)
+    storage = open_storage(config.storage, config.heartbeat)
+    try:
+        known = settings_of(storage, config.study)
+    finally:
+        close_storage(storage)
     return parse_config({**known["config"], **mine})
 
 
@@ -78,6 +82,7 @@ def sharing(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> Ite
         yield shared
     finally:
         shared.close()
+        close_storage(storage)
 
 
 def _settings(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaluators.energy import OPTION
 from evaluators.remote import wire
 from evaluators.remote.connection import BusyElsewhereError, Connection, new_client
 from evaluators.remote.devices import Device
@@ -75,7 +77,7 @@ class Link:
             request = {
                 "client": self.client,
                 "study": self.platform.name,
-                "platform": wire.platform_to_json(self.platform),
+                "platform": wire.platform_to_json(_unpriced(self.platform)),
                 "names": self._names,
             }
             answer = connection.call("Open", request, 2 * self.platform.limits.load_s + SLACK_S)
@@ -194,6 +196,12 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
 def _check_version(device: Device, version: object) -> None:
     if version != wire.VERSION:
         raise UnavailableError(f"device {device.name} speaks version {version}", "install the same version there")
+
+
+def _unpriced(platform: Platform) -> Platform:
+    """Return a platform as the device knows it: what power its lanes draw was said here."""
+    lanes = (replace(p, options={k: v for k, v in p.options.items() if k != OPTION}) for p in platform.processors)
+    return replace(platform, processors=tuple(lanes))
 
 
 def _plain(conditions: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def serve(agent: Agent, host: str, port: int, credentials: ServerCredentials) ->
     options = (
         *wire.OPTIONS,
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
         ("grpc.max_metadata_size", 16 << 10),

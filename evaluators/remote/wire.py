@@ -35,8 +35,8 @@ FILE_NAME = re.compile(r"plan\.json|stage_[0-9]{1,6}\.tflite")
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_NBYTES),
     ("grpc.max_send_message_length", MESSAGE_NBYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -1,0 +1,145 @@
+"""What we say to an adb server: its smart-socket protocol, shell protocol version 2, and sync.
+
+The server is the one that ``adb start-server`` leaves on port 5037 of this machine; it alone talks to the phones. The
+formats are those of ``OVERVIEW.TXT``, ``SERVICES.TXT`` and ``SYNC.TXT`` of Android's adb. A request opens a connection
+of its own, so that one that failed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from search_spaces.errors import DeviceLostError, UnavailableError
+
+PORT = 5037
+_PIECE_NBYTES = 64 << 10  # what sync takes at once
+_MAX_ANSWER_NBYTES = 64 << 20
+_CONNECT_S = 5.0
+_STDOUT, _STDERR, _EXIT = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Phone:
+    """A phone, as an adb server knows it.
+
+    Attributes:
+        serial: as ``adb devices`` shows it.
+        host, port: of the server.
+    """
+
+    serial: str
+    host: str = "127.0.0.1"
+    port: int = PORT
+
+    def shell(self, words: Sequence[str], limit_s: float = 60.0) -> tuple[int, bytes, bytes]:
+        """Run a command there; return its exit status and what it wrote to its two outputs.
+
+        Raises:
+            DeviceLostError: the phone or the server is gone, or took longer than ``limit_s``.
+        """
+        import shlex
+
+        with self._opened(f"shell,v2,raw:{shlex.join(words)}", limit_s) as connection:
+            found = {_STDOUT: bytearray(), _STDERR: bytearray()}
+            while True:
+                kind, nbytes = struct.unpack("<BI", _exactly(connection, 5))
+                if nbytes > _MAX_ANSWER_NBYTES:
+                    raise UnavailableError(f"phone {self.serial}: an answer of {nbytes} bytes is not taken")
+                content = _exactly(connection, nbytes)
+                if kind == _EXIT:
+                    return content[0] if content else 1, bytes(found[_STDOUT]), bytes(found[_STDERR])
+                if kind in found:
+                    found[kind] += content
+                    if len(found[kind]) > _MAX_ANSWER_NBYTES:
+                        raise UnavailableError(f"phone {self.serial}: a command writes without end")
+
+    def push(self, path: Path, there: str, mode: int = 0o644, limit_s: float = 600.0) -> None:
+        """Copy a file to the phone.
+
+        Raises:
+            DeviceLostError: the phone or the server went away.
+            UnavailableError: the phone does not take it.
+        """
+        with self._opened("sync:", limit_s) as connection, path.open("rb") as file:
+            name = f"{there},{0o100000 | mode}".encode()
+            connection.sendall(b"SEND" + struct.pack("<I", len(name)) + name)
+            while piece := file.read(_PIECE_NBYTES):
+                connection.sendall(b"DATA" + struct.pack("<I", len(piece)) + piece)
+            connection.sendall(b"DONE" + struct.pack("<I", int(path.stat().st_mtime) & 0xFFFFFFFF))
+            self._sync_answer(connection, there)
+
+    def pull(self, there: str, limit_s: float = 60.0) -> bytes:
+        """Return what a file on the phone holds.
+
+        Raises:
+            DeviceLostError: the phone or the server went away.
+            UnavailableError: there is no such file, or it is too large.
+        """
+        with self._opened("sync:", limit_s) as connection:
+            name, found = there.encode(), bytearray()
+            connection.sendall(b"RECV" + struct.pack("<I", len(name)) + name)
+            while True:
+                kind, nbytes = _exactly(connection, 4), struct.unpack("<I", _exactly(connection, 4))[0]
+                if kind == b"DONE":
+                    return bytes(found)
+                if kind != b"DATA" or nbytes > _PIECE_NBYTES:
+                    raise UnavailableError(f"phone {self.serial}: {there}: {_text(connection, min(nbytes, 4096))}")
+                found += _exactly(connection, nbytes)
+                if len(found) > _MAX_ANSWER_NBYTES:
+                    raise UnavailableError(f"phone {self.serial}: {there} is too large")
+
+    def _sync_answer(self, connection: socket.socket, there: str) -> None:
+        kind, nbytes = _exactly(connection, 4), struct.unpack("<I", _exactly(connection, 4))[0]
+        if kind != b"OKAY":
+            raise UnavailableError(f"phone {self.serial}: {there}: {_text(connection, min(nbytes, 4096))}")
+
+    @contextmanager
+    def _opened(self, service: str, limit_s: float) -> Iterator[socket.socket]:
+        """Open a service of the phone."""
+        where = f"{self.host}:{self.port}"
+        try:
+            connection = socket.create_connection((self.host, self.port), timeout=_CONNECT_S)
+        except OSError as error:
+            raise UnavailableError(f"no adb server answers at {where}", "adb start-server") from error
+        with connection:
+            connection.settimeout(limit_s)
+            try:
+                self._ask(connection, f"host:transport:{self.serial}")
+                self._ask(connection, service)
+                yield connection
+            except (OSError, EOFError) as error:
+                reason = "took too long" if isinstance(error, TimeoutError) else "went away"
+                raise DeviceLostError(f"phone {self.serial} {reason}", "see `adb devices`") from error
+
+    def _ask(self, connection: socket.socket, service: str) -> None:
+        request = service.encode()
+        connection.sendall(f"{len(request):04x}".encode() + request)
+        status = _exactly(connection, 4)
+        if status == b"OKAY":
+            return
+        if status != b"FAIL":
+            raise UnavailableError(f"{self.host}:{self.port} is no adb server", "adb start-server")
+        reason = _text(connection, int(_exactly(connection, 4), 16))
+        kind = (
+            DeviceLostError if any(word in reason for word in ("not found", "offline", "closed")) else UnavailableError
+        )
+        raise kind(f"phone {self.serial}: {reason}", "see `adb devices`")
+
+
+def _text(connection: socket.socket, nbytes: int) -> str:
+    return " ".join(_exactly(connection, nbytes).decode(errors="replace").split())
+
+
+def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    found = bytearray()
+    while len(found) < nbytes:
+        piece = connection.recv(min(nbytes - len(found), 1 << 16))
+        if not piece:
+            raise EOFError("the connection was closed")
+        found += piece
+    return bytes(found)

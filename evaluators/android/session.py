@@ -1,0 +1,248 @@
+"""Plans on a phone: the evaluator ``adb``.
+
+Each stage is a file that is sent once and timed alone, in some processes one after another, by LiteRT's
+``benchmark_model``. The plan itself is not run: its latency is what these times give in the order of the plan, with a
+price for each tensor that changes the processor. So what stages do to each other (caches, heat, bandwidth) is not in
+it; ``conditions`` says so with every measurement.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from evaluators.android.farm import Handset, find_handset
+from evaluators.android.profile import StageProfile, read_profile
+from evaluators.base import Agreement, Batch
+from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
+from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.models.cache import cache_dir
+from search_spaces.models.digests import file_digest
+from search_spaces.models.stages import cut_stage
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+
+FOLDER = "/data/local/tmp/partition-optimizer"
+_PROCESSES = 5
+_RUNS = ("--num_runs=20", "--min_secs=0.1", "--warmup_runs=2", "--warmup_min_secs=0.05", "--max_secs=20")
+_PROFILING = ("--enable_op_profiling=true", "--op_profiling_output_mode=proto")
+
+
+class AdbEvaluator:
+    """See :class:`~evaluators.base.Evaluator`; which phone it is must be said first, by :meth:`at`."""
+
+    name = "adb"
+    measures_here = False
+
+    def __init__(self) -> None:
+        self._handset: Handset | None = None
+
+    def at(self, device: str) -> None:
+        """See :class:`~evaluators.base.Targeting`."""
+        self._handset = find_handset(device)
+
+    def platform(self) -> Platform:
+        """See :class:`~evaluators.base.Evaluator`: as the file of devices describes the phone."""
+        return self._known().platform
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[AdbSession]:  # noqa: ARG002
+        """See :class:`~evaluators.base.Evaluator`; one study at a time has the phone."""
+        handset = self._known()
+        with _alone(handset), TemporaryDirectory(prefix="stages-") as folder:
+            session = AdbSession(handset, platform, Path(folder))
+            session.install()
+            try:
+                yield session
+            finally:
+                session.closed = True
+
+    def _known(self) -> Handset:
+        if self._handset is None:
+            raise UsageError("--evaluator adb: which phone?", "give --device NAME")
+        return self._handset
+
+
+@contextmanager
+def _alone(handset: Handset) -> Iterator[None]:
+    """Keep other studies of this machine, where the phone is plugged in, from measuring on it meanwhile."""
+    folder = cache_dir() / "phones"
+    folder.mkdir(parents=True, exist_ok=True)
+    serial = "".join(c if c.isalnum() else "_" for c in handset.phone.serial)
+    with (folder / f"{serial}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"phone {handset.name} measures for another study", "wait for it") from None
+        yield
+
+
+class AdbSession:
+    """See :class:`~evaluators.base.Session`."""
+
+    def __init__(self, handset: Handset, platform: Platform, folder: Path) -> None:
+        self._handset = handset
+        self._platform = platform
+        self._folder = folder
+        self._timed: dict[tuple[str, str, tuple[int, ...]], list[StageProfile]] = {}
+        self._there: set[str] = set()
+        self._told: dict[str, Any] = {}
+        self._facts: dict[str, str] = {}
+        self.closed = False
+
+    def install(self) -> None:
+        """Bring ``benchmark_model`` to the phone, once, and ask what phone it is.
+
+        Raises:
+            UnavailableError: the phone is not there, or does not take it.
+        """
+        self._run(["mkdir", "-p", FOLDER])
+        self._benchmark = self._sent(self._handset.benchmark, "benchmark_model", 0o755)
+        for name, key in (("model", "ro.product.model"), ("build", "ro.build.fingerprint")):
+            self._facts[name] = self._run(["getprop", key]).strip()[:200]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {
+            "evaluator": AdbEvaluator.name,
+            "phone": self._facts,
+            "benchmark_model": file_digest(self._handset.benchmark),
+            "flags": [*_RUNS, *_PROFILING],
+            "platform": self._platform.to_json(),
+        }
+
+    def conditions(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Witness`: the phone as it was after the last stage, and what is not measured."""
+        links = {(link.bandwidth_bytes_per_s, link.latency_s) for link in self._platform.links}
+        price = "; ".join(f"{rate:g} B/s and {latency_s:g} s" for rate, latency_s in sorted(links)) or "nothing"
+        return {**self._told, "device": self._handset.name, "hand_over": f"not measured: priced at {price}"}
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> AdbCandidate:
+        """See :class:`~evaluators.base.Session`; stages that were timed before are not timed again."""
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        plan.validate(graph, self._platform)
+        if graph.source is None:
+            raise UnavailableError(f"model {graph.name!r} has no file; phones are sent files")
+        if any(stage.share is not None for stage in plan.stages):
+            raise UnavailableError("phones run no split stages", "take another --space")
+        digest = graph.source.content_digest()
+        samples = []
+        for stage in plan.stages:
+            key = (digest, stage.processor, stage.operators)
+            if fresh or key not in self._timed:
+                self._timed[key] = self._time(graph, stage.operators, self._platform[stage.processor])
+            samples.append([profile.seconds for profile in self._timed[key]])
+        return AdbCandidate(graph, plan, self._platform, samples)
+
+    def _time(self, graph: Graph, operators: tuple[int, ...], processor: Processor) -> list[StageProfile]:
+        """Time a stage on a processor, in some processes one after another."""
+        path = self._folder / "stage.tflite"
+        digest = cut_stage(graph, operators).write(path)
+        there = self._sent(path, f"{digest}.tflite", 0o644, digest)
+        profile = f"{FOLDER}/profile.pb"
+        command = [self._benchmark, f"--graph={there}", *processor.options["flags"], *_RUNS, *_PROFILING]
+        command.append(f"--op_profiling_output_file={profile}")
+        if "mask" in processor.options:
+            command = ["taskset", processor.options["mask"], *command]
+        found = []
+        for _ in range(_PROCESSES):
+            self._run(["rm", "-f", profile])
+            self._run(command, self._platform.limits.run_s)
+            found.append(read_profile(self._handset.phone.pull(profile)))
+        self._told = self._conditions()
+        return found
+
+    def _sent(self, path: Path, name: str, mode: int, digest: str = "") -> str:
+        """Send a file where it is not there yet, and compare its digest on the phone; return where it lies."""
+        digest, there = digest or file_digest(path), f"{FOLDER}/{name}"
+        if digest in self._there:
+            return there
+        phone = self._handset.phone
+        if self._digest(there) != digest:
+            phone.push(path, f"{there}.part", mode)
+            if self._digest(f"{there}.part") != digest:
+                raise UnavailableError(f"phone {self._handset.name}: {name} did not arrive as it was sent", "try again")
+            self._run(["mv", f"{there}.part", there])
+        self._run(["chmod", f"{mode:o}", there])
+        self._there.add(digest)
+        return there
+
+    def _digest(self, there: str) -> str:
+        code, out, _ = self._handset.phone.shell(["sha256sum", there])
+        return out.decode(errors="replace").split(" ")[0] if code == 0 else ""
+
+    def _conditions(self) -> dict[str, Any]:
+        """Return how hot the phone is and how fast its cores are, as far as it tells."""
+        told: dict[str, Any] = {}
+        with suppress(UnavailableError, ValueError, StopIteration):
+            battery = self._run(["dumpsys", "battery"])
+            line = next(line for line in battery.splitlines() if line.strip().startswith("temperature:"))
+            told["temperature_c"] = int(line.split(":")[1]) / 10.0
+        with suppress(UnavailableError, ValueError):
+            path = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
+            told["clock_hz"] = int(self._run(["cat", path])) * 1e3
+        return told
+
+    def _run(self, words: list[str], limit_s: float = 60.0) -> str:
+        code, out, errors = self._handset.phone.shell(words, limit_s)
+        if code:
+            lines = (errors or out).decode(errors="replace").strip().splitlines() or ["without a word"]
+            program = Path(words[0]).name
+            raise UnavailableError(f"phone {self._handset.name}: {program} ended with {code}: {lines[-1][:200]}")
+        return out.decode(errors="replace")
+
+
+class AdbCandidate:
+    """A plan whose stages were timed; see :class:`~evaluators.base.Candidate`."""
+
+    def __init__(self, graph: Graph, plan: Plan, platform: Platform, samples: list[list[float]]) -> None:
+        self._plan = plan
+        self._samples = samples
+        self._law = Law.of(platform)
+        lanes = {p.name: i for i, p in enumerate(platform.processors)}
+        self._lanes = [lanes[stage.processor] for stage in plan.stages]
+        self._needs = [_needs(graph, plan, platform, index) for index in range(len(plan.stages))]
+        self._next = 0
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`: each run takes the stages' times from another process."""
+        latency_s: list[float] = []
+        rows: list[list[float]] = []
+        while len(rows) < n and not (latency_s and latency_s[-1] > stop_above_s):
+            row = [taken[self._next % len(taken)] for taken in self._samples]
+            self._next += 1
+            tasks = [Task(*task) for task in zip(self._lanes, row, self._needs, strict=True)]
+            found = timeline(run_tasks(tasks, self._law), [stage.processor for stage in self._plan.stages])
+            latency_s.append(max(event.end_s for event in found.events))
+            rows.append(row)
+        return Batch(np.array(latency_s), np.array(rows), found)
+
+    def verify(self) -> Agreement | None:
+        """Return None: ``benchmark_model`` does not tell outputs."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+def _needs(graph: Graph, plan: Plan, platform: Platform, index: int) -> tuple[tuple[int, float], ...]:
+    """Return the stages that a stage reads from, and the seconds that hand-over takes."""
+    place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
+    mine, taken = plan.stages[index].processor, dict[int, float]()
+    for tensor in graph.boundary(plan.stages[index].operators).inputs:
+        if tensor not in graph.producer:
+            continue
+        before = place[graph.producer[tensor]]
+        link = next((k for k in platform.links if set(k.between) == {mine, plan.stages[before].processor}), None)
+        priced_s = 0.0 if link is None else link.latency_s + graph.tensors[tensor].nbytes / link.bandwidth_bytes_per_s
+        taken[before] = taken.get(before, 0.0) + priced_s
+    return tuple(sorted(taken.items()))
