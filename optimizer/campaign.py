@@ -21,6 +21,7 @@ from search_spaces.models.digests import file_digest
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.plugins import find_entry
+from search_spaces.workload import is_workload, workload_of
 
 MOST_STUDIES = 10_000
 _KNOWN = re.compile(r"(whole on .+|(layer length|parameter count) K=[2-4]|layer type K=2|every layer|best)")
@@ -139,6 +140,10 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
 
 @cache
 def _check_model(name: str) -> None:
+    if is_workload(name) and not name.endswith((".yaml", ".yml")):
+        for client in workload_of(name).clients:
+            _check_model(client.model)
+        return
     if is_name(name) and not name.endswith(".tflite"):
         parse_name(name)
     elif not Path(name).exists() and name not in model_names():

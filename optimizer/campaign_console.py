@@ -148,11 +148,16 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
     from evaluators.registry import make_evaluator, measures_here
     from optimizer.config import most_stages
-    from optimizer.devices import choose_model_and_platform
+    from optimizer.devices import asks_for_several, choose_model_and_platform
     from search_spaces.registry import make_space
 
     config = planned.config
     evaluator = make_evaluator(config.evaluator)
+    if asks_for_several(evaluator, config):
+        from optimizer.workload_study import read_problem
+
+        problem = read_problem(config, evaluator)
+        return len(problem.joined.graph.operators), problem.space.cardinality(), measures_here(evaluator)
     graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     return len(graph.operators), space.cardinality(), measures_here(evaluator)

@@ -30,8 +30,8 @@ from search_spaces.plan import Plan
 COMMAND = "python -m tests.benchmarks.seed_001_workloads"
 SETS = {
     "4": "  - {model: squeezenet1_1, count: 4%s}\n",
-    "8": "  - {model: squeezenet1_1, count: 8%s}\n",
     "mix": "".join(f"  - {{model: {m}%s}}\n" for m in ("mobilenet_v1", "squeezenet1_1", "resnet50", "googlenet")),
+    "8": "  - {model: squeezenet1_1, count: 8%s}\n",
 }
 REQUESTS = {"4": 6, "8": 4, "mix": 3}
 RATES = {"4": 60.0, "8": 30.0, "mix": 5.0}  # requests a second of each model: about two thirds of what the cores can do
