@@ -11,6 +11,7 @@ branches (seed 003) takes as long as the slower side, to which the second proces
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -51,14 +52,15 @@ class CoexecutionModel:
 
     Attributes:
         costs: of operators, parts and hand-overs on the lanes of the platform; in seconds.
-        corrections: part, how it is split (or ``whole``) and lane → how many times as long as the model says it takes.
+        corrections: part, how it is split (or ``whole``) and lane → for sides that were measured, ascending, what the
+            model said that they take and how many times as long it was; between them it changes evenly.
         usual: how it is split → the same, for parts that are not among the corrections.
         copy_s_per_byte: to slice and to join.
     """
 
     space: CoexecutionSpace
     costs: ChainCosts
-    corrections: dict[tuple[int, int, str, str], float] = field(default_factory=dict)
+    corrections: dict[tuple[int, int, str, str], list[tuple[float, float]]] = field(default_factory=dict)
     usual: dict[str, float] = field(default_factory=dict)
     copy_s_per_byte: float = COPY_S_PER_BYTE
     _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
@@ -69,14 +71,21 @@ class CoexecutionModel:
         # Which branches go where is told by a set, so that the other order of a pair is the same once more.
         self._ordered = [pair for pair in self.space.pairs if self._lane[pair[0]] < self._lane[pair[1]]]
 
-    def _factor(self, first: int, last: int, how: str, lane: str) -> float:
-        return self.corrections.get((first, last, how, lane), self.usual.get(how, 1.0))
+    def _factor(self, first: int, last: int, how: str, lane: str, believed_s: float) -> float:
+        known = self.corrections.get((first, last, how, lane))
+        if known is None:
+            return self.usual.get(how, 1.0)
+        after = bisect(known, (believed_s, math.inf))
+        if after in (0, len(known)):
+            return known[min(after, len(known) - 1)][1]
+        (low_s, low), (high_s, high) = known[after - 1], known[after]
+        return low + (high - low) * (believed_s - low_s) / (high_s - low_s)
 
     def whole_s(self, first: int, last: int, lane: str) -> float:
         """Return what operators take on one lane as a part."""
         i = self._lane[lane]
-        factor = self._factor(first, last, "whole", lane)
-        return sum(self._rows[i][first:last]) * factor + float(self.costs.overhead_s[i])
+        seconds, overhead_s = sum(self._rows[i][first:last]), float(self.costs.overhead_s[i])
+        return seconds * self._factor(first, last, "whole", lane, seconds + overhead_s) + overhead_s
 
     def sides_s(self, part: Part) -> tuple[float, float]:
         """Return what the two sides of a part take, without meeting each other."""
@@ -95,8 +104,10 @@ class CoexecutionModel:
         row = self._rows[lane]
         seconds = sum(row[operator] * share for operator, share in work if operator >= 0)
         copied = sum(nbytes for operator, nbytes in work if operator < 0) * self._copy_s_per_byte(part)
-        factor = self._factor(part.first, part.last, str(part.axis), part.on[side])
-        return (seconds + copied) * factor + float(self.costs.overhead_s[lane])
+        overhead_s = float(self.costs.overhead_s[lane])
+        believed_s = seconds + copied + overhead_s
+        factor = self._factor(part.first, part.last, str(part.axis), part.on[side], believed_s)
+        return (seconds + copied) * factor + overhead_s
 
     def _work(self, first: int, last: int, axis: Axis, step: int) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Return for each side its operators and the share of their work; -1 stands for bytes that are copied."""
@@ -119,8 +130,12 @@ class CoexecutionModel:
             return math.inf
         a, b = (self._lane[lane] for lane in part.on)
         sides = self.space.steps(part.first, part.last, part.axis)[step]
-        nbytes = sum(self.space.graph.tensors[t].nbytes for t in sides.shares)
-        return float(self.costs.hand_over_s[part.last - 1, b, a]) + nbytes * self._copy_s_per_byte(part)
+        graph, byte_s = self.space.graph, self._copy_s_per_byte(part)
+        # What the caller gets is put together for him, wherever it lies.
+        copied_s = sum(
+            graph.tensors[t].nbytes * (self.copy_s_per_byte if t in graph.outputs else byte_s) for t in sides.shares
+        )
+        return float(self.costs.hand_over_s[part.last - 1, b, a]) + copied_s
 
     def _copy_s_per_byte(self, part: Part) -> float:
         """Return what moving a byte takes: nothing where rows lie where they belong, in memory that both lanes share.

@@ -35,7 +35,7 @@ class CoexecutionProposer:
         self._plain = CoexecutionModel(space, problem.model)
         self._tried: set[str] = set()
         self._measured: list[tuple[float, tuple[Part, ...]]] = []
-        self._factors: dict[Key, list[float]] = {}
+        self._factors: dict[Key, dict[float, list[float]]] = {}
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
@@ -60,11 +60,12 @@ class CoexecutionProposer:
                     found_s = max(found_s - self._plain.join_s(part), 0.5 * found_s)
                 if found_s > 0.0 and seconds > 0.0:
                     key = (part.first, part.last, str(part.axis or "whole"), lane)
-                    self._factors.setdefault(key, []).append(min(max(found_s / seconds, _LEAST), _MOST))
+                    factor = min(max(found_s / seconds, _LEAST), _MOST)
+                    self._factors.setdefault(key, {}).setdefault(seconds, []).append(factor)
         by_axis: dict[str, list[float]] = {}
-        for key, factors in self._factors.items():
-            self._model.corrections[key] = geometric_mean(factors)
-            by_axis.setdefault(key[2], []).append(self._model.corrections[key])
+        for key, sides in self._factors.items():
+            self._model.corrections[key] = sorted((s, geometric_mean(found)) for s, found in sides.items())
+            by_axis.setdefault(key[2], []).append(geometric_mean(f for _, f in self._model.corrections[key]))
         for how, factors in by_axis.items():
             self._model.usual[how] = geometric_mean(factors)
 
