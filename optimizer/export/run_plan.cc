@@ -21,6 +21,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,11 @@ constexpr double kSlower = 1.2;
 template <typename T>
 T Must(litert::Expected<T> found, const std::string& what) {
   if (!found) throw std::runtime_error(what + ": " + std::string(found.Error().Message()));
-  return std::move(*found);
+  if constexpr (std::is_reference_v<T>) {
+    return *found;
+  } else {
+    return std::move(*found);
+  }
 }
 
 void Must(litert::Expected<void> done, const std::string& what) {
