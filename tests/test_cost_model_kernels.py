@@ -37,7 +37,7 @@ def test_a_last_tile_counts_whole(operator: OperatorFeatures, tile: Tile) -> Non
     rows = columns([operator])
     exact, tiled = term("macs", rows, Tile())[0], term("macs", rows, tile)[0]
     assert tiled >= exact * (1 - 1e-12)
-    full = replace(operator, input=(1, 1, tile.depth), output=(tile.pixels, 1, tile.channels))
+    full = replace(operator, input=(1, 1, tile.depth), output=(tile.pixels, 1, tile.channels * operator.groups))
     assert term("macs", columns([full]), tile)[0] == pytest.approx(operator.macs)
 
 

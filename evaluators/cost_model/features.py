@@ -93,8 +93,8 @@ class OperatorFeatures:
         """
         if self.kernel == "depthwise":
             return f"{self.key}/{self.filter[0] * self.filter[1]}"
-        if self.kernel == "fully_connected" and self.output[0] * self.output[1] == 1:
-            return f"{self.key}/vector"
+        if self.kernel == "fully_connected":
+            return f"{self.key}/vector" if self.output[0] * self.output[1] == 1 else f"{self.key}/rows"
         if self.kernel not in _FINE:
             return self.key
         return f"{self.key}/{self.kind}" + ("+clamp" if self.activation and self.kernel == "elementwise" else "")

@@ -39,8 +39,9 @@ def _up(values: Array, step: int) -> Array:
 
 
 def _tiled_macs(c: Columns, tile: Tile) -> Array:
-    whole = np.maximum(c.pixels * c.channels * c.channels_in, 1.0)
-    padded = _up(c.pixels, tile.pixels) * _up(c.channels, tile.channels) * _up(c.channels_in, tile.depth)
+    channels = c.channels / np.maximum(c.groups, 1.0)  # each group has tiles of its own
+    whole = np.maximum(c.pixels * channels * c.channels_in, 1.0)
+    padded = _up(c.pixels, tile.pixels) * _up(channels, tile.channels) * _up(c.channels_in, tile.depth)
     result: Array = c.macs * np.maximum(padded, whole) / whole
     return result
 

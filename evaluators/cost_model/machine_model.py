@@ -54,6 +54,7 @@ class Loaded:
             self._compiled = runtime.compile(b"", [file.fileno()], 1, settings)
         self._profiler: c_void_p | None = None
         self._kept: list[Any] = []
+        self._bound: list[c_void_p] = []
         self._inputs = self._buffers(self._compiled.ports[0][0])
         self._outputs = self._buffers(self._compiled.ports[0][1])
         self._call = runtime.function("LiteRtRunCompiledModel")
@@ -68,7 +69,8 @@ class Loaded:
             memory = ctypes.create_string_buffer(count + _SLACK)
             address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
             self._kept.append(memory)
-            found.append(self._runtime.bind(kind, address, _nbytes(kind)).value)
+            self._bound.append(self._runtime.bind(kind, address, _nbytes(kind)))
+            found.append(self._bound[-1].value)
         return (c_void_p * len(found))(*found)
 
     def run(self) -> float:
@@ -84,6 +86,13 @@ class Loaded:
     def usual_s(self, runs: int) -> float:
         """Return what a run usually takes, from some of them."""
         return middle([[self.run()] for _ in range(runs)])[0]
+
+    def close(self) -> None:
+        """Give back what was compiled, and its buffers."""
+        for buffer in self._bound:
+            self._runtime.unbind(buffer)
+        self._runtime.release(self._compiled)
+        self._kept.clear()
 
     def events(self) -> list[tuple[str, float]]:
         """Run once and return the kernels that ran with their seconds."""

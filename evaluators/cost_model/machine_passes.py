@@ -1,8 +1,8 @@
 """Time many models in turns, whole and kernel by kernel: what the machine does meanwhile, it does to all of them.
 
 A machine whose speed drifts by a tenth within a minute cannot be asked for one model after the other. Here all models
-are loaded at once, and visited again and again in passes; each visit tells what a model took, what its kernels took,
-and what a reference network took just then.
+are visited again and again in passes; each visit compiles a model and tells what it took, what its kernels took, and
+what a reference network took just then.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,35 +93,37 @@ def visits(
         raise UnavailableError(f"the process that times kernels failed: exit code {process.returncode}")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Visited:
-    name: str
-    model: Loaded
-    watched: Loaded
-    once_s: float
-    told: bool = False
+    """A model to visit: it is compiled anew each time, since all of them at once take more than a machine has."""
 
-    def visit(self, number: int, reference: Loaded) -> dict[str, Any]:
-        runs = int(min(max(_VISIT_S / self.once_s, 1), _MOST_RUNS))
-        settle = int(min(max(_SETTLE_S / self.once_s, 1), _MOST_RUNS))
-        for _ in range(settle):
-            self.watched.run()
-        each = [self.watched.events() for _ in range(runs)]
-        # By now the weights, which both share, are where they are when a model runs again and again.
-        for _ in range(min(settle, 2)):
-            self.model.run()
-        whole_s = self.model.usual_s(runs)
+    name: str
+    path: str
+    settings: dict[str, Any]
+
+    def visit(self, number: int, runtime: Any, cores: Sequence[int], reference: Loaded) -> dict[str, Any]:
+        with closing(Loaded(runtime, self.path, {**self.settings, **PROFILING}, cores)) as watched:
+            once_s = watched.run()
+            if once_s < _VISIT_S:  # else what coming from elsewhere costs the first run is little
+                once_s = max(1e-6, watched.run())
+            runs = int(min(max(_VISIT_S / once_s, 1), _MOST_RUNS))
+            for _ in range(int(min(_SETTLE_S / once_s, _MOST_RUNS))):
+                watched.run()
+            each = [watched.events() for _ in range(runs)]
+        with closing(Loaded(runtime, self.path, self.settings, cores)) as model:
+            model.run()
+            for _ in range(int(min(_SETTLE_S / once_s, _MOST_RUNS))):
+                model.run()
+            whole_s = model.usual_s(runs)
         reference.run()
-        row = {
+        return {
             "model": self.name,
             "number": number,
             "whole_s": whole_s,
-            "names": [] if self.told else [name for name, _ in each[0]],
+            "names": [name for name, _ in each[0]] if number == 0 else [],
             "kernel_s": [float(f"{s + _ROUNDED_S:.4g}") for s in middle([[s for _, s in run] for run in each])],
             "reference_s": reference.run(),
         }
-        self.told = True
-        return row
 
 
 def main() -> None:
@@ -134,14 +137,10 @@ def main() -> None:
     path, settings = asked["reference"]
     runtime.start(settings["accelerators"])
     reference = Loaded(runtime, path, settings, cores)
-    order = []
-    for name, path, settings in asked["models"]:
-        if not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
-            Loaded(runtime, path, settings, cores)
-        model = Loaded(runtime, path, settings, cores)
-        watched = Loaded(runtime, path, {**settings, **PROFILING}, cores)
-        model.run()
-        order.append(_Visited(name, model, watched, max(1e-6, model.run())))
+    order = [_Visited(name, path, settings) for name, path, settings in asked["models"]]
+    for visited in order:
+        if not Path(visited.settings["xnnpack"]["weight_cache_file_path"]).exists():
+            Loaded(runtime, visited.path, visited.settings, cores).close()
     rng = random.Random(asked["seed"])  # noqa: S311 - an order, no secret
     end_s = time.monotonic() + asked["seconds"]
     number = 0
@@ -150,5 +149,6 @@ def main() -> None:
         for visited in order:
             if time.monotonic() > end_s:
                 break
-            print(json.dumps(visited.visit(number, reference)), flush=True)  # noqa: T201 - the parent reads it
+            told = visited.visit(number, runtime, cores, reference)
+            print(json.dumps(told), flush=True)  # noqa: T201 - the parent reads it
         number += 1

@@ -70,10 +70,11 @@ def shape_features(rows: Columns) -> Array:
         return result
 
     depth = rows.macs / np.maximum(rows.pixels * rows.channels, 1.0)  # products that make one element
+    channels = rows.channels / np.maximum(rows.groups, 1.0)  # of one group, which is multiplied on its own
     return np.stack(
         [
             log2(rows.pixels),
-            log2(rows.channels),
+            log2(channels),
             log2(np.where(rows.macs > 0, depth, rows.channels_in)),
             log2(rows.taps),
             log2(rows.pixels_in / np.maximum(rows.pixels, 1.0)),
@@ -82,7 +83,7 @@ def shape_features(rows: Columns) -> Array:
             rows.resident / np.maximum(rows.read, 1.0),
             np.log2((rows.read + 64.0) / (rows.written + 64.0)),
             np.where(rows.weight > 0, np.log2(np.clip(rows.interval, *_INTERVALS_S)), 0.0),
-            *(_left_over(rows.channels, tile) for tile in _TILES_CHANNELS),
+            *(_left_over(channels, tile) for tile in _TILES_CHANNELS),
             _left_over(rows.pixels, _TILE_PIXELS),
         ],
         axis=1,

@@ -7,9 +7,9 @@ generated networks in turns on a lane (``cpu0``: one thread, ``cpu``: all cores)
 
 Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2 and v3 are one family) a fit is made
 from the generated networks and all other families, and predicts that family's models at all their widths and sizes.
-Length scales of the fit come from the generated networks alone. Predicted is the latency of a whole model as one
-stage; what is fitted are the times of kernels within models, and whole models of the other families. All models are
-visited in turns, and brought to one pace by what the others took just before and after.
+Predicted is the latency of a whole model as one stage; what is fitted are the times of kernels within models, and whole
+models of the other families. All models are visited in turns, and brought to one pace by what the others took just
+before and after.
 """
 
 from __future__ import annotations
@@ -136,6 +136,34 @@ def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedM
     return found
 
 
+def drift(data: Path, lane: str) -> dict[str, Any]:
+    """Return how unsteady the machine was, as relative differences: what no prediction can be nearer than.
+
+    ``pace`` is what it did to all models at a time, which is allowed for; ``visits`` how far two visits to one model
+    differ all the same; ``halves`` how far the medians of a model's odd and even visits differ, and of its earlier and
+    later ones: the second number of each is that of the worst tenth.
+    """
+    rows = [row for row in rows_of(data) if row["lane"] == lane]
+    names = np.array([row["model"] for row in rows])
+    slower = slowness(list(names), [row["whole_s"] for row in rows])
+    own = np.log([row["whole_s"] for row in rows]) - slower
+    by_model = [own[names == name] for name in dict.fromkeys(names)]
+    odd = [abs(np.median(v[::2]) - np.median(v[1::2])) for v in by_model if len(v) > 1]
+    later = [abs(np.median(v[: len(v) // 2]) - np.median(v[len(v) // 2 :])) for v in by_model if len(v) > 1]
+
+    def usual_and_worst(values: Sequence[Any]) -> list[float]:
+        return [round(float(np.percentile(values, q)), 4) for q in (50, 90)]
+
+    return {
+        "visits_to_each": [int(min(map(len, by_model))), int(max(map(len, by_model)))],
+        "pace_sd": round(float(slower.std()), 4),
+        "pace_range": [round(float(slower.min()), 4), round(float(slower.max()), 4)],
+        "visits_sd": usual_and_worst([v.std() for v in by_model]),
+        "halves_odd_even": usual_and_worst(odd),
+        "halves_earlier_later": usual_and_worst(later),
+    }
+
+
 def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float]:
     """Return what a line through (MACs, time) predicts, as beside seed 002."""
 
@@ -149,12 +177,11 @@ def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float
 def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
     """Return predictions and errors of one lane, each family kept out in its turn."""
     models = timed_models(data, lane)
-    tuned = fit_processor([m for m in models if m.family == GENERATED])
     rows: list[dict[str, Any]] = []
     operators: list[tuple[float, float]] = []
     for out in sorted({m.family for m in models} - {GENERATED}):
         seen, unseen = [m for m in models if m.family != out], [m for m in models if m.family == out]
-        profile = CostProfile("fold", {lane: fit_processor(seen, tuned.kernels)})
+        profile = CostProfile("fold", {lane: fit_processor(seen)})
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
         for model, flops in zip(unseen, plain, strict=True):
             each = profile.predict(model.features, lane, warn=False).seconds
@@ -179,6 +206,7 @@ def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
         "without_transformers": errors_of([r["predicted_ms"] for r in cnn], [r["measured_ms"] for r in cnn]),
         "flops_only": errors_of([r["flops_only_ms"] for r in rows], measured),
         "operators": errors_of([p for p, _ in operators], [s for _, s in operators]),
+        "machine_drift": drift(data, lane),
         "rows": rows,
     }
 
@@ -211,7 +239,7 @@ def main() -> None:
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     for lane, found in document["lanes"].items():
-        for what in ("models", "without_transformers", "flops_only", "operators"):
+        for what in ("models", "without_transformers", "flops_only", "operators", "machine_drift"):
             print(lane, what, found[what])  # noqa: T201
 
 

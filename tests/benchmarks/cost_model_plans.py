@@ -2,11 +2,11 @@
 
 ``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 4`` measures hand-overs, contention, pairs of
 models at once and one after the other, whole models that set the pace, and random plans (cuts, lanes, branches side by
-side, two models at once), and goes on where it was stopped; ``… choose DATA CPU_DATA`` measures the plans that
-predictions would choose for three models among others, then the chosen one and the fastest in turns: that ratio is the
-regret; ``… evaluate DATA CPU_DATA OUT.json`` compares with predictions of profiles that never saw the plans' model
-families; ``CPU_DATA`` is what ``cost_model_cpu measure`` wrote. The machine's pace differs from run to run: what whole
-models of other families took on a lane, against CPU_DATA, says by how much.
+side, two models at once), and goes on where it was stopped; ``… choose DATA CPU_DATA`` notes which plans are predicted
+to be the fastest for three models; ``measure`` then measures these among others, and the chosen one and the fastest in
+turns: that ratio is the regret; ``… evaluate DATA CPU_DATA OUT.json`` compares with predictions of profiles that never
+saw the plans' model families; ``CPU_DATA`` is what ``cost_model_cpu measure`` wrote. The machine's pace differs from
+run to run: what whole models of other families took on a lane, against CPU_DATA, says by how much.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PACE = ("efficientnet_lite0@0.5", "densenet121@0.5", "alexnet@0.25", "yolov2@0.2
 CHOSEN = ("vgg16", "squeezenet1_1", "mobilenet_v1")
 TWO = ("squeezenet1_1", "mobilenet_v1@0.5")
 EACH = 34
-SLOWED_ROUNDS, CHOSEN_ROUNDS, PAIRS = 5, 4, 15
+SLOWED_ROUNDS, CHOSEN_ROUNDS, PAIRS = 5, 3, 15
 
 
 def two_at_once(names: Sequence[str] = TWO) -> Draft:
@@ -111,6 +111,11 @@ def measure(data: Path, minutes: float) -> None:
         for names in combinations(SINGLE, 2):
             if not any(row.get("beside") == list(names) for row in rows):
                 write(beside=names, slowdown=slowdowns(session, bench.loaded(two_at_once(names))))
+        for name in CHOSEN:
+            noted = [row for row in rows if row.get("candidate_for") == name]
+            if noted and not any(row.get("chosen_for") == name for row in rows):
+                for row in measure_chosen(session, name, noted):
+                    write(**row)
         graphs = {name: bench.loaded(d) for name, d in models().items()}
         done = sum("plan" in row for row in rows)
         for number, (name, plan) in enumerate(drawn(graphs)):
@@ -212,32 +217,41 @@ def fits(rows: Sequence[dict[str, Any]], cpu_data: Path) -> Fits:
 
 
 def choose(data: Path, cpu_data: Path) -> None:
-    """Measure, for some models, the plan that predictions choose, others, and then it and the fastest in turns."""
-    fitted, evaluator = fits(json_rows(data), cpu_data), LitertEvaluator()
+    """Note, for some models, plans that are predicted to be fast."""
+    fitted = fits(json_rows(data), cpu_data)
     rng = np.random.default_rng(1)
-    with data.open("a") as file, evaluator.prepare(fitted.platform) as session:
+    with data.open("a") as file:
         for name in CHOSEN:
-            graph = load(name)
-            simulator = fitted.simulator(graph, name)
-            plans = candidates(simulator, rng)
-            latency_s: dict[str, list[float]] = {digest: [] for digest in plans}
-            for _ in range(CHOSEN_ROUNDS):
-                for digest in rng.permutation(list(plans)):
-                    latency_s[digest].append(_times(session, graph, plans[digest])[0])
-            measured_s = {digest: float(np.median(each)) for digest, each in latency_s.items()}
-            chosen = min(plans, key=lambda digest: simulator.latency_s(plans[digest]))
-            fastest = min(plans, key=measured_s.__getitem__)
-            ratios = in_turns(session, graph, plans[chosen], plans[fastest]) if chosen != fastest else []
-            for digest, plan in plans.items():
-                row = {
-                    "chosen_for": name,
-                    "stages": [[s.processor, len(s.operators)] for s in plan.stages],
-                    "predicted_s": simulator.latency_s(plan),
-                    "measured_s": measured_s[digest],
-                    "over_fastest": ratios if digest == chosen else None,
-                }
+            simulator = fitted.simulator(draft(name).graph(), name)
+            for plan in candidates(simulator, rng).values():
+                row = {"candidate_for": name, "plan": plan.to_json(), "predicted_s": simulator.latency_s(plan)}
                 file.write(json.dumps(row) + "\n")
-                file.flush()
+
+
+def measure_chosen(session: Session, name: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measure what was noted for a model, then the plan that predictions choose and the fastest one in turns."""
+    graph, rng = load(name), np.random.default_rng(2)
+    plans = {plan.digest: plan for plan in (Plan.from_json(row["plan"]) for row in rows)}
+    predicted_s = {Plan.from_json(row["plan"]).digest: row["predicted_s"] for row in rows}
+    latency_s: dict[str, list[float]] = {digest: [] for digest in plans}
+    for _ in range(CHOSEN_ROUNDS):
+        for digest in rng.permutation(list(plans)):
+            with closing(session.load(graph, plans[digest])) as candidate:
+                runs = int(np.clip(0.1 / warm(candidate), 3, 30))
+                latency_s[digest].append(float(np.median(candidate.run(runs).latency_s)))
+    measured_s = {digest: float(np.median(each)) for digest, each in latency_s.items()}
+    chosen, fastest = min(plans, key=predicted_s.__getitem__), min(plans, key=measured_s.__getitem__)
+    ratios = in_turns(session, graph, plans[chosen], plans[fastest]) if chosen != fastest else []
+    return [
+        {
+            "chosen_for": name,
+            "stages": [[s.processor, len(s.operators)] for s in plan.stages],
+            "predicted_s": predicted_s[digest],
+            "measured_s": measured_s[digest],
+            "over_fastest": ratios if digest == chosen else None,
+        }
+        for digest, plan in plans.items()
+    ]
 
 
 def candidates(simulator: PlanSimulator, rng: np.random.Generator) -> dict[str, Plan]:
