@@ -56,6 +56,7 @@ class CoexecutionModel:
             model said that they take and how many times as long it was; between them it changes evenly.
         usual: how it is split → the same, for parts that are not among the corrections.
         copy_s_per_byte: to slice and to join.
+        join_s_per_byte: to join, where that was measured.
     """
 
     space: CoexecutionSpace
@@ -63,6 +64,7 @@ class CoexecutionModel:
     corrections: dict[tuple[int, int, str, str], list[tuple[float, float]]] = field(default_factory=dict)
     usual: dict[str, float] = field(default_factory=dict)
     copy_s_per_byte: float = COPY_S_PER_BYTE
+    join_s_per_byte: float | None = None
     _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,13 +131,18 @@ class CoexecutionModel:
         if step is None:
             return math.inf
         a, b = (self._lane[lane] for lane in part.on)
-        sides = self.space.steps(part.first, part.last, part.axis)[step]
-        graph, byte_s = self.space.graph, self._copy_s_per_byte(part)
+        byte_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
+        return float(self.costs.hand_over_s[part.last - 1, b, a]) + self.joined_nbytes(part) * byte_s
+
+    def joined_nbytes(self, part: Part) -> int:
+        """Return what must be copied to bring the sides of a part together."""
+        step = self.space.step(part)
+        if part.axis is None or part.axis == "branches" or step is None:
+            return 0
+        graph, stays = self.space.graph, self._copy_s_per_byte(part) == 0.0
+        shares = self.space.steps(part.first, part.last, part.axis)[step].shares
         # What the caller gets is put together for him, wherever it lies.
-        copied_s = sum(
-            graph.tensors[t].nbytes * (self.copy_s_per_byte if t in graph.outputs else byte_s) for t in sides.shares
-        )
-        return float(self.costs.hand_over_s[part.last - 1, b, a]) + copied_s
+        return sum(graph.tensors[t].nbytes for t in shares if t in graph.outputs or not stays)
 
     def _copy_s_per_byte(self, part: Part) -> float:
         """Return what moving a byte takes: nothing where rows lie where they belong, in memory that both lanes share.

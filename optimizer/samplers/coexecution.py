@@ -9,9 +9,10 @@ made of two parts or parted in two, another axis, no split.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from evaluators.samples import Measurement
+from evaluators.timeline import Timeline
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.samplers.auto import Problem
 from search_spaces.coexecution import CoexecutionSpace, Part
@@ -25,6 +26,14 @@ _LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else we
 Key = tuple[int, int, str, str]
 
 
+def _joining(timeline: Timeline | None) -> dict[int, float]:
+    """Return, for stages that bring two sides together too, which share of their time that takes."""
+    found: dict[int, list[float]] = {}
+    for event in sorted(timeline.events, key=lambda e: e.start_s) if timeline is not None else ():
+        found.setdefault(event.stage, []).append(event.end_s - event.start_s)
+    return {stage: spans[-1] / sum(spans) for stage, spans in found.items() if len(spans) == 2 and sum(spans) > 0.0}
+
+
 class CoexecutionProposer:
     """See the module, and :class:`~optimizer.samplers.auto.Proposer`."""
 
@@ -36,6 +45,7 @@ class CoexecutionProposer:
         self._tried: set[str] = set()
         self._measured: list[tuple[float, tuple[Part, ...]]] = []
         self._factors: dict[Key, dict[float, list[float]]] = {}
+        self._copies: list[float] = []
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
@@ -49,14 +59,18 @@ class CoexecutionProposer:
 
     def _learn(self, plan: Plan, parts: tuple[Part, ...], measurement: Measurement, usual: float) -> None:
         took = {
-            (stage.operators[0], stage.processor): seconds / usual
-            for stage, seconds in zip(plan.stages, measurement.stage_s, strict=True)
+            (stage.operators[0], stage.processor): (seconds / usual, index)
+            for index, (stage, seconds) in enumerate(zip(plan.stages, measurement.stage_s, strict=True))
         }
+        joining = _joining(measurement.timeline)
         for part in parts:
             believed = self._plain.sides_s(part)
             for lane, own, seconds in zip(part.on, self._space.side_operators(part), believed, strict=False):
-                found_s = took.get((own[0], lane), 0.0)
-                if lane == part.on[0]:
+                found_s, index = took.get((own[0], lane), (0.0, -1))
+                if lane == part.on[0] and index in joining:
+                    self._copies.append(found_s * joining[index] / max(1, self._model.joined_nbytes(part)))
+                    found_s *= 1.0 - joining[index]
+                elif lane == part.on[0]:
                     found_s = max(found_s - self._plain.join_s(part), 0.5 * found_s)
                 if found_s > 0.0 and seconds > 0.0:
                     key = (part.first, part.last, str(part.axis or "whole"), lane)
@@ -68,6 +82,8 @@ class CoexecutionProposer:
             by_axis.setdefault(key[2], []).append(geometric_mean(f for _, f in self._model.corrections[key]))
         for how, factors in by_axis.items():
             self._model.usual[how] = geometric_mean(factors)
+        if self._copies:
+            self._model.join_s_per_byte = median(self._copies)
 
     def propose(self) -> Plan | None:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
