@@ -142,7 +142,7 @@ def _ranked_aim(
     most: int,
 ) -> Aim:
     if config.state or needed(config):
-        raise UsageError("--space tucker: goes with no --state, --deadline and --max-energy", "leave them out")
+        raise UsageError("--space tucker: goes with no --state and no --max-energy", "leave them out")
     error = allowed_error(config) or 0.0
     model = rank_model(graph, session, profiled, platform, space)
     bound = rank_model(graph, session, profiled, platform, space, least=True)

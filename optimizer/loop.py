@@ -275,7 +275,10 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
         else:
             found = measure(candidate, loop.named, conditions=conditions)
         # A plan that lost its race may have been broken off, and is not reported anywhere as a choice.
-        agreement = candidate.verify() if found.stopped != "raced" else None
+        raced = found.stopped == "raced"
+        if raced and plan.ranks:
+            candidate.run(1)  # all of them are asked whether they keep the allowed error, and this one may be half done
+        agreement = candidate.verify() if not raced or plan.ranks else None
         figures = candidate.figures() if isinstance(candidate, PricedCandidate) else {}
     finally:
         candidate.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -28,7 +29,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rank_space import RankSpace
-from search_spaces.rewrites.ranked import outline_origins
+from search_spaces.rewrites.ranked import firsts, outline_origins
 from search_spaces.rewrites.tucker import outline
 from search_spaces.rewrites.tucker_layers import Ranks
 
@@ -38,6 +39,7 @@ SLACK = 3.0
 UNIFORM = "Tucker, one share for all layers"
 CHAIN = "the best chain without Tucker"
 
+_LOGGER = logging.getLogger("partition_optimizer")
 _POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 
@@ -59,6 +61,7 @@ def rank_profile(
         UnavailableError: the device failed.
         RewriteError, ModelError: the weights cannot be read.
     """
+    _check_some(space, most_error)
     allowed = (most_error if isinstance(session, Tabulated) else SLACK * most_error) ** 2
     triple_s = {like: np.full(len(space.places), math.inf) for like in platform.classes()}
     for level in range(max(map(len, space.options.values()), default=0)):
@@ -73,6 +76,19 @@ def rank_profile(
     return replace(known, triple_s={like: tuple(values.tolist()) for like, values in triple_s.items()})
 
 
+def _check_some(space: RankSpace, most_error: float) -> None:
+    """Warn where no convolution can be decomposed, since its error alone is more than is allowed."""
+    least = min((space.loss(*place) ** 0.5 for place in space.places), default=math.inf)
+    if least > most_error:
+        _LOGGER.warning(
+            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g): allow a larger --max-error, "
+            "or give weights that were trained; random ones have no low rank, but those of NAME+spectrum do",
+            space.graph.name,
+            most_error,
+            least,
+        )
+
+
 def _level_s(
     session: Session, graph: Graph, platform: Platform, space: RankSpace, known: Profile, ranks: Mapping[int, Ranks]
 ) -> dict[str, dict[int, float]]:
@@ -80,8 +96,7 @@ def _level_s(
     first = {like: members[0].name for like, members in platform.classes().items()}
     if isinstance(session, Tabulated):
         table = session.part_costs(outline(graph, ranks)).operator_s
-        each = np.zeros((len(table), len(graph.operators)))
-        np.add.at(each, (slice(None), np.array(outline_origins(graph, ranks))), table)
+        each = np.add.reduceat(table, firsts(outline_origins(graph, ranks)), axis=1)
         row = {p.name: i for i, p in enumerate(platform.processors)}
         return {like: {o: float(each[row[name], o]) for o in ranks} for like, name in first.items()}
     found: dict[str, dict[int, float]] = {}
@@ -162,7 +177,7 @@ def rank_beliefs(
 def rank_baselines(
     graph: Graph, platform: Platform, model: RankCosts, error: float, most: int, fastest: str
 ) -> tuple[Baseline, ...]:
-    """Return what a person would try beside the usual: one share for all layers, and the best cuts without any ranks."""
+    """Return what a person would try beside the usual: one share for all layers, and the best cuts without ranks."""
     space = model.space
     whole = chain_plan(graph, (), [fastest])
     plain = best_chains(model.costs, most)[0]

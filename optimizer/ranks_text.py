@@ -19,5 +19,5 @@ def describe_ranks(graph: Graph, plan: Plan) -> str:
     names = [f"{o} {inputs}×{outputs}" for o, inputs, outputs in plan.ranks[:_SHOWN]]
     more = ", …" if len(plan.ranks) > _SHOWN else ""
     count = f"{len(plan.ranks)} convolution{'s' if len(plan.ranks) > 1 else ''}"
-    how = f"as Tucker-2 triples (operator ranks: {', '.join(names)}{more})"
+    how = f"run as Tucker-2 triples (operator ranks: {', '.join(names)}{more})"
     return f"{count} {how}: {1 - after / before:.1%} fewer multiply-accumulates"

@@ -50,6 +50,7 @@ class RankSpace:
         offered = {operator: _offered(layer) for operator, layer in self.layers.items()}
         self.options: Mapping[int, tuple[Ranks, ...]] = {o: found for o, found in offered.items() if found}
         self._spectra: dict[int, list[tuple[Any, Any]]] = {}
+        self._losses: dict[tuple[int, Ranks], float] = {}
 
     @cached_property
     def places(self) -> Mapping[tuple[int, Ranks], int]:
@@ -63,6 +64,11 @@ class RankSpace:
             RewriteError: the weights are not there as plain numbers.
             ModelError: the model has no file, or its file cannot be read.
         """
+        if (operator, ranks) not in self._losses:
+            self._losses[operator, ranks] = self._loss(operator, ranks)
+        return self._losses[operator, ranks]
+
+    def _loss(self, operator: int, ranks: Ranks) -> float:
         if operator not in self._spectra:
             filters = read_filters(self.graph, self.layers[operator])
             self._spectra[operator] = [(spectrum(f, INPUTS), spectrum(f, OUTPUTS)) for f in filters]

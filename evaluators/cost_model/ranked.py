@@ -11,7 +11,7 @@ from evaluators.cost_model.plans import Errors, PlanSimulator
 from evaluators.timeline import Timeline
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.rewrites.ranked import Ranking, outline_origins, placed, ranks_of
+from search_spaces.rewrites.ranked import Ranking, firsts, outline_origins, placed, ranks_of
 
 _KEPT = 64
 
@@ -56,6 +56,5 @@ class RankedSimulator:
         count = len(origins)
         kinds = next(k for k in range(1, len(errors) + 1) if k * (count + 2 + k) >= len(errors))
         single = errors[: kinds * count].reshape(kinds, count)
-        squares = np.zeros((kinds, len(self._graph.operators)))
-        np.add.at(squares, (slice(None), np.array(origins)), single**2)
+        squares = np.add.reduceat(single**2, firsts(origins), axis=1)
         return np.concatenate([np.sqrt(squares).ravel(), errors[kinds * count :]])

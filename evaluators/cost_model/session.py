@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from search_spaces.rewrites.lowering import Lowering, is_split
 from search_spaces.workload import Workload
 
 _LOGGER = logging.getLogger("partition_optimizer")
+_COUNTS = re.compile(r"^\d+ | up to [\d.]+ times|\b\d+ (?=predictions)")  # what differs from one rewriting to the next
 _HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
 
 
@@ -159,8 +161,9 @@ class CostModelSession:
             warnings.simplefilter("always", OutsideFitWarning)
             table = prices(self._profile, graph, self._platform)
         for text in dict.fromkeys(str(w.message) for w in caught if w.category is OutsideFitWarning):
-            if (graph.name, text) not in self._told:
-                self._told.add((graph.name, text))
+            what = graph.name, _COUNTS.sub("", text)
+            if what not in self._told:  # of a model that is decomposed in many ways once, too
+                self._told.add(what)
                 _LOGGER.warning("%s: %s", graph.name, text)
         return PlanSimulator(graph, self._platform, table)
 

@@ -23,6 +23,7 @@ from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker_layers import Ranks
 
 _STEPS = 24
+_NEAR = 1e-3  # relative: what is so near the bound is not worth another step
 _HAIR = 1e-9
 
 
@@ -104,8 +105,8 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
     budget = most_error**2
     found: list[Plan] = []
     bounds = []
-    low, high = 0.0, None
-    price = 0.0
+    low, price = 0.0, 0.0
+    high: float | None = None
     for _ in range(_STEPS):
         plan, cost_s = _at_price(model, price, max_stages)
         bounds.append(cost_s - price * budget)
@@ -113,7 +114,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
         if spent <= budget * (1 + _HAIR):
             found.append(plan)
             high = price
-            if price == 0.0:
+            if price == 0.0 or model.price(plan) <= max(bounds) * (1.0 + _NEAR):
                 break
         else:
             low = price
@@ -144,8 +145,8 @@ def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, fl
     plan = chain_plan(space.graph, chain.cuts, chain.processors)
     lane_of = {p.name: i for i, p in enumerate(model.platform.processors)}
     on = {o: lane_of[s.processor] for s in plan.stages for o in s.operators}
-    ranks = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
-    return space.with_ranks(plan, ranks), chain.cost_s
+    taken = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
+    return space.with_ranks(plan, taken), chain.cost_s
 
 
 def _spend(model: RankCosts, plan: Plan, most_error: float) -> Plan:

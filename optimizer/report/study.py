@@ -11,6 +11,7 @@ from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.console import describe_operators, human_bytes
 from optimizer.graph_picture import render_svg
 from optimizer.inspect import inspect_graph
+from optimizer.ranks_text import describe_ranks
 from optimizer.report import plots
 from optimizer.report.data import Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text
@@ -82,6 +83,8 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Text("The machine's speed changed during the final comparison; repeat it when the machine is quiet.")
     yield from _bound(result)
     yield _plan_table(study, study.best)
+    if study.graph is not None and (ranks := describe_ranks(study.graph, study.best)):
+        yield Text(f"{ranks}.")
 
 
 def _front(study: Study) -> Iterator[Block]:

@@ -6,7 +6,7 @@ A stage that holds a convolution holds the three that take its place.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from search_spaces.errors import PlanError
@@ -30,6 +30,11 @@ def ranks_of(plan: Plan) -> dict[int, Ranks]:
 def outline_origins(graph: Graph, ranks: Mapping[int, Ranks]) -> tuple[int, ...]:
     """Return, for each operator of :func:`~search_spaces.rewrites.tucker.outline`, the one that it came from."""
     return tuple(o for o in range(len(graph.operators)) for _ in range(_TRIPLE if o in ranks else 1))
+
+
+def firsts(origins: Sequence[int]) -> list[int]:
+    """Return where each operator begins among those that came from it, which follow each other."""
+    return [i for i, origin in enumerate(origins) if i == 0 or origins[i - 1] != origin]
 
 
 def placed(graph: Graph, plan: Plan, made: Graph, origins: tuple[int, ...]) -> Plan:
