@@ -7,9 +7,9 @@ generated networks in turns on a lane (``cpu0``: one thread, ``cpu``: all cores)
 
 Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2 and v3 are one family) a fit is made
 from the generated networks and all other families, and predicts that family's models at all their widths and sizes.
-Predicted is the latency of a whole model as one stage; what is fitted are the times of kernels within models, and whole
-models of the other families. All models are visited in turns, and brought to one pace by what the others took just
-before and after.
+Length scales of the fit come from the generated networks alone. Predicted is the latency of a whole model as one
+stage; what is fitted are the times of kernels within models, and whole models of the other families. All models are
+visited in turns, and brought to one pace by what the others took just before and after.
 """
 
 from __future__ import annotations
@@ -177,11 +177,12 @@ def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float
 def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
     """Return predictions and errors of one lane, each family kept out in its turn."""
     models = timed_models(data, lane)
+    tuned = fit_processor([m for m in models if m.family == GENERATED])
     rows: list[dict[str, Any]] = []
     operators: list[tuple[float, float]] = []
     for out in sorted({m.family for m in models} - {GENERATED}):
         seen, unseen = [m for m in models if m.family != out], [m for m in models if m.family == out]
-        profile = CostProfile("fold", {lane: fit_processor(seen)})
+        profile = CostProfile("fold", {lane: fit_processor(seen, tuned.kernels)})
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
         for model, flops in zip(unseen, plain, strict=True):
             each = profile.predict(model.features, lane, warn=False).seconds
@@ -224,6 +225,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--lane", default="cpu0")
     parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--note", default="", help="what else there is to know of DATA")
     options = parser.parse_args()
     if options.what != "evaluate":
         measure(options.data, options.lane, options.minutes if options.what == "measure" else 0.0)
@@ -233,6 +235,7 @@ def main() -> None:
         "schema_version": 1,
         "made_by": "python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT",
         "protocol": (__doc__ or "").split("Protocol: ")[1].strip(),
+        "note": options.note,
         **provenance(),
         "lanes": {lane: evaluate_lane(options.data, lane) for lane in lanes},
     }
