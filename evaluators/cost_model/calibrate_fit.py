@@ -23,7 +23,7 @@ _TILES = tuple(Tile(p, c, 1) for p in (1, 6, 7, 8, 14) for c in (1, 16, 32, 64))
 _TERMS: Mapping[str, tuple[str, ...]] = {"fully_connected": ("launch", "macs", "weight", "written")}
 _TILED = frozenset({"conv", "winograd", "pointwise", "grouped"})
 _LEAST_FINE, _LEAST = 6, 3
-_MOST_POINTS = 1600
+_MOST_POINTS = 1000
 _RANGES = ("macs", "read", "weight", "written")
 
 # Kernels that one implementation runs; the shape tells which.
