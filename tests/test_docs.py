@@ -48,10 +48,14 @@ CHEAPER = {
     "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
     "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
     "--platform exynos2200 --evaluator cost-model --budget 50",
+    "optimize --model squeezenet1_1×2,mobilenet_v1 --evaluator cost-model --platform xavier --budget 30": "optimize"
+    f" --model {SMALL}×2,mobilenet_v1@0.25/128 --evaluator cost-model --platform xavier --budget 5",
+    "optimize rewrite --help": "optimize models",
     "optimize run FILE.yaml": "optimize run small.yaml",
     "optimize run FILE.yaml --dry-run": "optimize run small.yaml --dry-run",
     "optimize run --jobs N": "optimize run small.yaml --jobs 2",
-    **{f"optimize {name} RUN": f"optimize {name} runs/mine" for name in ("report", "explain", "execute")},
+    **{f"optimize {name} RUN": f"optimize {name} runs/mine" for name in ("report", "explain", "execute", "export")},
+    "optimize execute RUN --stream": "optimize execute runs/mine --stream",
     "optimize run experiments/quickstart.yaml": "optimize run experiments/quickstart.yaml --dry-run",
 }
 NOT_RUN = {
@@ -70,6 +74,8 @@ NOT_RUN = {
     },
     "optimize compare RUN RUN": "waits for a steady machine; test_compare.py compares two runs",
     "optimize report": "a mention",
+    "optimize agent": "serves until it is interrupted; test_remote.py measures by one",
+    "optimize storage URL": "serves until it is interrupted; test_shared.py shares by one",
     "optimize calibrate": "a mention",
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
@@ -118,7 +124,8 @@ ALL = list(commands())
 OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("optimize ")))
 OTHERS = {
     "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'", "ruff check .",
-    "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[tflite-runtime]'", "pip install",
+    "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[exact]'",
+    "pip install '.[tflite-runtime]'", "pip install",
 }  # fmt: skip
 """What .ci/run does in a new virtual environment, and extras, which need a network."""
 
