@@ -22,6 +22,7 @@ from search_spaces.models.input_shapes import parse_input_shapes
 from search_spaces.registry import needs_any_stages
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or more
 _SHOWN_CHARACTERS = 60
 _REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
 
@@ -149,7 +150,9 @@ class StudyConfig(BaseModel):
     def _objectives(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name not in OF_WORKLOADS and name not in OBJECTIVES:
-                raise ValueError(f"must be of {', '.join(OBJECTIVES)}")
+                near = difflib.get_close_matches(name, OBJECTIVES, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
         return value
@@ -254,7 +257,7 @@ def _explain(error: ErrorDetails) -> UsageError:
         "value_error": str(context.get("error")),
     }.get(error["type"], error["msg"])
     given = error["input"]
-    several = isinstance(given, tuple) or (name == "input_shape" and isinstance(given, list))
+    several = isinstance(given, tuple) or (name in _LISTS and isinstance(given, list))
     text = " ".join(map(str, given)) if several else str(given)
     shown = " ".join(text.split()) or "''"
     if len(shown) > _SHOWN_CHARACTERS:

@@ -52,6 +52,7 @@ class Loop:
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
         known: plans of the space that were known before, and cost none of the budget.
+        asks_all: whether plans that lost their race are asked for their outputs too, since an error of them is limited.
         notify: told after every trial.
     """
 
@@ -73,6 +74,7 @@ class Loop:
     proven_s: float = 0.0
     proposer: Proposer | None = None
     known: int = 0
+    asks_all: bool = False
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines that the space does not hold; they cost no budget."""
@@ -274,11 +276,11 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
             )
         else:
             found = measure(candidate, loop.named, conditions=conditions)
-        # A plan that lost its race may have been broken off, and is not reported anywhere as a choice.
+        # A plan that lost its race may have been broken off, and is no choice unless what beat it breaks a limit.
         raced = found.stopped == "raced"
-        if raced and plan.ranks:
-            candidate.run(1)  # all of them are asked whether they keep the allowed error, and this one may be half done
-        agreement = candidate.verify() if not raced or plan.ranks else None
+        if raced and loop.asks_all:
+            candidate.run(1)
+        agreement = candidate.verify() if not raced or loop.asks_all else None
         figures = candidate.figures() if isinstance(candidate, PricedCandidate) else {}
     finally:
         candidate.close()

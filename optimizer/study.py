@@ -238,6 +238,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         aim.problem(lambda plan: not breaks(plan)),
         breaks,
         study.bounds.space_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
+        asks_all=allowed_error(config) is not None,
         known=sum(t.origin == WARM and in_space(study.space, t.plan) for t in history.outside),
     )
     watchman = Watchman(

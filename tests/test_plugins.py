@@ -16,6 +16,7 @@ from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.cli import main
 from optimizer.plugins import list_plugins
 from optimizer.samplers import SAMPLERS, make_sampler
+from optimizer.samplers.foreign import ForeignSampler
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.models import load
@@ -217,7 +218,9 @@ def test_plug_ins_work_where_built_ins_do(capsys: pytest.CaptureFixture[str]) ->
     result = json.loads(capsys.readouterr().out)
     assert result["model"]["name"] == "tiny"
     assert result["unique_plans"] == 30
-    assert make_sampler("dice", 0, 0).__class__.__name__ == "Dice"
+    sampler = make_sampler("dice", 0, 0)
+    assert isinstance(sampler, ForeignSampler)
+    assert sampler.sampler.__class__.__name__ == "Dice"
     assert isinstance(make_space("halves", example_graph(), SyntheticEvaluator().platform(), 2), ChainSpace)
 
 
