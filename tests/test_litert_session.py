@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from hypothesis import strategies as st
 from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
 from evaluators.litert.lanes import Lanes
-from evaluators.litert.packed import existing_packed_weights, packed_weights
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.testing import EvaluatorContract
@@ -31,11 +29,9 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
-from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 from tests import strategies
-from tests.disks import small_disk
 from tests.litert_loading import loaded
 
 pytestmark = pytest.mark.litert
@@ -388,98 +384,6 @@ def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Grap
     finally:
         session.close()
         lanes.close()
-
-
-def small_file(content: bytes) -> Callable[[Path], None]:
-    def build(path: Path) -> None:
-        path.write_bytes(content)
-
-    return build
-
-
-def damage_nothing(path: Path) -> None:
-    pytest.fail(f"{path} was made again without need")
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(content)
-
-
-def _cut(path: Path) -> None:
-    path.chmod(0o644)
-    os.truncate(path, 3)
-
-
-def _without_digest(path: Path) -> None:
-    path.with_name(f"{path.name}.sha256.json").unlink()
-
-
-def _strange_digest(path: Path) -> None:
-    path.with_name(f"{path.name}.sha256.json").write_text("[" * 100_000)
-
-
-def _list_as_digest(path: Path) -> None:
-    path.with_name(f"{path.name}.sha256.json").write_text("[1]")
-
-
-def _binary_digest(path: Path) -> None:
-    path.with_name(f"{path.name}.sha256.json").write_bytes(b"\xff\xfe")
-
-
-@pytest.mark.parametrize("damage", [_flip, _cut, _without_digest, _strange_digest, _list_as_digest, _binary_digest])
-def test_damaged_packed_weights_are_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
-) -> None:
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
-    path = packed_weights("ab" * 32, small_file(b"0123456789"))
-    assert path is not None
-    assert path.read_bytes() == b"0123456789"
-    assert packed_weights("ab" * 32, damage_nothing) == path == existing_packed_weights("ab" * 32)
-    damage(path)
-    assert existing_packed_weights("ab" * 32) is None
-    assert packed_weights("ab" * 32, small_file(b"again")) == path
-    assert path.read_bytes() == b"again"
-    assert packed_weights("ab" * 32, damage_nothing) == path
-    assert packed_weights("cd" * 32, small_file(b"other")) != path
-
-
-def test_a_session_makes_damaged_packed_weights_again(
-    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
-    for _ in range(2):
-        with LitertEvaluator().prepare(PLATFORM) as session:
-            works(session, squeezenet)
-        (file,) = tmp_path.glob("packed/*.xnnpack")
-        _flip(file)
-    assert "damaged" in caplog.text
-
-
-def test_without_a_cache_folder_stages_pack_for_themselves(
-    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "file" / "cache"))
-    with caplog.at_level(logging.WARNING), LitertEvaluator().prepare(PLATFORM) as session:
-        works(session, squeezenet)
-    assert [r.name for r in caplog.records] == ["partition_optimizer"]
-    assert "not kept" in caplog.text
-
-
-def test_without_room_for_packed_weights_stages_pack_for_themselves(
-    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with small_disk(tmp_path / "disk", "1m") as disk:
-        monkeypatch.setenv(ENVIRONMENT, str(disk))
-        with LitertEvaluator().prepare(PLATFORM) as session:
-            works(session, squeezenet)
-            works(session, squeezenet)
-        assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size]
-    assert [r.name for r in caplog.records] == ["partition_optimizer"]
-    assert "not kept" in caplog.text
 
 
 def test_the_runtime_is_never_loaded_by_the_parent(tmp_path: Path, cache_folder: Path) -> None:

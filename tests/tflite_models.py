@@ -22,6 +22,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from search_spaces.graph import Graph
 from search_spaces.models.writer import write_model
 
 TYPES = schema.TensorType
@@ -176,6 +177,21 @@ def _worker() -> ProcessPoolExecutor:
 
 
 Piece = tuple[str, bytes, tuple[int, ...], tuple[int, ...]]
+
+
+def some_inputs(graph: Graph, seed: int = 0) -> dict[int, Array]:
+    random = np.random.default_rng(seed)
+    found: dict[int, Array] = {}
+    for index in graph.inputs:
+        tensor = graph.tensors[index]
+        high = 2 if tensor.dtype == "int32" else 1
+        found[index] = random.uniform(-1 if high == 1 else 0, high, tensor.shape).astype(tensor.dtype)
+    return found
+
+
+def whole_model(graph: Graph) -> list[Piece]:
+    assert graph.source is not None
+    return [(str(graph.source.path), b"", graph.inputs, graph.outputs)]
 
 
 def run_pieces(pieces: Sequence[Piece], values: dict[int, Array], times: int = 1) -> list[dict[int, Array]]:

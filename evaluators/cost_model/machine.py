@@ -18,18 +18,10 @@ from typing import Any
 
 from evaluators.cost_model.machine_model import PROFILING, Loaded, middle
 from evaluators.litert.settings import compile_settings
+from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
 
-_ROOT = str(Path(__file__).parents[2])
-_PROGRAM = """
-import sys
-root = sys.argv.pop(1)
-if root not in sys.path:
-    sys.path.insert(0, root)
-from evaluators.cost_model.machine import main
-main()
-"""
 _LIMIT_S = 120.0
 _RESOLUTION_S = 1e-6  # times are given in whole microseconds, rounded down
 
@@ -77,7 +69,7 @@ def profile_kernels(
         "seconds": seconds,
         "pack": packed is not None and not packed.exists(),
     }
-    command = [sys.executable, "-P", "-c", _PROGRAM, _ROOT, json.dumps(asked)]
+    command = own_process("evaluators.cost_model.machine", json.dumps(asked))
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:

@@ -21,18 +21,10 @@ from typing import Any
 
 from evaluators.cost_model.machine_model import PROFILING, Loaded, middle
 from evaluators.litert.settings import compile_settings
+from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
 
-_ROOT = str(Path(__file__).parents[2])
-_PROGRAM = """
-import sys
-root = sys.argv.pop(1)
-if root not in sys.path:
-    sys.path.insert(0, root)
-from evaluators.cost_model.machine_passes import main
-main()
-"""
 _VISIT_S, _SETTLE_S = 0.02, 0.01
 _MOST_RUNS = 30
 _ROUNDED_S = 5e-7
@@ -80,7 +72,7 @@ def visits(
         "seconds": seconds,
         "seed": seed,
     }
-    command = [sys.executable, "-P", "-c", _PROGRAM, _ROOT, json.dumps(asked)]
+    command = own_process("evaluators.cost_model.machine_passes", json.dumps(asked))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         names: dict[str, tuple[str, ...]] = {}
         for line in process.stdout or ():

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +17,12 @@ from typing import Any
 from evaluators.litert import wire
 from evaluators.litert.settings import LITERT, lane_starts
 from evaluators.litert.tflite import RUNTIME as TFLITE_RUNTIME
+from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Platform
 
 _START_LIMIT_S = 60.0
 _MODULES = {LITERT: "ai_edge_litert", TFLITE_RUNTIME: "tflite_runtime.interpreter"}
-# The lanes run the very code that the parent runs, wherever it was imported from.
-_ROOT = str(Path(__file__).parents[2])
-_PROGRAM = """
-import sys
-root = sys.argv.pop(1)
-if root not in sys.path:
-    sys.path.insert(0, root)
-from evaluators.litert.zygote import main
-main()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +107,7 @@ class Lanes:
         try:
             with theirs:
                 zygote = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, _ROOT, str(theirs.fileno()), runtime],
+                    own_process("evaluators.litert.zygote", str(theirs.fileno()), runtime),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,

@@ -1,0 +1,26 @@
+"""How to run a function of this package in a process of its own, with the very code that runs here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_ROOT = str(Path(__file__).parents[1])
+_PROGRAM = """
+import sys
+from importlib import import_module
+root, module = sys.argv.pop(1), sys.argv.pop(1)
+if root not in sys.path:
+    sys.path.insert(0, root)
+import_module(module).main()
+"""
+
+
+def own_process(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs ``main()`` of a module, wherever this package was imported from.
+
+    Args:
+        module: by its full name.
+        arguments: what ``main()`` finds in ``sys.argv[1:]``.
+    """
+    return [sys.executable, "-P", "-c", _PROGRAM, _ROOT, module, *arguments]
