@@ -131,7 +131,7 @@ class Measurement:
             "stage_s": list(self.stage_s),
             "warmup_s": list(self.warmup_s),
             "stopped": self.stopped,
-            "timeline": None if self.timeline is None else [asdict(e) for e in self.timeline.events],
+            "timeline": None if self.timeline is None else [e.to_json() for e in self.timeline.events],
             "agreement": None if self.agreement is None else asdict(self.agreement),
             "cold": self.cold,
             "promised": self.promised,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,16 @@ class Event:
     start_s: float
     end_s: float
     copied_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as plain values."""
+        return {
+            "stage": self.stage,
+            "lane": self.lane,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "copied_s": self.copied_s,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
     return {
         "latency_s": np.asarray(batch.latency_s, dtype=float).tolist(),
         "stage_s": np.asarray(batch.stage_s, dtype=float).tolist(),
-        "timeline": None if batch.timeline is None else [asdict(e) for e in batch.timeline.events],
+        "timeline": None if batch.timeline is None else [e.to_json() for e in batch.timeline.events],
         "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
     }
 
