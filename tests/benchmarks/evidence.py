@@ -1,8 +1,8 @@
 """How far the statistics can be trusted, tried on real runs: the figures in ``experiments/results/measurement.json``.
 
 ``python -m tests.benchmarks.evidence OUT.json`` compares a model with itself (equal plans must be called equal, and the
-interval must hold 1), then with itself plus a delay of 1 and 2 % (which must be found), first on the machine as it is,
-then beside a process that loads another core at random. One core runs the model. Takes about half an hour;
+interval must hold 1), then with itself plus a delay of 1 and 2 % of each run (which must be found), first on the
+machine as it is, then beside a process that loads another core at random. One core runs the model. Half an hour;
 ``--part`` runs one of the two series and keeps what the file holds of the other.
 """
 
@@ -39,10 +39,10 @@ FIVE_SECONDS = ComparisonPolicy(precision=0.002, max_s=5.0, max_rounds=100)
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """A candidate whose every inference is followed by a wait of known length, which counts."""
+    """A candidate whose every inference is followed by a wait of a known share of it, which counts."""
 
     inner: Candidate
-    delay_s: float
+    share: float
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         latency_s = []
@@ -51,7 +51,7 @@ class Delayed:
             if index:
                 batch = self.inner.run(1, stop_above_s)
             begin = time.perf_counter()
-            while time.perf_counter() - begin < self.delay_s:
+            while time.perf_counter() - begin < self.share * batch.latency_s[0]:
                 pass
             latency_s.append(float(batch.latency_s[0]) + time.perf_counter() - begin)
         return Batch(np.array(latency_s), np.repeat(batch.stage_s, n, axis=0), batch.timeline)
@@ -138,8 +138,8 @@ def series(model: str, same: int, delayed: int) -> dict[str, Any]:
         document["equals"] = equals(repeated(plain, plain, THIRTY_PAIRS, same))
         for share in (0.01, 0.02):
 
-            def slower(delay_s: float = share * latency_s) -> Candidate:
-                return Delayed(plain(), delay_s)
+            def slower(share: float = share) -> Candidate:
+                return Delayed(plain(), share)
 
             document[f"slower by {share:.0%}"] = differences(repeated(plain, slower, FIVE_SECONDS, delayed), share)
         return document
