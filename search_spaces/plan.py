@@ -164,9 +164,14 @@ class Plan:
         """
         if self.graph_digest != graph.digest:
             raise PlanError(f"plan is for another graph ({self.graph_digest[:12]}…), not {graph.name!r}")
+        _check_ranks(self.ranks, graph)
+        if _in_order(self.stages, graph):
+            if platform is not None:
+                for index, stage in enumerate(self.stages):
+                    _check_processor(index, stage, platform)
+            return
         place: dict[int, int] = {}
         sides = self.sides()
-        _check_ranks(self.ranks, graph)
         for index, stage in enumerate(self.stages):
             if not stage.operators:
                 raise PlanError(f"stage {index} of the plan is empty")
@@ -202,18 +207,28 @@ def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
         PlanError: the parts depend on each other in a circle.
         UsageError: the plan names a processor that the platform lacks.
     """
-    stages = _topological(plan.stages, graph)
+    in_order = _in_order(plan.stages, graph)
+    stages = plan.stages if in_order else _topological(plan.stages, graph)
     members = {like: iter(group) for like, group in platform.classes().items()}
     renamed: dict[str, str] = {}
     for stage in stages:
         if stage.processor not in renamed:
             renamed[stage.processor] = next(members[platform[stage.processor].like]).name
+    if in_order and all(new == old for old, new in renamed.items()) and list(plan.ranks) == sorted(plan.ranks):
+        return plan
     return Plan(
         plan.graph_digest,
         tuple(replace(s, operators=tuple(sorted(s.operators)), processor=renamed[s.processor]) for s in stages),
         plan.dispatch,
         tuple(sorted(plan.ranks)),
     )
+
+
+def _in_order(stages: Sequence[Stage], graph: Graph) -> bool:
+    """Tell whether the stages are consecutive runs of operators; these are in topological order, so stages are too."""
+    if not all(stage.operators and stage.share is None for stage in stages):
+        return False
+    return [o for stage in stages for o in stage.operators] == list(range(len(graph.operators)))
 
 
 def _check_ranks(ranks: Sequence[LayerRanks], graph: Graph) -> None:

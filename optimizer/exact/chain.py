@@ -32,6 +32,7 @@ __all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_
 
 _MOST_TRIED = 64  # parts; beyond, nobody is told how many would do
 _MOST_TIMES = 2.0**40
+_ROUNDING = 1e-12  # costs that differ by less, relative, are the same
 _LOOK = 256  # chains taken between two looks at the clock
 _FIT = 1e-3  # how precisely to tell how much memory is short, relative
 
@@ -48,7 +49,9 @@ def best_chains(
     """Return the ``k`` cheapest chains of ``min_stages`` to ``max_stages`` parts, ascending; all if there are fewer.
 
     Equal costs are in order of parts, then cuts, then names; which of them are among the ``k`` is decided by the
-    latency. Time for the latency without limits of memory: one pass
+    latency. The first one has the fewest parts of all that cost the same but for rounding.
+
+    Time for the latency without limits of memory: one pass
     of ``n²`` additions per number of parts and state (lane in use, lanes used so far), then about
     ``k · max_stages · n`` for the plans.
 
@@ -61,7 +64,9 @@ def best_chains(
         ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
     found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages, stop_s=stop_s)
-    return sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
+    ordered = sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
+    first = _fewest_parts(costs, ordered[0], objective, min_stages, stop_s)
+    return [first, *(chain for chain in ordered if chain != first)][:k]
 
 
 def chains_in_order(
@@ -88,6 +93,22 @@ def chains_in_order(
         yield chain
     if not found:
         raise _why_none(costs, min_stages, max_stages)
+
+
+def _fewest_parts(
+    costs: ChainCosts, best: CostedChain, objective: Objective, min_stages: int, stop_s: float
+) -> CostedChain:
+    """Return a chain with the fewest parts among those that cost what the best one costs; ``best`` when time is up."""
+    enough_s = best.cost_s * (1.0 + _ROUNDING)
+    low, high = min_stages, len(best.cuts) + 1
+    while low < high and time.monotonic() < stop_s:
+        middle = (low + high) // 2
+        chain = next(_Search(costs, objective, min_stages, middle).chains(1), None)
+        if chain is not None and chain.cost_s <= enough_s:
+            best, high = chain, len(chain.cuts) + 1
+        else:
+            low = middle + 1
+    return best
 
 
 class _Node(NamedTuple):

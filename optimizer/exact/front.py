@@ -26,6 +26,7 @@ _Table = NDArray[np.float64]
 _Labels = NDArray[np.float64]
 
 MOST_LABELS = 200_000
+_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,8 +228,10 @@ class _Search:
             values.append(criterion.value(labels[:, first : first + len(criterion.parts)]))
             first += len(criterion.parts)
         table = np.stack(values, axis=1)
+        # Sums of the same parts differ by rounding; of chains that are equal but for that the shortest comes first.
+        scale = np.abs(table).max(axis=0)
         chains = []
-        for i in undominated(table):
+        for i in undominated(np.round(table / np.where(scale > 0.0, scale, 1.0), _DIGITS)):
             key, row = ends[i]
             chains.append(self._chain(found, key, row, tuple(float(v) for v in table[i])))
         return sorted(chains, key=lambda chain: chain.values)
