@@ -116,7 +116,10 @@ class CostModelEvaluator:
                 work_s, _, slowed = session.simulator(graph).stage(lane, operators)
                 return JobCost(work_s, slowed)
 
-            simulator = WorkloadSimulator(workload, joined, platform, price)
+            def errors(graph: Graph, plan: Plan) -> Errors:
+                return session.simulator(graph).errors(plan)
+
+            simulator = WorkloadSimulator(workload, joined, platform, price, errors)
             made = PredictedSession(simulator, objective, session.fingerprint())
             try:
                 yield made

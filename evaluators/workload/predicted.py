@@ -7,20 +7,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Batch
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import LaneLaw, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
+from search_spaces.arrangement import jobs_of
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
+from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 from search_spaces.workload import Workload
 
 Price = Callable[[Graph, int, tuple[int, ...]], JobCost]
 """What operators of a model cost as one job on a lane, by its number among the lanes that are no pools."""
+
+Errors = Callable[[Graph, Plan], NDArray[np.float64]]
+"""What prices of a model's plan may be wrong about, as in :attr:`evaluators.base.Batch.errors`."""
 
 
 class WorkloadSimulator:
@@ -29,11 +34,19 @@ class WorkloadSimulator:
     Args:
         platform: its lanes and pools.
         price: see :data:`Price`; asked once for each job.
+        errors: see :data:`Errors`; None where prices were measured.
     """
 
-    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, price: Price) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        price: Price,
+        errors: Errors | None = None,
+    ) -> None:
         self.workload, self.joined, self.platform = workload, joined, platform
-        self._price = price
+        self._price, self._errors = price, errors
         self._crowd = Crowd(platform)
         self._law = LaneLaw.of(platform)
         self._costs: dict[tuple[str, int, tuple[int, ...]], JobCost] = {}
@@ -52,6 +65,27 @@ class WorkloadSimulator:
         return simulate(
             found, plan.dispatch, [self._jobs(found, plan, k) for k in range(len(found.seats))], self._crowd
         )
+
+    def errors(self, plan: Plan) -> NDArray[np.float64] | None:
+        """Return what the prices of a plan's jobs may be wrong about; None where they were measured.
+
+        Relative to the time of all jobs together, and the same things in the same places for all plans: those of each
+        model, whatever its instances. An objective is taken to be wrong by as much as the jobs are.
+        """
+        if self._errors is None:
+            return None
+        found: dict[str, NDArray[np.float64]] = {}
+        total_s = 0.0
+        for number, stages in jobs_of(plan, self.joined).items():
+            component = self.joined.components[number]
+            jobs = [(self._law.members[plan.stages[s].processor][0], plan.stages[s].operators) for s in stages]
+            own = [(lane, component.own(operators)) for lane, operators in jobs]
+            took_s = sum(self.cost(component.graph, lane, operators).work_s for lane, operators in own)
+            parts = tuple(Stage(operators, self._law.names[lane]) for lane, operators in own)
+            error_s = took_s * self._errors(component.graph, Plan(component.graph.digest, parts))
+            found[component.graph.digest] = found.get(component.graph.digest, 0.0) + error_s
+            total_s += took_s
+        return np.concatenate([found[digest] for digest in sorted(found)]) / total_s
 
     def _jobs(self, found: Setting, plan: Plan, seat: int) -> list[Mapping[int, JobCost]]:
         component = self.joined.components[found.components[seat]]
@@ -94,7 +128,8 @@ class PredictedSession:
         """
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block")
-        return PredictedRun(self.simulator.run(plan), len(plan.stages), self._objective)
+        found = self.simulator.run(plan)
+        return PredictedRun(found, len(plan.stages), self._objective, self.simulator.errors(plan))
 
 
 class PredictedRun:
@@ -104,15 +139,20 @@ class PredictedRun:
         outcome: what is predicted.
     """
 
-    def __init__(self, found: Outcome, stages: int, objective: Objective) -> None:
+    def __init__(
+        self, found: Outcome, stages: int, objective: Objective, errors: NDArray[np.float64] | None = None
+    ) -> None:
         self.outcome = found
+        self._errors = errors
         self._value_s = found.value_s(objective)
         self._stage_s = np.array(stage_means_s(found, stages))
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
         runs = 1 if self._value_s > stop_above_s else n
-        return Batch(np.full(runs, self._value_s), np.tile(self._stage_s, (runs, 1)), self.outcome.timeline)
+        return Batch(
+            np.full(runs, self._value_s), np.tile(self._stage_s, (runs, 1)), self.outcome.timeline, self._errors
+        )
 
     def verify(self) -> Agreement | None:
         """Return None: there are no outputs."""
