@@ -240,12 +240,12 @@ class Lane:
         return {}
 
     def _preparing(
-        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool
+        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool, eager: bool = False
     ) -> Callable[[Sequence[Step]], Callable[[int, int], bool]]:
-        """Return what makes steps ready to run on this lane's processor."""
+        """Return what makes steps ready to run here; on a CPU ``eager`` ones tell other lanes at once."""
         device = self._device
         if device is None:
-            return lambda steps: on_cpu(self._run, steps, log)
+            return lambda steps: on_cpu(self._run, steps, log, steps[-1].signals if eager else ())
         idle_wait_ns = device.idle_wait_ns()
         wait_ns = idle_wait_ns if synchronised else None
         return lambda steps: on_device(self._run, steps, log, device, wait_ns, copies)
@@ -253,7 +253,8 @@ class Lane:
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
 
-        They are there before another lane is told of the stage; with ``apart`` as soon as it is over. The answer holds,
+        With ``apart`` they are there as soon as it is over; where there is a limit, before another lane is told of the
+        stage; else about when it is told: a lane that waits is kept waiting by nothing else. The answer holds,
         for stages on an accelerator, how long they copied in and out the last time. A synchronised run waits for each
         stage, so that its time is its own; else only those wait whose results are read. With ``break_off`` an inference
         ends at the first stage that goes over the limit: the stages that are left are passed over, on every lane, but
@@ -265,8 +266,9 @@ class Lane:
         # log[0] is the limit; then start and end of stage s in iteration i at 1 + 2 * (i * stages + s).
         log = (ctypes.c_int64 * (1 + 2 * stages * head["n"])).from_address(base + head["log"])
         copies: dict[int, tuple[int, int]] = {}
-        prepare = self._preparing(log, copies, synchronised=head["synchronised"])
-        parts = stretches(program.steps, prepare, apart=head["apart"])
+        eager = self._device is None and not head["stop_above_ns"]
+        prepare = self._preparing(log, copies, synchronised=head["synchronised"], eager=eager)
+        parts = stretches(program.steps, prepare, apart=head["apart"], eager=eager)
         first_waits = program.go
         limit_ns = head["stop_above_ns"] if head["break_off"] and head["stop_above_ns"] else NO_LIMIT_NS
         for iteration in range(head["n"]):

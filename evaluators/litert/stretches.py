@@ -14,7 +14,7 @@ from typing import Any
 
 from evaluators.litert.capi import Compiled
 from evaluators.litert.device import Copy, Device
-from evaluators.litert.edges import Edge
+from evaluators.litert.edges import Edge, tell
 from search_spaces.errors import UnavailableError
 
 NO_LIMIT_NS = 1 << 62
@@ -50,7 +50,7 @@ class Stretch:
         waits: what the first step waits for.
         run: given where the inference's times begin in the log, and how long (ns) the inference may take, runs the
             steps, and returns whether none has ended too late; after one that has, the others are left out.
-        signals: whom the last step tells.
+        signals: whom the last step tells, where ``run`` does not do so itself.
     """
 
     waits: tuple[Edge, ...]
@@ -59,29 +59,39 @@ class Stretch:
 
 
 def stretches(
-    steps: Sequence[Step], prepare: Callable[[Sequence[Step]], Callable[[int, int], bool]], *, apart: bool
+    steps: Sequence[Step],
+    prepare: Callable[[Sequence[Step]], Callable[[int, int], bool]],
+    *,
+    apart: bool,
+    eager: bool = False,
 ) -> list[Stretch]:
     """Return a lane's steps as stretches.
 
     Args:
         prepare: returns what runs the steps of a stretch.
         apart: make each step a stretch, so that its times are there as soon as it is over.
+        eager: whether what ``prepare`` returns tells the other lanes itself.
     """
     found: list[list[Step]] = []
     for step in steps:
         if apart or not found or step.waits or found[-1][-1].signals:
             found.append([])
         found[-1].append(step)
-    return [Stretch(part[0].waits, prepare(part), part[-1].signals) for part in found]
+    return [Stretch(part[0].waits, prepare(part), () if eager else part[-1].signals) for part in found]
 
 
-def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable[[int, int], bool]:
+def on_cpu(
+    run: Callable[..., int], steps: Sequence[Step], log: Log, told_at_once: Sequence[c_void_p] = ()
+) -> Callable[[int, int], bool]:
     """Return what runs steps whose calls return when they are done; see :class:`Stretch`.
 
     From the word of another lane to the first call there is nothing but a look at the clock.
+
+    Args:
+        told_at_once: told before the times are written down, since others wait; then there can be no limit.
     """
     if len(steps) == 1:
-        return _one_on_cpu(run, steps[0], log)
+        return _one_on_cpu(run, steps[0], log, told_at_once)
     clock = time.perf_counter_ns
     calls = [step.arguments() for step in steps]
     places = [2 * step.stage + side for step in steps for side in (0, 1)]
@@ -102,6 +112,8 @@ def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable
             if end > deadline:
                 break
             begin = clock()
+        for edge in told_at_once:
+            tell(edge)
         for place, found in zip(places, times, strict=False):
             log[at + place] = found
         return end <= deadline
@@ -109,7 +121,9 @@ def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable
     return run_all
 
 
-def _one_on_cpu(run: Callable[..., int], step: Step, log: Log) -> Callable[[int, int], bool]:
+def _one_on_cpu(
+    run: Callable[..., int], step: Step, log: Log, told_at_once: Sequence[c_void_p]
+) -> Callable[[int, int], bool]:
     clock = time.perf_counter_ns
     arguments, place = step.arguments(), 2 * step.stage
 
@@ -119,6 +133,8 @@ def _one_on_cpu(run: Callable[..., int], step: Step, log: Log) -> Callable[[int,
         end = clock()
         if status:
             raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+        for edge in told_at_once:
+            tell(edge)
         log[at + place], log[at + place + 1] = begin, end
         return end - (log[at] or begin) <= limit_ns
 
