@@ -80,6 +80,18 @@ def test_a_cut_baseline_that_only_ties_with_the_whole_model_is_no_yardstick() ->
     assert found.comparison is None
 
 
+def test_a_processor_that_looked_a_little_slower_than_another_is_measured_again() -> None:
+    """As a graphics adapter that was asleep in its own trial; one that looked much slower is left alone."""
+    first, other = NAMED["whole on cpu"], NAMED["whole on cpu0"]
+    truth_s = {p: EVALUATOR.true_latency_s(GRAPH, p) for p in (first, other)}
+
+    def factor(plan: Plan) -> float:
+        return 2.0 * truth_s[other] / truth_s[first] if plan == first else 1.0
+
+    assert verdict_of({first: 0.1, other: 0.11}, factor).baseline[0] == "whole on cpu0"
+    assert verdict_of({first: 0.1, other: 0.2}, factor).baseline[0] == "whole on cpu"
+
+
 def test_without_a_measured_baseline_there_is_no_verdict() -> None:
     with EVALUATOR.prepare(PLATFORM) as session, pytest.raises(UnavailableError, match="no baseline"):
         decide(GRAPH, session, history_of({SPLIT: 0.1}), NAMED, POLICY, 0)
