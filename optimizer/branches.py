@@ -204,9 +204,7 @@ def branch_beliefs(
     )
     relaxed = relax(graph, costs)
     price = predictor(graph, space, costs)
-    names = [p.name for p in platform.processors]
-    starts = [*_procedures(space, costs, names.index(profiled.fastest(platform)))]
-    starts += [space.plan([name] * len(space.runs.runs)) for name in names]
+    starts = branch_starts(space, costs, profiled.fastest(platform))
     bound_s = relaxed.latency_s
     try:
         solved = best_plan(space.runs.as_graph(), run_costs(space, costs), _SOLVE_S)
@@ -224,6 +222,13 @@ def branch_beliefs(
     return Beliefs(
         costs, (plan,), Bounds(float(bound_s), bool(price(plan) <= bound_s * (1 + PROVEN)), relaxed, own=False)
     )
+
+
+def branch_starts(space: BranchSpace, costs: ChainCosts, home: str) -> list[Plan]:
+    """Return plans near which a good one is looked for: of seed 003's procedure, and whole on each processor."""
+    names = [p.name for p in costs.platform.processors]
+    wholes = [space.plan([name] * len(space.runs.runs)) for name in names]
+    return [*_procedures(space, costs, names.index(home)), *wholes]
 
 
 def best_near(space: BranchSpace, price: Callable[[Plan], float], starts: Sequence[Plan]) -> tuple[Plan, bool]:

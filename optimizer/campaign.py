@@ -118,8 +118,9 @@ def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:
 def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     settings = file.campaign.settings
     values = {**axes, "allow_fallback": settings.allow_fallback or None, "precision": settings.precision}
-    if settings.input_shape:
-        values["input_shape"] = settings.input_shape
+    for name in ("input_shape", "power"):
+        if given := getattr(settings, name):
+            values[name] = given
     for axis in ("model", "platform"):
         path = _file(file, axes[axis])
         if path is not None:
@@ -127,6 +128,8 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     try:
         config = parse_config(values)
     except UsageError as error:
+        if error.what.startswith("--power "):
+            raise file.error(("settings", "power"), error.what, error.hint) from error
         axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
         raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
     for axis, check in (("model", _check_model), ("evaluator", _check_evaluator), ("space", _check_space),

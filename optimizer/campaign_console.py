@@ -146,9 +146,11 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
 
 def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
+    from evaluators.objectives import find_objective
     from evaluators.registry import make_evaluator, measures_here
     from optimizer.config import most_stages
     from optimizer.devices import asks_for_several, choose_model_and_platform
+    from optimizer.objective import check_space
     from search_spaces.registry import make_space
 
     config = planned.config
@@ -160,6 +162,7 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
         return len(problem.joined.graph.operators), problem.space.cardinality(), measures_here(evaluator)
     graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    check_space([find_objective(name) for name in config.objective], space)
     return len(graph.operators), space.cardinality(), measures_here(evaluator)
 
 
@@ -180,12 +183,18 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:
     """Return what a campaign found."""
-    axes = [a for a in ("model", "platform", "evaluator", "sampler", "budget") if _varies(tables, a) or a == "model"]
+    axes = [
+        a
+        for a in ("model", "platform", "evaluator", "sampler", "objective", "budget")
+        if _varies(tables, a) or a == "model"
+    ]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (*axes, "studies", "best, ms", "times as fast as the best known plan", ""):
+    units = {row["unit"] for row in tables.summary} or {"ms"}
+    one = next(iter(units)) if len(units) == 1 else ""
+    for name in (*axes, "studies", f"best, {one}" if one else "best", "times as fast as the best known plan", ""):
         table.add_column(name, justify="left" if name in {*axes, ""} else "right")
     for row in tables.summary:
-        best = f"{row['best_ms']:.4g}" if row["best_ms"] is not None else "–"
+        best = "–" if row["best"] is None else f"{row['best']:.4g}" if one else f"{row['best']:.4g} {row['unit']}"
         ratio = "–"
         if row["ratio"] is not None:
             ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"

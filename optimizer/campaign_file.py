@@ -25,6 +25,9 @@ AXES = (
 )  # fmt: skip
 
 
+Objective = Literal["latency", "latency-p99", "throughput", "energy", "memory", "occupancy"]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +42,7 @@ class Matrix(_Strict):
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
         space: which plans are tried.
         sampler: who proposes them; null for ``auto``.
-        objective: what is made small.
+        objective: what is made small, one in each study; energy needs the powers of the lanes, or a meter.
         max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
         budget: distinct plans to try.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -51,7 +54,7 @@ class Matrix(_Strict):
     evaluator: tuple[str, ...] = Field(default=("litert",), min_length=1)
     space: tuple[str, ...] = Field(default=("chain",), min_length=1)
     sampler: tuple[str | None, ...] = Field(default=(None,), min_length=1)
-    objective: tuple[Literal["latency"], ...] = Field(default=("latency",), min_length=1)
+    objective: tuple[Objective, ...] = Field(default=("latency",), min_length=1)
     max_stages: tuple[int | None, ...] = Field(default=(None,), min_length=1)
     budget: tuple[int, ...] = Field(default=(200,), min_length=1)
     seed: tuple[int, ...] = Field(default=(0,), min_length=1)
@@ -74,7 +77,7 @@ class Cell(_Strict):
     evaluator: str | None = None
     space: str | None = None
     sampler: str | None = None
-    objective: Literal["latency"] | None = None
+    objective: Objective | None = None
     max_stages: int | None = None
     budget: int | None = None
     seed: int | None = None
@@ -92,11 +95,13 @@ class Settings(_Strict):
         precision: half width of the interval that measurements aim at, relative.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
+        power: what lanes draw while they run, as ``cpu0=2.5``, in watts; for energy.
     """
 
     precision: float | None = Field(default=None, gt=0, lt=1)
     allow_fallback: bool = False
     input_shape: tuple[str, ...] = ()
+    power: tuple[str, ...] = ()
 
 
 class Expectation(_Strict):

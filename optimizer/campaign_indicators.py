@@ -24,7 +24,7 @@ def indicator_row(head: Mapping[str, Any], study: Study, machine: Mapping[str, A
         head: the study's axes.
         machine: that ran the campaign, as its provenance tells.
     """
-    latency = study.result["best"]["latency_ms"]
+    latency = study.result["best"].get("latency_ms")
     if study.graph is None or latency is None:
         return None
     cache_bytes = _cache_bytes(study, machine)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluators.objectives import LATENCY, Objective
 from optimizer.campaign_file import AXES, Campaign, Expectation
 from optimizer.campaign_indicators import explained_rows, indicator_row
 from optimizer.files import write_atomic
-from optimizer.report.data import points, read_study
+from optimizer.report.data import objective_of, points, read_study
 from search_spaces.errors import OptimizeError
 
 Row = dict[str, Any]
@@ -75,7 +76,14 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
             measured.append(row)
         results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
         curves += [
-            {**head, "plans": p.number, "latency_ms": p.latency_s * 1e3, "best_ms": p.best_s * 1e3}
+            {
+                **head,
+                "plans": p.number,
+                **_in_ms(read.objective, latency_ms=p.latency_s * 1e3, best_ms=p.best_s * 1e3),
+                "value": p.latency_s * 1e3,
+                "best": p.best_s * 1e3,
+                "unit": read.objective.shown,
+            }
             for p in points(read)
         ]
     return Tables(
@@ -126,13 +134,19 @@ def _scalar(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict | tuple) else value
 
 
+def _in_ms(objective: Objective, **numbers: Any) -> Row:
+    """Return columns that are in milliseconds of latency, empty where something else was made small."""
+    return {name: value if objective == LATENCY else None for name, value in numbers.items()}
+
+
 def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
+    objective = objective_of(result)
     speedup = result["speedup"] or {}
     entries = {"best": result["best"], **result["baselines"]}
     rows = []
     for name, entry in entries.items():
-        latency = entry["latency_ms"] or {}
-        low, high = latency.get("ci95", (None, None))
+        found = entry["latency_ms"] or {}  # as every study has it that was read; in the objective's unit
+        low, high = found.get("ci95", (None, None))
         mine = name == "best"
         ratio_low, ratio_high = speedup.get("ci95", (None, None)) if mine else (None, None)
         rows.append(
@@ -140,21 +154,24 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 **head,
                 "plan": name,
                 "stages": len(entry["plan"]["stages"]),
-                "latency_ms": latency.get("median"),
-                "ci_low_ms": low,
-                "ci_high_ms": high,
-                "samples": latency.get("samples"),
+                **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
+                "samples": found.get("samples"),
                 "ratio_to_best_known": speedup.get("ratio") if mine else None,
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,
                 "significant": speedup.get("significant") if mine else None,
                 "compared_with": speedup.get("baseline") if mine else None,
-                "model_bound_ms": result["model_bound_ms"],
+                **_in_ms(objective, model_bound_ms=result["model_bound_ms"]),
                 "gap": result["gap"] if mine else None,
                 "unique_plans": result["unique_plans"],
                 "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
+                "value": found.get("median"),
+                "value_low": low,
+                "value_high": high,
+                "bound": result["model_bound_ms"],
+                "unit": objective.shown,
             }
         )
     return rows
@@ -169,17 +186,22 @@ def _summary(results: Sequence[Row]) -> list[Row]:
     found = []
     for rows in cells.values():
         ratio, low, high = _pooled(rows)
-        latencies = [r["latency_ms"] for r in rows if r["latency_ms"]]
+        values = [r["value"] for r in rows if r["value"]]
+        best = statistics.median(values) if values else None
+        latency = rows[0]["objective"] == LATENCY.name
         found.append(
             {
                 **{axis: rows[0][axis] for axis in AXES if axis not in _POOLED},
                 "studies": len(rows),
-                "best_ms": statistics.median(latencies) if latencies else None,
+                "best_ms": best if latency else None,
                 "ratio": ratio,
                 "ratio_low": low,
                 "ratio_high": high,
                 "significant": low is not None and high is not None and not low <= 1.0 <= high,
                 "model_bound_ms": rows[0]["model_bound_ms"],
+                "best": best,
+                "bound": rows[0]["bound"],
+                "unit": rows[0]["unit"],
             }
         )
     return found
@@ -213,14 +235,14 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     values = []
     for plans in by_study.values():
         plan, over = plans.get(expected.plan), plans.get(expected.over or "")
-        if plan is None or not plan["latency_ms"]:
+        if plan is None or not plan["value"]:
             continue
-        if expected.metric == "latency_ms":
+        if expected.metric == "latency_ms" and plan["latency_ms"]:
             values.append(plan["latency_ms"])
         elif expected.metric == "speedup" and plans["best"]["ratio_to_best_known"]:
             values.append(plans["best"]["ratio_to_best_known"])
-        elif expected.metric == "ratio" and over is not None and over["latency_ms"]:
-            values.append(plan["latency_ms"] / over["latency_ms"])
+        elif expected.metric == "ratio" and over is not None and over["value"]:
+            values.append(plan["value"] / over["value"])
     ours = statistics.median(values) if values else None
     return {
         "name": expected.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from evaluators.base import Session
 from evaluators.cost_model.session import CostModelSession
@@ -19,13 +18,22 @@ from optimizer.coexecution import coexecution_beliefs, coexecution_price
 from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import Verdict
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankAim
 from optimizer.exact.weighed import weighed
 from optimizer.history import History
 from optimizer.limits import allowed_error, limits_of
 from optimizer.loop import Loop, measure_plan
-from optimizer.objective import latency_costs, objective_beliefs, objective_model
+from optimizer.objective import known_weights, latency_costs, objective_beliefs, objective_model
+from optimizer.objective_spaces import (
+    NonChain,
+    latency_price,
+    least_work,
+    objective_price,
+    space_beliefs,
+    sum_price,
+    weighed_ranks,
+)
 from optimizer.pareto import Front, criteria, front_of, measured_again
 from optimizer.profile import Profile
 from optimizer.ranks import SLACK, rank_baselines, rank_beliefs, rank_model, rank_violations
@@ -141,20 +149,24 @@ def _ranked_aim(
     profiled: Profile,
     most: int,
 ) -> Aim:
-    if config.state or needed(config):
-        raise UsageError("--space tucker: goes with no --state and no --max-energy", "leave them out")
     error = allowed_error(config) or 0.0
-    model = rank_model(graph, session, profiled, platform, space)
+    model = plain = rank_model(graph, session, profiled, platform, space)
     bound = rank_model(graph, session, profiled, platform, space, least=True)
-    believed = rank_beliefs(graph, session, model, bound, error, most)
     most_expected = error if isinstance(session, Tabulated) else SLACK * error
+    priced = _priced(config, platform, session)
+    if priced is not None:
+        session = priced
+        if priced.how[0].objective.law == "sum":
+            by = known_weights(priced.how[0], platform)
+            model, bound = weighed_ranks(model, by), weighed_ranks(bound, by)
+    believed = rank_beliefs(graph, session, model, bound, error, most)
     aim = RankAim(model, error, most)
     return Aim(
         session,
         believed,
         model.price,
-        model.costs,
-        model.price,
+        plain.costs,
+        plain.price,
         lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=aim),
         rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
         breaks=lambda plan: rank_violations(model, most_expected, plan),
@@ -174,6 +186,7 @@ def _priced_aim(
     model = objective_model(session, graph, platform, profiled)
     latency = latency_costs(session.session, graph, platform, profiled)
     several = len(config.objective) > 1
+    chains = not isinstance(space, NonChain)
     first = session.how[0]
     by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
     named = PricedSession(session.session, session.how[: len(config.objective)])
@@ -185,15 +198,19 @@ def _priced_aim(
             by = weights(how.objective, platform, how.powers)
             if set(by) >= {p.name for p in platform.processors}:
                 costs = weighed(latency, by)
-                figures[how.objective.name] = partial(chain_cost, costs)
-                least[how.objective.name] = best_chains(costs, most)[0].cost_s
+                figures[how.objective.name] = sum_price(space, costs)
+                least[how.objective.name] = best_chains(costs, most)[0].cost_s if chains else least_work(costs)
+    # Where plans are no chains, what is small when parts overlap is searched as the latency is.
+    law = model.law if chains or model.objective.law != "latency" else None
     return Aim(
         session,
-        objective_beliefs(model, session, most, optima),
-        model.predict,
+        space_beliefs(model, session, space, profiled)
+        if isinstance(space, NonChain)
+        else objective_beliefs(model, session, most, optima),
+        objective_price(model, space),
         latency,
-        predictor(graph, space, latency),
-        lambda fits: Problem(graph, platform, space, latency if several else model.costs, fits, model.law, makes),
+        latency_price(graph, space, latency),
+        lambda fits: Problem(graph, platform, space, latency if several else model.costs, fits, law, makes),
         figures=figures,
         least=least,
     )

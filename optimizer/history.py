@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluators.racing import ColdStart
 from evaluators.samples import Measurement, Samples
+from search_spaces.constraints import Violation
 from search_spaces.errors import PlanError, RunFolderError
 from search_spaces.plan import Plan
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 50
 _SURE_RUNS, _SURE_PLANS = 2, 8
-OPTIMUM, UNSEEN = "model optimum", "unseen"
+OPTIMUM, UNSEEN, WARM = "model optimum", "unseen", "warm start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Trial:
     Attributes:
         number: position in the study, from 0.
         plan: the canonical plan.
-        origin: who proposed it: the name of a baseline, ``model optimum``, the sampler's name, ``unseen``.
+        origin: who proposed it: the name of a baseline, ``model optimum``, the sampler's name, ``unseen``; or ``warm
+            start`` for a plan that an earlier study has measured, or found.
         params: the point of the space; empty for a plan outside the space.
         measurement: what it was measured at; None for a repeat and for a failure.
         failure: why it could not be measured, or "".
@@ -100,6 +102,19 @@ class Trial:
             )
         except (KeyError, TypeError, ValueError, PlanError) as error:
             raise RunFolderError(f"a trial in the log cannot be read: {error!r}") from error
+
+
+def constraint_attributes(broken: Sequence[Violation]) -> dict[str, Any]:
+    """Return what Optuna keeps of the constraints that a plan breaks: above 0, by how much."""
+    from optuna.trial import TrialState, create_trial
+
+    if not broken:
+        return {}
+    trial = create_trial(state=TrialState.FAIL)
+    for violation in broken:
+        if violation.gap < float("inf"):
+            trial.set_constraint(violation.statement, violation.gap)
+    return dict(trial.system_attrs)
 
 
 class _Ranked:

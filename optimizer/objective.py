@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from evaluators.base import Session
 from evaluators.footprint import most_alive_nbytes, peak_nbytes
-from evaluators.objectives import LATENCY, Objective, PricedSession, weights
+from evaluators.objectives import LATENCY, Objective, PricedSession, Pricing, weights
 from evaluators.tabulated import Tabulated
 from optimizer.bounds import Beliefs, Bounds
+from optimizer.config import StudyConfig
 from optimizer.exact.bound import Relaxation
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
@@ -20,11 +21,14 @@ from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs
 from optimizer.exact.weighed import least_plan, weighed
 from optimizer.profile import Profile
+from search_spaces.branch_space import BranchSpace
 from search_spaces.chain import ChainSpace, chain_plan
+from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.rank_space import RankSpace
 from search_spaces.space import SearchSpace
 
 _SOLVE_S = 10.0
@@ -54,25 +58,63 @@ class ObjectiveModel:
         return chain_cost(self.costs, plan, self.law)
 
 
-def check_space(objectives: Sequence[Objective], space: SearchSpace) -> None:
+def check_space(objectives: Sequence[Objective], space: SearchSpace, *, states: bool = False) -> None:
     """Check that plans of a space can be searched for objectives.
+
+    Args:
+        states: whether plans are priced in several states of the platform.
 
     Raises:
         UsageError: they cannot.
     """
     other = next((o for o in objectives if o != LATENCY), None)
-    if other is not None and not isinstance(space, ChainSpace):
-        raise UsageError(f"--objective {other.name} searches chains of parts", "leave --space at chain")
+    if states and other is not None:
+        raise UsageError(
+            f"--objective {other.name}: --state tells how much longer lanes take, and nothing else", "leave one"
+        )
+    if states and not isinstance(space, ChainSpace | BranchSpace):
+        raise UsageError(
+            "--state: plans of this space are not priced in states", "leave --space at chain, or --state out"
+        )
+    if other is None or isinstance(space, ChainSpace | BranchSpace):
+        return
+    if not isinstance(space, CoexecutionSpace | RankSpace):
+        raise UsageError(f"--objective {other.name} is not known in this space", "leave --space at chain")
+    what = "split operators" if isinstance(space, CoexecutionSpace) else "decomposed convolutions"
+    if bad := next((o for o in objectives if o.law in ("period", "memory")), None):
+        told = "run no streams" if bad.law == "period" else "have no memory that is known"
+        hint = "leave --space at chain, or take branches"
+        raise UsageError(f"--objective {bad.name}: plans with {what} {told} here", hint)
+    if isinstance(space, RankSpace) and len(objectives) > 1:
+        raise UsageError(
+            f"--objective {other.name}: ranks are searched for one objective", "give one, or --space chain"
+        )
+
+
+def check_several(config: StudyConfig) -> None:
+    """Check that a study of several models is asked nothing that only those of one model know.
+
+    Raises:
+        UsageError: it is.
+    """
+    asked = {"--storage": config.storage, "--state": config.state, "--warm-start": config.warm_start}
+    for option, value in asked.items():
+        if value:
+            raise UsageError(f"{option}: is known of studies of one model", "leave it out, or give one --model")
 
 
 def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:
     """Return the model of a session's first objective."""
     how, inner = session.how[0], session.session
     costs = latency_costs(inner, graph, platform, profiled)
-    by = weights(how.objective, platform, how.powers)
-    # A meter knows no watts beforehand: then the processor time stands for the energy.
-    by = by if set(by) >= {p.name for p in platform.processors} else {p.name: 1.0 for p in platform.processors}
+    by = known_weights(how, platform)
     return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.law == "latency"))
+
+
+def known_weights(how: Pricing, platform: Platform) -> dict[str, float]:
+    """Return what a second of each lane counts; a meter knows no watts beforehand, so time stands for energy then."""
+    by = weights(how.objective, platform, how.powers)
+    return by if set(by) >= {p.name for p in platform.processors} else {p.name: 1.0 for p in platform.processors}
 
 
 def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: Profile) -> ChainCosts:

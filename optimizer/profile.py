@@ -70,6 +70,28 @@ class Profile:
         """Return the name of the processor that runs the whole model fastest."""
         return min(platform.processors, key=lambda p: self.whole_s[p.like]).name
 
+    def knows(self, platform: Platform) -> bool:
+        """Return whether nothing about the lanes of a platform is left to be timed."""
+        return (
+            self.operator_s.keys() >= platform.classes().keys() and self.hand_over_s.keys() >= _pairs(platform).keys()
+        )
+
+    def of(self, likes: Mapping[str, str]) -> Profile:
+        """Return what is known of kinds of processors.
+
+        Args:
+            likes: the names that they get → their names here; what is not known of them is left out.
+        """
+        here = {new: old for new, old in likes.items() if old in self.operator_s}
+        pairs = {_pair(a, b): _pair(here[a], here[b]) for a in here for b in here}
+        return Profile(
+            {new: self.operator_s[old] for new, old in here.items()},
+            {new: self.overhead_s[old] for new, old in here.items()},
+            {new: self.hand_over_s[old] for new, old in pairs.items() if old in self.hand_over_s},
+            {new: self.whole_s[old] for new, old in here.items()},
+            {new: self.triple_s[old] for new, old in here.items() if old in self.triple_s},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the profile as plain values."""
         return {
@@ -136,12 +158,19 @@ def _seconds(value: Any) -> float:
 
 
 def profile(
-    session: Session, graph: Graph, platform: Platform, progress: Callable[[str], None] = lambda _: None
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    progress: Callable[[str], None] = lambda _: None,
+    known: Profile | None = None,
 ) -> Profile:
     """Time every operator on one processor of each kind, and every kind of hand-over.
 
     What a processor refuses takes for ever there. A hand-over takes what passes between two stages, and what they spend
     on copies between the memories of processors.
+
+    Args:
+        known: what was timed before, of this model on this device, and is not timed again.
 
     Raises:
         UnavailableError: the device failed, or no processor takes some operator.
@@ -155,6 +184,10 @@ def profile(
     for like, members in platform.classes().items():
         name = members[0].name
         refused[name] = frozenset(session.refused(graph, name)) if isinstance(session, Refuser) else frozenset()
+        if known is not None and like in known.operator_s:
+            operator_s[like], overhead_s[like] = known.operator_s[like], known.overhead_s[like]
+            whole_s[like] = known.whole_s[like]
+            continue
         progress(f"timing {count - len(refused[name])} operators on {name}")
         if not refused[name]:
             operator_s[like], overhead_s[like], whole_s[like] = _on_one(session, graph, name)
@@ -165,6 +198,9 @@ def profile(
             overhead_s[like], whole_s[like] = 0.0, math.inf
             operator_s[like] = _with_help(session, graph, name, refused[name], stand_in)
     for pair, (here, there) in _pairs(platform).items():
+        if known is not None and pair in known.hand_over_s:
+            hand_over_s[pair] = known.hand_over_s[pair]
+            continue
         progress(f"timing hand-over between {here} and {there}")
         plan = _handing_over(graph, here, there, refused)
         if plan is None:
@@ -173,7 +209,7 @@ def profile(
         found = _time(session, graph, plan)
         copied = sum(event.copied_s for event in found.timeline.events) if found.timeline else 0.0
         hand_over_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
-    return Profile(operator_s, overhead_s, hand_over_s, whole_s)
+    return Profile(operator_s, overhead_s, hand_over_s, whole_s, known.triple_s if known is not None else {})
 
 
 def _on_one(session: Session, graph: Graph, name: str) -> tuple[tuple[float, ...], float, float]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Session
+from evaluators.objectives import PricedSession
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
@@ -151,6 +152,7 @@ def rank_beliefs(
     """Return what is believed: the optimum of the model, with ranks and without, and what no plan goes below in it.
 
     Args:
+        session: tells what is made small, in the unit of the model.
         bound: the model with the least costs.
         error: that outputs may be expected to be off by.
         most: parts of a plan at most.
@@ -165,7 +167,7 @@ def rank_beliefs(
     for (operator, _), place in model.space.places.items():
         cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
     relaxed = relax(graph, replace(bound.costs, operator_s=cheapest))
-    own = isinstance(session, Tabulated)
+    own = isinstance(session.session if isinstance(session, PricedSession) else session, Tabulated)
     # Where parts may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
     least_s = best_ranked(bound, error, most).bound_s if one_by_one else relaxed.latency_s

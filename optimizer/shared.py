@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optimizer.shared_storage import PATIENCE_S, SILENT_BEATS, patiently
@@ -57,6 +58,7 @@ class SharedStudy:
         name: of the study.
         worker: a name of this worker that no other has.
         heartbeat_s: between two signs of life.
+        objectives: how many values each of its trials has, all of which are made small.
 
     Attributes:
         pending: digest of each plan that somebody measures now, and the number of its trial.
@@ -64,7 +66,13 @@ class SharedStudy:
     """
 
     def __init__(
-        self, storage: BaseStorage, name: str, worker: str, heartbeat_s: int, patience_s: float = PATIENCE_S
+        self,
+        storage: BaseStorage,
+        name: str,
+        worker: str,
+        heartbeat_s: int,
+        patience_s: float = PATIENCE_S,
+        objectives: int = 1,
     ) -> None:
         from optuna.study import Study, StudyDirection
 
@@ -72,7 +80,7 @@ class SharedStudy:
         self._patience_s = patience_s
         self._worker = worker
         self._heartbeat_s = heartbeat_s
-        self._id = self._patiently(lambda: self._study_id(name, [StudyDirection.MINIMIZE]))
+        self._id = self._patiently(lambda: self._study_id(name, [StudyDirection.MINIMIZE] * objectives))
         self._study = Study(study_name=name, storage=storage)
         self._seen: set[int] = set()
         self._first_seen: dict[int, float] = {}
@@ -168,7 +176,12 @@ class SharedStudy:
         return Claim(first._trial_id, first.number, digest)  # noqa: SLF001
 
     def finish(self, claim: Claim, record: Mapping[str, Any]) -> None:
-        """Write down what came of a claim; nothing is written where this worker had been given up meanwhile."""
+        """Write down what came of a claim; nothing is written where this worker had been given up meanwhile.
+
+        Args:
+            record: plain values. ``values`` are what Optuna is told, one for each objective, or None for a failure;
+                ``attributes`` are the attributes that samplers read, as those of constraints that the plan breaks.
+        """
         from optuna.exceptions import UpdateFinishedTrialError
 
         text = json.dumps(record, allow_nan=False)
@@ -212,13 +225,15 @@ class SharedStudy:
         self._storage.create_new_trial(self._id, template)
 
     def _settle(self, trial_id: int, record: Mapping[str, Any]) -> None:
-        """Set the state that a record stands for; somebody else may have done so."""
+        """Set the attributes and the state that a record stands for; somebody else may have done so."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        seconds = record.get("value_s")
-        state, values = (TrialState.FAIL, None) if seconds is None else (TrialState.COMPLETE, [float(seconds)])
+        values = record.get("values")
+        state = TrialState.FAIL if values is None else TrialState.COMPLETE
         with suppress(UpdateFinishedTrialError):
+            for name, value in dict(record.get("attributes") or {}).items():
+                self._patiently(partial(self._storage.set_trial_system_attr, trial_id, name, value))
             self._patiently(lambda: self._storage.set_trial_state_values(trial_id, state, values))
 
     def _yield(self, trial_id: int) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from optimizer.baselines import Baseline
-from optimizer.history import UNSEEN, Trial
-from optimizer.loop import Loop
+from optimizer.history import UNSEEN, WARM, Trial, constraint_attributes
+from optimizer.loop import Loop, in_space
 from optimizer.samplers import make_proposer, make_sampler
 from optimizer.samplers.auto import Proposer
 from optimizer.shared import SharedStudy
@@ -54,7 +54,7 @@ class SharedLoop(Loop):
         Raises:
             UnavailableError: the first plans all failed, so the device itself does not work.
         """
-        cardinality = self.space.cardinality()
+        cardinality, known = self.space.cardinality(), 0
         proposer = self.proposer
         if proposer is None and self.problem is not None:
             fits = self.problem.fits
@@ -66,10 +66,12 @@ class SharedLoop(Loop):
             for trial in (*self.history.outside, *self.history.trials):
                 proposer.observe(trial.plan, trial.measurement, trial.speed)
         while True:
-            self._take_up(proposer)
-            if self.history.measured >= min(self.budget, cardinality) or self.proven:
-                return self.history.measured >= cardinality
-            if self.history.measured + len(self.shared.pending) >= min(self.budget, cardinality):
+            if self._take_up(proposer) or not known:
+                known = sum(t.origin == WARM and in_space(self.space, t.plan) for t in self.history.outside)
+            most = min(self.budget, cardinality - known)
+            if self.history.measured >= most or self.proven:
+                return self.history.measured + known >= cardinality
+            if self.history.measured + len(self.shared.pending) >= most:
                 time.sleep(_POLL_S)  # the last plans are with others, who may yet die
                 continue
             origin, plan = self._free(cardinality, proposer)
@@ -90,12 +92,14 @@ class SharedLoop(Loop):
         except BaseException:
             self.shared.give_up(claim)
             raise
-        value_s = found.median_s if found.measurement is not None else None
-        self.shared.finish(claim, {**found.to_json(), "value_s": value_s})
+        if kind == "trial":
+            found = replace(found, attributes=constraint_attributes(self.violations(trial.plan)))
+        self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
 
-    def _take_up(self, proposer: Proposer | None) -> None:
-        """Take up what anybody has finished since the last look, this worker included."""
-        for kind, record in self.shared.look():
+    def _take_up(self, proposer: Proposer | None) -> bool:
+        """Take up what anybody has finished since the last look, own trials included; tell whether there was any."""
+        found = self.shared.look()
+        for kind, record in found:
             trial = Trial.from_json(record)
             if trial.plan.digest in self.history.known:
                 continue  # it was in our log, or a race was lost by a hair
@@ -109,6 +113,7 @@ class SharedLoop(Loop):
             if proposer is not None:
                 proposer.observe(trial.plan, trial.measurement, trial.speed)
             self.notify(trial)
+        return bool(found)
 
     def _free(self, cardinality: int, proposer: Proposer | None) -> tuple[str, Plan | None]:
         """Return a plan that nobody has measured or measures now."""

@@ -16,8 +16,9 @@ from optimizer.shared_storage import close_storage, open_storage
 from search_spaces.errors import UsageError
 
 # What a worker decides for itself; all else is the study's.
-_OWN = ("study", "out", "storage", "device", "heartbeat")
-_AGREED = ("evaluator", "objective", "max_stages", "space")
+_OWN = ("study", "out", "storage", "device", "heartbeat", "warm_start")
+# What a number means, and which plans there are: in these all workers agree.
+_AGREED = ("evaluator", "objective", "max_stages", "space", "state", "robust", "power")
 
 
 def placed(config: StudyConfig) -> StudyConfig:
@@ -68,21 +69,25 @@ def sharing(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> Ite
         return
     storage = open_storage(config.storage, config.heartbeat)
     worker = f"{host.node()}-{os.getpid()}-{secrets.token_hex(4)}"
-    shared = SharedStudy(storage, str(config.study), worker, config.heartbeat)
+    shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
     try:
         mine = _settings(config, model_digest, lanes)
         there = shared.fact(SETTINGS, lambda: mine)["agreed"]
         for name, value in mine["agreed"].items():
-            if there.get(name) != value:
+            if name in there and there[name] != value:  # what it lacks, an earlier version did not ask
                 what = option(name) if name in _AGREED else name.replace("_", " ")
                 raise UsageError(
-                    f"--study {config.study}: {what} is {there.get(name)} there and {value} here",
+                    f"--study {config.study}: {what} is {_words(there[name])} there and {_words(value)} here",
                     "give another --study",
                 )
         yield shared
     finally:
         shared.close()
         close_storage(storage)
+
+
+def _words(value: object) -> str:
+    return (", ".join(map(str, value)) or "not given") if isinstance(value, list) else str(value)
 
 
 def _settings(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from optimizer.decide import Verdict, decide
 from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, policies, repeats_cost_more
-from optimizer.history import OPTIMUM, History, Trial
+from optimizer.history import OPTIMUM, WARM, History, Trial
 from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space, measure_plan
-from optimizer.objective import check_space
+from optimizer.objective import check_several, check_space
 from optimizer.pareto import Front
 from optimizer.profile import Profile, known_profile, profile
 from optimizer.ranks import rank_profile
@@ -39,7 +39,6 @@ from optimizer.samplers import make_sampler
 from optimizer.shared import PROFILE, SharedStudy
 from optimizer.shared_loop import SharedLoop
 from optimizer.sharing import placed, sharing
-from optimizer.warm import ORIGIN as WARM
 from optimizer.warm import Warm, begin_warm
 from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
@@ -157,6 +156,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     if asks_for_several(evaluator, config):
         from optimizer.workload_study import run_workload
 
+        check_several(config)
         return run_workload(config, watcher, command)
     if other := [name for name in config.objective if name not in OBJECTIVES]:
         raise UsageError(f"--objective {other[0]}: goes with several models", "see --workload, or leave it out")
@@ -166,7 +166,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     study = _Study(config, graph, platform, space, watcher, History(space.distributions(), config.objective[1:]))
-    check_space(study.objectives, space)
+    check_space(study.objectives, space, states=bool(config.state))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     lanes = [f"{p.name} ({p.like})" for p in platform.processors]
     with (
@@ -207,7 +207,7 @@ def _interrupted(study: _Study, run: RunFolder) -> Interrupted:
 def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     config, history = study.config, study.history
     most = most_stages(config, len(study.graph.operators))
-    warm = begin_warm(config, study.graph, study.platform, run, history, study.watcher.message)
+    warm = begin_warm(config, study.graph, study.platform, session, run, history, study.watcher.message, study.shared)
     profiled = _profile(study, run, asked(config, study.platform, session), warm)
     aim = aim_of(config, study.graph, study.platform, study.space, session, profiled)
     believed, study.bounds = aim.believed, aim.believed.bounds
@@ -219,9 +219,9 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         study.watcher.trial(trial)
         watchman.after(trial)
 
-    queue: list[Origin] = [(b.name, b.plan) for b in named if in_space(study.space, b.plan)]
-    queue += [(OPTIMUM, plan) for plan in believed.optima if in_space(study.space, plan)]
-    queue += [(WARM, plan) for plan in (warm.plans if warm else ()) if in_space(study.space, plan)]
+    first = [*((b.name, b.plan) for b in named), *((OPTIMUM, plan) for plan in believed.optima)]
+    first += [(WARM, plan) for plan in (warm.plans if warm else ())]
+    queue: list[Origin] = [(origin, plan) for origin, plan in first if in_space(study.space, plan)]
     loop = _loop(study)(
         study.graph,
         study.space,
@@ -354,19 +354,25 @@ def _profile(study: _Study, run: RunFolder, session: Session, warm: Warm | None 
     for record in run.contents.records:
         if record.kind == "profile":
             return Profile.from_json(record.data)
-    known = warm.profile if warm is not None else None
-    found = known if known is not None else _measured_profile(study, session)
-    if study.shared is not None:  # all workers propose by one model: that of whoever was first
-        found = Profile.from_json(study.shared.fact(PROFILE, found.to_json))
+
+    def find() -> Profile:
+        return _measured_profile(study, session, warm)
+
+    # All workers propose by one model: that of whoever was first.
+    shared = study.shared
+    found = find() if shared is None else Profile.from_json(shared.fact(PROFILE, lambda: find().to_json()))
     run.log.append("profile", found.to_json())
     return found
 
 
-def _measured_profile(study: _Study, session: Session) -> Profile:
+def _measured_profile(study: _Study, session: Session, warm: Warm | None) -> Profile:
     if isinstance(session, Tabulated):
         found = known_profile(session.part_costs(study.graph), study.platform)
         return _with_ranks(study, session, found)
-    found = profile(session, study.graph, study.platform, study.watcher.message)
+    known = warm.profile if warm is not None else None
+    if warm is not None and warm.complete and known is not None:
+        return known
+    found = profile(session, study.graph, study.platform, study.watcher.message, known)
     if isinstance(study.space, BranchSpace):
         found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
     elif isinstance(study.space, CoexecutionSpace):

@@ -1,35 +1,43 @@
 """``--warm-start RUN``: what an earlier study knows of this one.
 
 Of the same model on the same device, everything that was measured is taken over: the operators' times, and every plan
-with its stages; none of it is measured again, and it costs no budget. The last comparison is made anew in any case. Of
-another model or device the best plans are carried over: cuts to where the same share of the work is done, processors
-to those of the same name, or else of the same kind.
+with its stages; none of it is measured again, and it costs no budget. Lanes that are new are timed, and nothing else.
+Where numbers mean something else, as with another objective, the operators' times are taken over, and the best plans
+are measured anew. The last comparison is made anew in any case. Of another model or device the best plans are carried
+over: cuts to where the same share of the work is done, processors to those of the same name, or else of the same kind.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+from evaluators.base import Session
+from evaluators.registry import make_evaluator, measures_here
 from optimizer.config import StudyConfig
-from optimizer.history import History, Trial
+from optimizer.goals import needed
+from optimizer.history import WARM, History, Trial
+from optimizer.limits import allowed_error
 from optimizer.profile import Profile
 from optimizer.provenance import provenance
 from optimizer.report.data import Study, read_study
 from optimizer.run import RunFolder
+from optimizer.shared import SharedStudy
 from search_spaces.chain import chain_plan
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan, canonical
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
 
-ORIGIN = "warm start"
 _CARRIED = 6
 _MACHINE = ("cpu", "architecture", "cores", "usable_cores", "memory_bytes")
+_PASSING = ("platform", "kernel")  # lanes are compared one by one; a kernel's update makes no other device
+_RUNTIME = "ai-edge-litert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +46,189 @@ class Warm:
 
     Attributes:
         trials: measured plans of this very model on this very device; numbered -1, since they cost no budget.
-        profile: the operators' times, of the same.
-        plans: what the best plans of another model or device become here, the best first.
+        profile: the operators' times, of the same, for the lanes that are; None of another model or device.
+        complete: whether nothing is left to be timed before the search.
+        plans: what the best plans become here that are not among the trials, the best first.
         told: what was taken over, in words.
     """
 
     trials: tuple[Trial, ...]
     profile: Profile | None
+    complete: bool
     plans: tuple[Plan, ...]
     told: str
 
 
+def fingerprint_of(session: Session) -> dict[str, Any]:
+    """Return all that may change a number of a session, as the trial log has it."""
+    found: dict[str, Any] = json.loads(json.dumps(session.fingerprint(), default=str))
+    return found
+
+
 def begin_warm(
-    config: StudyConfig, graph: Graph, platform: Platform, run: RunFolder, history: History, tell: Callable[[str], None]
+    config: StudyConfig,
+    graph: Graph,
+    platform: Platform,
+    session: Session,
+    run: RunFolder,
+    history: History,
+    tell: Callable[[str], None],
+    shared: SharedStudy | None = None,
 ) -> Warm | None:
     """Take over what an earlier study knows, into the log of one that begins; one that goes on has done so.
+
+    The log also gets what later studies must know, to take over this one: the device.
+
+    Args:
+        session: on the device as it is.
+        shared: gets the measured plans instead, so that they are every worker's.
 
     Raises:
         RunFolderError: there is no finished study in the folder.
     """
+    if all(record.kind != "device" for record in run.contents.records):
+        run.log.append("device", fingerprint_of(session))
     if config.warm_start is None:
         return None
-    warm = warm_start(config.warm_start, config, graph, platform, config.evaluator)
-    if not run.resumed:
-        tell(warm.told)
-        for trial in warm.trials:
+    warm = warm_start(config.warm_start, config, graph, platform, fingerprint_of(session))
+    if run.resumed:
+        return warm
+    tell(warm.told)
+    for trial in warm.trials:
+        if shared is None:
             run.log.append("baseline", trial.to_json())
             history.add_outside(trial)
+        elif (claim := shared.claim(trial.plan.digest, "baseline", {}, {})) is not None:
+            shared.finish(claim, {**trial.to_json(), "values": history.value_of(trial)})
     return warm
 
 
-def warm_start(run: Path, config: StudyConfig, graph: Graph, platform: Platform, evaluator: str) -> Warm:
+def warm_start(
+    run: Path, config: StudyConfig, graph: Graph, platform: Platform, fingerprint: Mapping[str, Any]
+) -> Warm:
     """Return what a finished study knows of one that begins.
+
+    Args:
+        fingerprint: see :func:`fingerprint_of`.
 
     Raises:
         RunFolderError: there is no finished study in the folder.
     """
     study = read_study(run)
-    other = _difference(study, config, graph, platform, evaluator)
-    if not other:
-        known = {t.plan.digest: t for t in study.trials if t.measurement is not None}
-        trials = tuple(replace(t, number=-1, origin=ORIGIN, params={}, attributes={}) for t in known.values())
-        return Warm(trials, study.profile, (), f"{len(trials)} plans and the operators' times are known from {run}")
-    plans = carried(study, graph, platform)
-    return Warm((), None, plans, f"{len(plans)} plans are carried over from {run}, which is of {other}")
+    other = _other_device(study, config, graph, fingerprint)
+    before = {p.name: p for p in study.platform.processors}
+    same = [p.name for p in platform.processors if p.name in before and _plain(p) == _plain(before[p.name])]
+    if other or not same:
+        plans = carried(study, graph, platform)
+        told = f"{len(plans)} plans are carried over from {run}, which is of {other or 'other processors'}"
+        return Warm((), None, False, plans, told)
+    likes = {platform[name].like: before[name].like for name in reversed(same)}
+    known = study.profile.of(likes) if study.profile is not None else None
+    complete = known is not None and known.knows(platform) and _same_space(study, config)
+    if numbers := _other_numbers(study, config):
+        plans = carried(study, graph, platform)
+        told = f"the operators' times are known from {run}, and {len(plans)} plans are carried over: it has {numbers}"
+        return Warm((), known, complete, plans, told)
+    trials = _known_trials(study, config, graph, platform, same)
+    plans = ()
+    if len(same) < len(platform.processors) or len(same) < len(before):
+        plans = tuple(p for p in carried(study, graph, platform) if p.digest not in {t.plan.digest for t in trials})
+    return Warm(trials, known, complete, plans, f"{len(trials)} plans and the operators' times are known from {run}")
 
 
-def _difference(study: Study, config: StudyConfig, graph: Graph, platform: Platform, evaluator: str) -> str:
-    """Return what is different about an earlier study, so that its numbers are not ours; "" where nothing is."""
+def _same_space(study: Study, config: StudyConfig) -> bool:
+    """Return whether an earlier study timed beside the operators what this one needs timed."""
+    same = study.config.get("space", "chain") == config.space
+    return same and (config.space != "tucker" or study.config.get("max_error") == config.max_error)
+
+
+def _known_trials(
+    study: Study, config: StudyConfig, graph: Graph, platform: Platform, lanes: Sequence[str]
+) -> tuple[Trial, ...]:
+    """Return the measured plans on the lanes that are as they were, with all that this study asks of a plan."""
+    measured = {t.plan.digest: t for t in study.trials if t.measurement is not None}
+    figures = {*config.objective[1:], *needed(config)}
+    # An evaluator that compares no outputs never will; of others, plans that lost their race were not compared.
+    compared = any(t.measurement.agreement is not None for t in measured.values() if t.measurement)
+    asked = compared and allowed_error(config) is not None
+    found: dict[str, Trial] = {}
+    for trial in measured.values():
+        plan = _on_lanes(trial.plan, study.platform, lanes)
+        if trial.measurement is None or plan is None:
+            continue
+        if not figures <= trial.measurement.figures.keys() or (asked and trial.measurement.agreement is None):
+            continue
+        here = canonical(plan, graph, platform)  # where other lanes are alike, it may have another name
+        if [s.operators for s in here.stages] != [s.operators for s in plan.stages]:
+            continue
+        known = trial.measurement if here == trial.plan else replace(trial.measurement, timeline=None)
+        found[here.digest] = replace(
+            trial, number=-1, plan=here, origin=WARM, params={}, attributes={}, measurement=known
+        )
+    return tuple(found.values())
+
+
+def _on_lanes(plan: Plan, platform: Platform, lanes: Sequence[str]) -> Plan | None:
+    """Return a plan on some of the lanes only, with others that are alike in the place of those; None for none."""
+    used = dict.fromkeys(stage.processor for stage in plan.stages)
+    names = {lane: lane for lane in used if lane in lanes}
+    for lane in used:
+        alike = platform.classes()[platform[lane].like]
+        free = [p.name for p in alike if p.name in lanes and p.name not in names.values()]
+        if lane not in names and not free:
+            return None
+        names.setdefault(lane, free[0] if free else lane)
+    return replace(plan, stages=tuple(replace(s, processor=names[s.processor]) for s in plan.stages))
+
+
+def _plain(processor: Processor) -> Any:
+    """Return what a lane is, for itself; which others are like it depends on which others there are."""
+    told = [processor.kind, dict(processor.resources), dict(processor.options), processor.slots]
+    return json.loads(json.dumps(told))
+
+
+def _other_device(study: Study, config: StudyConfig, graph: Graph, fingerprint: Mapping[str, Any]) -> str:
+    """Return what is different about the device of an earlier study, so that its times are not ours; "" for nothing."""
     if study.manifest["fixed"].get("model_digest") != graph.digest:
         return "another model"
-    if study.manifest["fixed"].get("objective", "latency") != ",".join(config.objective):
-        return "another objective"
-    if study.result["evaluator"] != evaluator:
+    if study.result["evaluator"] != config.evaluator:
         return "another evaluator"
-    if study.result["platform"]["processors"] != json.loads(json.dumps(platform.to_json()["processors"])):
-        return "another platform"
+    if study.config.get("device") != config.device:
+        return "another device"
+    if bool(study.config.get("allow_fallback")) != config.allow_fallback:
+        return "another --allow-fallback"
     mine, theirs = provenance(), study.manifest
-    if any(mine["machine"][name] != theirs.get("machine", {}).get(name) for name in _MACHINE):
-        return "another machine"
-    runtime = "ai-edge-litert"
-    if mine["packages"][runtime] != theirs.get("packages", {}).get(runtime):
-        return f"another version of {runtime}"
+    if measures_here(make_evaluator(config.evaluator)):
+        if any(mine["machine"][name] != theirs.get("machine", {}).get(name) for name in _MACHINE):
+            return "another machine"
+        if mine["packages"][_RUNTIME] != theirs.get("packages", {}).get(_RUNTIME):
+            return f"another version of {_RUNTIME}"
+    before, now = _lasting(study.device), _lasting(fingerprint)
+    for name in sorted({*before, *now}) if before else ():
+        if before.get(name) != now.get(name):
+            return f"another device: {name.replace('_', ' ')} is not what it was"
+    return ""
+
+
+def _lasting(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a fingerprint that tell one device from another; a remote one's is inside of ours."""
+    return {
+        name: _lasting(value) if isinstance(value, Mapping) else value
+        for name, value in fingerprint.items()
+        if name not in _PASSING
+    }
+
+
+def _other_numbers(study: Study, config: StudyConfig) -> str:
+    """Return why the numbers of an earlier study's plans mean something else than ours; "" where they do not."""
+    then = study.config
+    if str(study.manifest["fixed"].get("objective", "latency")).split(",")[0] != config.objective[0]:
+        return "another objective"
+    states = (list(then.get("state") or ()), then.get("robust", "worst"))
+    if states[0] != list(config.state) or (config.state and states[1] != config.robust):
+        return "other states of the platform"
+    if "energy" in {*config.objective, *needed(config)} and list(then.get("power") or ()) != list(config.power):
+        return "other powers"
     return ""
 
 

@@ -130,7 +130,7 @@ def _seen(storage: BaseStorage, trials: int, killed: int, out: int, wall_s: floa
     times = Counter(t.user_attrs["plan"] for t in whole)
     records = [json.loads(t.user_attrs["record"]) for t in whole]
     graph, device = load(MODEL), SyntheticEvaluator()
-    best = min((r for r in records if r["value_s"] is not None), key=lambda r: r["value_s"])
+    best = min((r for r in records if r["values"] is not None), key=lambda r: r["values"][0])
     tried = {r["digest"]: device.true_latency_s(graph, Plan.from_json(r["plan"])) for r in records}
     ranks = sorted(tried.values())
     space = ChainSpace(graph, device.platform(), 3)

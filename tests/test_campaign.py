@@ -393,8 +393,9 @@ def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: py
 
 def test_curves_start_above_and_fall() -> None:
     head = {"model": "m", "platform": None, "evaluator": "e", "processors": None, "repetition": 1}
+    head["objective"] = "latency"
     rows = [
-        {**head, "sampler": s, "study": s, "plans": n, "best_ms": ms}
+        {**head, "sampler": s, "study": s, "plans": n, "best": ms}
         for s, values in (("a", (4.0, 2.0)), ("b", (3.0, 3.0, 2.5)))
         for n, ms in enumerate(values, 1)
     ]

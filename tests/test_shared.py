@@ -59,7 +59,7 @@ def joined(url: str, worker: str) -> SharedStudy:
 
 
 def record(digest: str, value_s: float | None = 1.0) -> dict[str, object]:
-    return {"digest": digest, "value_s": value_s}
+    return {"digest": digest, "values": None if value_s is None else [value_s]}
 
 
 def test_of_many_claims_of_a_plan_one_stands(url: str) -> None:

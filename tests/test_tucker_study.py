@@ -121,8 +121,9 @@ def test_the_command_tells_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--model", "squeezenet1_1@0.5/64:int8"], "is quantised"),
         (["--model", "mobilebert/8"], "no convolution larger than 1x1"),
         (["--model", MODEL, "--max-error", "-1"], "--max-error -1: must be at least 0"),
-        (["--model", MODEL, "--objective", "throughput"], "--objective throughput searches chains of parts"),
-        (["--model", MODEL, "--max-energy", "5"], "goes with no --state and no --max-energy"),
+        (["--model", MODEL, "--objective", "throughput"], "plans with decomposed convolutions run no streams"),
+        (["--model", MODEL, "--objective", "latency", "--objective", "occupancy"], "are searched for one objective"),
+        (["--model", MODEL, "--state", "hot:gpu=2"], "plans of this space are not priced in states"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(

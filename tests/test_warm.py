@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from evaluators.testing import SyntheticCandidate, SyntheticSession
 from optimizer.cli import main
+from optimizer.history import WARM
 from optimizer.storage import read_log
-from optimizer.warm import ORIGIN
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
 
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"]
 STUDY += ["--max-stages", "2", "-q", "--json"]
@@ -34,7 +37,7 @@ def tried(out: str) -> set[str]:
     return {
         r.data["digest"]
         for r in records
-        if r.kind in ("trial", "baseline") and r.data["origin"] != ORIGIN and r.data["repeat_of"] is None
+        if r.kind in ("trial", "baseline") and r.data["origin"] != WARM and r.data["repeat_of"] is None
     }
 
 
@@ -64,7 +67,92 @@ def test_plans_carry_over_to_another_model_and_device(capsys: pytest.CaptureFixt
     study(capsys, "squeezenet1_1", "device", "--budget", "6", "--warm-start", "first", "--processors", "1small,gpu")
     for out in ("model", "device"):
         origins = [r.data["origin"] for r in read_log(Path(out) / "trials.jsonl").records if r.kind == "trial"]
-        assert origins.count(ORIGIN) >= 1
+        assert origins.count(WARM) >= 1
+
+
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Return a list that gets each plan that is loaded before the last comparison."""
+    found: list[Plan] = []
+    load = SyntheticSession.load
+
+    def noted(self: SyntheticSession, graph: Graph, plan: Plan, *, fresh: bool = False) -> SyntheticCandidate:
+        if not fresh:
+            found.append(plan)
+        return load(self, graph, plan, fresh=fresh)
+
+    monkeypatch.setattr(SyntheticSession, "load", noted)
+    return found
+
+
+def synthetic(capsys: pytest.CaptureFixture[str], out: str, *words: str) -> str:
+    """Do a study on a device that has to be measured, and return what was told of the warm start."""
+    options = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--max-stages", "2", "--budget", "8"]
+    capsys.readouterr()
+    assert main([*options, "--out", out, *words]) == 0
+    told = capsys.readouterr().err
+    return next((line for line in told.splitlines() if "known from" in line or "carried over" in line), "")
+
+
+def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = measured(monkeypatch)
+    synthetic(capsys, "first")
+    assert max(len(plan.stages) for plan in loaded) > 2  # the operators, each for itself
+    before = {plan.digest for plan in loaded}
+    loaded.clear()
+    assert "plans and the operators' times are known from first" in synthetic(
+        capsys, "second", "--seed", "1", "--warm-start", "first"
+    )
+    assert loaded
+    assert not before & {plan.digest for plan in loaded}
+    assert {len(plan.stages) for plan in loaded} == {2}
+
+
+def test_what_is_known_of_a_lane_is_known_whatever_the_others_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = measured(monkeypatch)
+    synthetic(capsys, "two", "--processors", "cpu0,cpu1")
+    before = {plan.digest for plan in loaded}
+    loaded.clear()
+    synthetic(capsys, "three", "--warm-start", "two")
+    assert not before & {plan.digest for plan in loaded}
+    timed = [plan for plan in loaded if len(plan.stages) not in (2, 3, 4)]  # whole, and every operator for itself
+    assert {stage.processor for plan in timed for stage in plan.stages} == {"cpu"}
+    loaded.clear()
+    synthetic(capsys, "one", "--processors", "cpu1,cpu", "--warm-start", "three")  # cpu1 is like cpu0, which had a turn
+    assert all(len(plan.stages) in (2, 3, 4) for plan in loaded)
+
+
+def test_numbers_of_another_kind_are_not_taken_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = measured(monkeypatch)
+    synthetic(capsys, "first")
+    loaded.clear()
+    assert "it has another objective" in synthetic(
+        capsys, "second", "--objective", "occupancy", "--warm-start", "first"
+    )
+    assert sum(len(plan.stages) > 4 for plan in loaded) == 1  # a baseline; the operators are known all the same
+    assert {r.data["origin"] for r in read_log(Path("second/trials.jsonl")).records if r.kind == "trial"} >= {WARM}
+    assert "known from first" in synthetic(capsys, "third", "--deadline", "50", "--warm-start", "first")
+    states = ("--state", "cool:", "--state", "hot:gpu=3")
+    study(capsys, "squeezenet1_1", "cool", "--budget", "6")
+    study(capsys, "squeezenet1_1", "hot", "--budget", "6", *states, "--warm-start", "cool")
+    assert not any(r.data["origin"] == WARM for r in read_log(Path("hot/trials.jsonl")).records if r.kind == "baseline")
+
+
+def test_workers_share_what_one_of_them_brings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = measured(monkeypatch)
+    synthetic(capsys, "first")
+    loaded.clear()
+    shared = ("--study", "s", "--storage", "sqlite:///shared.db")
+    synthetic(capsys, "begun", "--warm-start", "first", *shared)
+    assert main([*shared, "--out", "joined", "-q"]) == 0  # which needs neither the folder nor anything measured
+    assert not tried("first") & {plan.digest for plan in loaded}
+    assert len({plan.digest for plan in loaded}) == len(loaded) == 8
+    assert tried("joined") == tried("begun")
 
 
 def test_a_folder_without_a_study_is_told(capsys: pytest.CaptureFixture[str]) -> None:

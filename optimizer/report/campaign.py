@@ -86,10 +86,10 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         return
     axes = _shown_axes(tables.summary)
     names = [" · ".join(_short(row[a]) for a in axes) for row in tables.summary]
-    head = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best, ms", ".4g"))
+    head = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best", ".4g"), Column("unit"))
     ratio = (Column("times as fast", ".4f"), Column("95 % from", ".4f"), Column("to", ".4f"), Column("significant"))
     rows = tuple(
-        (*(_short(r[a]) for a in axes), r["studies"], r["best_ms"], *(_ratio(r) if compared else ()))
+        (*(_short(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary
     )
     yield Table("Summary", (*head, *(ratio if compared else ())), rows)
@@ -186,16 +186,16 @@ def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
     best: dict[str, float] = {}
     studies: dict[tuple[str, str, int], tuple[str, list[Row]]] = {}
     for row in rows:
-        cell = json.dumps([row["model"], row["platform"], row["evaluator"], row["processors"]])
-        best[cell] = min(best.get(cell, math.inf), row["best_ms"])
+        cell = json.dumps([row[a] for a in ("model", "platform", "evaluator", "processors", "objective")])
+        best[cell] = min(best.get(cell, math.inf), row["best"])
         key = (_short(row["sampler"]), row["study"], row["repetition"])
         studies.setdefault(key, (cell, []))[1].append(row)
     curves: dict[str, list[list[float]]] = {}
     for (sampler, _, _), (cell, each) in studies.items():
         curve: list[float] = []
         for row in sorted(each, key=lambda r: int(r["plans"])):
-            curve += [curve[-1] if curve else row["best_ms"] / best[cell] - 1.0] * (row["plans"] - len(curve) - 1)
-            curve.append(row["best_ms"] / best[cell] - 1.0)
+            curve += [curve[-1] if curve else row["best"] / best[cell] - 1.0] * (row["plans"] - len(curve) - 1)
+            curve.append(row["best"] / best[cell] - 1.0)
         curves.setdefault(sampler, []).append(curve)
     return {
         sampler: [sum(c[min(n, len(c) - 1)] for c in each) / len(each) for n in range(max(map(len, each)))]
@@ -205,16 +205,18 @@ def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
-    columns = (Column("study"), Column("state"), Column("best, ms", ".4g"), Column("95 % from", ".4g"),
-               Column("to", ".4g"), Column("K", "d"), Column("gap to the model", "+.1%"), Column("remark"))  # fmt: skip
+    columns = (Column("study"), Column("state"), Column("best", ".4g"), Column("95 % from", ".4g"),
+               Column("to", ".4g"), Column("unit"), Column("K", "d"),
+               Column("gap to the model", "+.1%"), Column("remark"))  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for study in state["studies"]:
         row = best.get(study["name"], {})
         remark = study["error"] or tables.unreadable.get(study["name"], "")
         numbers = (
-            row.get("latency_ms"),
-            row.get("ci_low_ms"),
-            row.get("ci_high_ms"),
+            row.get("value"),
+            row.get("value_low"),
+            row.get("value_high"),
+            row.get("unit"),
             row.get("stages"),
             row.get("gap"),
         )
@@ -225,10 +227,10 @@ def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
 def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
-    columns = (Column("study"), Column("plan"), Column("stages", "d"), Column("median, ms", ".4g"),
-               Column("95 % from", ".4g"), Column("to", ".4g"), Column("samples", "d"))  # fmt: skip
+    columns = (Column("study"), Column("plan"), Column("stages", "d"), Column("median", ".4g"),
+               Column("95 % from", ".4g"), Column("to", ".4g"), Column("unit"), Column("samples", "d"))  # fmt: skip
     rows = tuple(
-        (r["study"], r["plan"], r["stages"], r["latency_ms"], r["ci_low_ms"], r["ci_high_ms"], r["samples"])
+        (r["study"], r["plan"], r["stages"], r["value"], r["value_low"], r["value_high"], r["unit"], r["samples"])
         for r in tables.results
     )
     yield Table("All plans", columns, rows)

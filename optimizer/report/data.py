@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +88,7 @@ class Study:
         trials: those that tried a plan for the first time, in order; baselines outside the space come first.
         graph: the model, or None where it cannot be read any more.
         missing: why not, or "".
+        device: all that may change a number of its session; empty where an earlier version did not write it down.
     """
 
     path: Path
@@ -100,6 +101,7 @@ class Study:
     platform: Platform
     graph: Graph | None
     missing: str
+    device: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def costs(self) -> ChainCosts | None:
@@ -191,6 +193,7 @@ def read_study(path: Path) -> Study:
         platform=platform,
         graph=graph,
         missing=missing,
+        device=next((r.data for r in records if r.kind == "device"), {}),
     )
 
 

@@ -53,7 +53,7 @@ class SamplerKind:
         requires: the package that it needs beyond ours, or "".
         extra: the extra of this product that installs it, or "".
         knows: builds it instead where it must know the problem, from ``(problem, study's seed, trial's own seed)``.
-        proposes: builds a proposer of plans instead, from ``(problem, study's seed)``.
+        proposes: builds a proposer of plans instead, from ``(problem, study's seed)``; None where parameters will do.
     """
 
     summary: str
@@ -62,7 +62,7 @@ class SamplerKind:
     requires: str = ""
     extra: str = ""
     knows: Callable[[Problem, int, int], BaseSampler] | None = None
-    proposes: Callable[[Problem, int], Proposer] | None = None
+    proposes: Callable[[Problem, int], Proposer | None] | None = None
 
 
 def make_sampler(name: str, seed: int, number: int, problem: Problem | None = None) -> BaseSampler:
@@ -208,7 +208,7 @@ def _brute_force(problem: Problem, seed: int) -> Proposer:
     return EnumerationProposer(problem, seed)
 
 
-def _auto(problem: Problem, seed: int) -> Proposer:
+def _auto(problem: Problem, seed: int) -> Proposer | None:
     from optimizer.samplers.auto import AutoProposer
     from optimizer.samplers.coexecution import CoexecutionProposer
     from optimizer.samplers.objective import ObjectiveProposer
@@ -216,15 +216,31 @@ def _auto(problem: Problem, seed: int) -> Proposer:
     from optimizer.samplers.ranks import RankProposer
     from search_spaces.coexecution import CoexecutionSpace
 
+    chains = _of_chains(problem)
     if problem.criteria is not None:
-        return ParetoProposer(problem, seed, *problem.criteria)
-    if problem.law is not None:
+        return ParetoProposer(problem, seed, *problem.criteria) if chains else None
+    # A sum gains nothing from splits: its optima are chains of whole operators.
+    if problem.law is not None and (chains or isinstance(problem.space, CoexecutionSpace)):
         return ObjectiveProposer(problem, seed, problem.law)
     if isinstance(problem.space, CoexecutionSpace):
         return CoexecutionProposer(problem, problem.space)
     if problem.ranks is not None:
         return RankProposer(problem, problem.ranks)
     return AutoProposer(problem, seed)
+
+
+def _auto_parameters(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
+    """Return who proposes parameters where no front is known in a model: plans of several objectives, and no chains."""
+    if problem.criteria is not None and not _of_chains(problem):
+        return _nsga2(seed, trial_seed)
+    return _of_optuna("RandomSampler")(seed, trial_seed)
+
+
+def _of_chains(problem: Problem) -> bool:
+    from search_spaces.branch_space import BranchSpace
+    from search_spaces.coexecution import CoexecutionSpace
+
+    return not isinstance(problem.space, BranchSpace | CoexecutionSpace)
 
 
 def _reinforce(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
@@ -237,6 +253,7 @@ SAMPLERS: dict[str, SamplerKind] = {
     "auto": SamplerKind(
         "the model's optimum, then what measurements and a corrected model say; knows plans, not parameters",
         _of_optuna("RandomSampler"),
+        knows=_auto_parameters,
         proposes=_auto,
     ),
     "reinforce": SamplerKind(

@@ -96,7 +96,7 @@ class AutoProposer:
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
         self._correction = Correction(problem.model)
-        self._timing = Timing(problem.graph, problem.platform)
+        self._timing = Timing(problem.graph, problem.platform, problem.law)
         self._region = _region(problem)
         self._trials: list[tuple[Plan, Measurement | None, float]] = []
         self._measured: list[Plan] = []  # of the region, as far as learned from
@@ -212,4 +212,4 @@ def _block_size(start: int) -> int:
 def _region(problem: Problem) -> Region:
     if isinstance(problem.space, ChainSpace):
         return ChainRegion(problem.graph, problem.platform, problem.space.max_stages)
-    return PlanRegion(problem.graph, problem.platform, problem.space)
+    return PlanRegion(problem.graph, problem.platform, problem.space, problem.law)

@@ -19,7 +19,7 @@ from optimizer.samplers.auto import Problem
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws
 from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import InfeasibleError, UnavailableError
+from search_spaces.errors import InfeasibleError, PlanError, UnavailableError
 from search_spaces.plan import Plan
 
 _LOOKED, _LOOK_S = 400, 1.0
@@ -61,11 +61,19 @@ class ObjectiveProposer:
         try:
             for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._law, stop_s=stop_s):
                 plan = chain_plan(self._problem.graph, chain.cuts, chain.processors)
-                if plan.digest not in self._tried and self._problem.fits(plan):
+                if plan.digest not in self._tried and self._problem.fits(plan) and self._holds(plan):
                     return plan
         except (UnavailableError, InfeasibleError):
             return None
         return None
+
+    def _holds(self, plan: Plan) -> bool:
+        """Return whether the space holds a chain; one of split operators writes fewer of them as plans."""
+        try:
+            self._problem.space.encode(plan)
+        except PlanError:
+            return False
+        return True
 
 
 def corrected(model: ChainCosts, draws: Draws, which: int, *, idle: bool = True) -> ChainCosts:

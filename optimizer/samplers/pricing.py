@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.chain_costs import exclusive_groups
 from optimizer.samplers.draws import Draws
 from search_spaces.graph import Graph
 from search_spaces.plan import Stage
@@ -20,9 +22,13 @@ class Timing:
 
     Args:
         graph, platform: of the plans.
+        law: where something else than the latency is told: ``latency`` for the sum over all parts, whenever they run,
+            ``period`` for the load of the busiest of the lanes that exclude each other.
     """
 
-    def __init__(self, graph: Graph, platform: Platform) -> None:
+    def __init__(self, graph: Graph, platform: Platform, law: Law | None = None) -> None:
+        self._law = law
+        self._groups = exclusive_groups(platform) if law == "period" else []
         self._lane = {p.name: i for i, p in enumerate(platform.processors)}
         self._blocked = [
             [j for j, q in enumerate(platform.processors) if i == j or p.excludes(q)]
@@ -35,6 +41,11 @@ class Timing:
         """Return the latency of a plan under each draw, shape ``(S,)``."""
         took = self.stage_s(stages, draws)
         lanes = [self._lane[s.processor] for s in stages]
+        if self._law is not None:
+            groups = self._groups or [tuple(self._lane.values())]
+            loads = [np.sum([t for t, lane in zip(took, lanes, strict=True) if lane in g], axis=0) for g in groups]
+            busiest: _Seconds = np.maximum.reduce([np.broadcast_to(load, took[0].shape) for load in loads])
+            return busiest
         ends: list[_Seconds] = []
         free: dict[int, _Seconds] = {}
         for j, needs in enumerate(self._needs(stages)):
@@ -67,12 +78,16 @@ class Timing:
     ) -> tuple[list[tuple[int, int]], float]:
         """Return the hand-overs that a measured plan waited for, and the seconds that they took together.
 
+        Where something else than the latency is told, nothing waits.
+
         They are those on the longest path through the parts; what that path took beyond its parts is theirs.
 
         Args:
             stages, stage_s, latency_s: the plan, what its parts took, and what it took as a whole.
             hand_over_s: what hand-overs are believed to take, ``[operator, from, to]``; decides which path is longest.
         """
+        if self._law is not None:
+            return [], 0.0
         lanes = [self._lane[s.processor] for s in stages]
         ends: list[float] = []
         reasons: list[tuple[int, bool] | None] = []

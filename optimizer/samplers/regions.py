@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.exact.chain_costs import Objective as Law
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
 from optimizer.samplers.moves import neighbour
@@ -173,11 +174,12 @@ class PlanRegion:
 
     Args:
         space: says which plans it holds.
+        law: see :class:`~optimizer.samplers.pricing.Timing`.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, space: SearchSpace) -> None:
+    def __init__(self, graph: Graph, platform: Platform, space: SearchSpace, law: Law | None = None) -> None:
         self._graph, self._platform, self._space = graph, platform, space
-        self._timing = Timing(graph, platform)
+        self._timing = Timing(graph, platform, law)
         self._added: list[Plan] = []
         self._names: set[bytes] = set()
 
