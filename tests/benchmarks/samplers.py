@@ -6,7 +6,7 @@ three phones, where measuring gives what the shipped cost model says, without no
 every plan. ``… table RESULT.json …`` prints a Markdown table of results.
 
 Finished curves are kept beside OUT until all are there, so a run that was stopped goes on where it was; with
-``--minutes`` it stops by itself.
+``--minutes`` it stops by itself. ``--jobs`` studies run at once; the curves are the same, but a trial takes longer.
 
 A trial is a plan that was not tried before; where a sampler repeats itself too often, a random plan is drawn, as in a
 study. Regret is what the recommended plan takes more than the known optimum, relative and without
@@ -22,10 +22,12 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -156,37 +158,65 @@ class Kept:
         lines = path.read_text().splitlines() if path.exists() else []
         self.curves = {key: Curve(tuple(c[0]), tuple(c[1]), c[2]) for key, c in map(json.loads, lines)}
 
-    def get(self, key: str, make: Callable[[], Curve]) -> Curve:
-        """Return the curve of that name, made if need be; ends the program where the time is up."""
-        if key not in self.curves:
-            if time.monotonic() > self._until:
-                raise SystemExit(f"{len(self.curves)} curves are in {self._path}: run it again to go on")
-            made = self.curves[key] = make()
-            with self._path.open("a") as file:
-                file.write(json.dumps([key, [made.looked, made.believed, made.seconds_each]]) + "\n")
-        return self.curves[key]
+    def get(self, wanted: Mapping[str, Callable[[], Curve]], jobs: int) -> dict[str, Curve]:
+        """Return curves by name, made if need be, so many at once; ends the program where the time is up."""
+        missing = {key: make for key, make in wanted.items() if key not in self.curves}
+        if jobs == 1:
+            for key, make in missing.items():
+                self._check()
+                self._add(key, make())
+        elif missing:
+            with ProcessPoolExecutor(jobs, get_context("spawn"), _quiet) as pool:
+                waiting = {pool.submit(make): key for key, make in missing.items()}
+                for done in as_completed(waiting):
+                    self._add(waiting[done], done.result())
+                    if time.monotonic() > self._until:
+                        pool.shutdown(cancel_futures=True)
+                        self._check()
+        return {key: self.curves[key] for key in wanted}
+
+    def _check(self) -> None:
+        if time.monotonic() > self._until:
+            raise SystemExit(f"{len(self.curves)} curves are in {self._path}: run it again to go on")
+
+    def _add(self, key: str, made: Curve) -> None:
+        self.curves[key] = made
+        with self._path.open("a") as file:
+            file.write(json.dumps([key, [made.looked, made.believed, made.seconds_each]]) + "\n")
 
 
-def truth(names: Sequence[str], budget: int, every: int, kept: Kept, *, finish: bool) -> dict[str, Any]:
+def _quiet() -> None:
+    """Say nothing of what a profile cannot vouch for: it is no matter here."""
+    logging.disable(logging.WARNING)
+
+
+def _truth_curve(number: int, name: str, budget: int) -> Curve:
+    of = instance(number)
+    study = Study(
+        Problem(of.graph, of.model.platform, of.space, of.model),
+        partial(of.measure, rng=np.random.default_rng([number, 1])),
+        partial(regret, of.true_s, of.optimum_s),
+    )
+    return study.run(name, number, budget)
+
+
+def truth(names: Sequence[str], budget: int, every: int, kept: Kept, jobs: int, *, finish: bool) -> dict[str, Any]:
     """Run the samplers on the instances, one seed each; the others on one instance of ``every``, or on those kept."""
 
-    def run(number: int, name: str) -> Curve:
-        of = instance(number)
-        study = Study(
-            Problem(of.graph, of.model.platform, of.space, of.model),
-            partial(of.measure, rng=np.random.default_rng([number, 1])),
-            partial(regret, of.true_s, of.optimum_s),
-        )
-        return study.run(name, number, budget)
+    def key(number: int, name: str) -> str:
+        return f"truth {number} {name} {budget}"
 
     numbers = {name: list(range(0, COUNT, 1 if name in ALL_INSTANCES else every)) for name in names}
     if finish:
-        numbers = {name: [n for n in range(COUNT) if f"truth {n} {name} {budget}" in kept.curves] for name in names}
-    curves = {
-        name: [kept.get(f"truth {number} {name} {budget}", partial(run, number, name)) for number in numbers[name]]
-        for name in names
+        numbers = {name: [n for n in range(COUNT) if key(n, name) in kept.curves] for name in names}
+    wanted = {key(n, name): partial(_truth_curve, n, name, budget) for name in names for n in numbers[name]}
+    curves = kept.get(wanted, jobs)
+    return {
+        "samplers": {
+            name: {"instances": numbers[name]} | summary([curves[key(n, name)] for n in numbers[name]])
+            for name in names
+        }
     }
-    return {"samplers": {name: {"instances": numbers[name]} | summary(curves[name]) for name in names}}
 
 
 def lanes_of(device: str) -> tuple[CostModelEvaluator, Platform]:
@@ -227,15 +257,18 @@ def _zoo_curve(source: str, device: str, name: str, seed: int, budget: int) -> C
     return zoo_study(source, device).run(name, seed, budget)
 
 
-def model(names: Sequence[str], budget: int, seeds: int, kept: Kept) -> dict[str, Any]:
+def model(names: Sequence[str], budget: int, seeds: int, kept: Kept, jobs: int) -> dict[str, Any]:
     """Run the samplers on models of the zoo, where the truth is the cost model."""
-    found: dict[str, dict[str, list[Curve]]] = {}
+    wanted: dict[str, Callable[[], Curve]] = {}
+    keys: dict[str, dict[str, list[str]]] = {}
     for seed, source, device, name in product(range(seeds), ZOO, PHONES, names):
         case = f"{source} on {device}"
-        curves = found.setdefault(case, {}).setdefault(name, [])
+        of = keys.setdefault(case, {}).setdefault(name, [])
         if name != "gp" or seed < GP_SEEDS:
-            make = partial(_zoo_curve, source, device, name, seed, budget)
-            curves.append(kept.get(f"{case} {name} {seed} {budget}", make))
+            of.append(f"{case} {name} {seed} {budget}")
+            wanted[of[-1]] = partial(_zoo_curve, source, device, name, seed, budget)
+    curves = kept.get(wanted, jobs)
+    found = {case: {name: [curves[k] for k in each] for name, each in of.items()} for case, of in keys.items()}
     return {
         "seeds": {name: len(next(iter(found.values()))[name]) for name in names},
         "lanes": {device: list(names) for device, names in PHONES.items()},
@@ -287,6 +320,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="the other samplers take one instance of so many")
     parser.add_argument("--finish", action="store_true", help="begin no more studies: write down those that are there")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=1, help="studies at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no study after that: run it again")
     options = parser.parse_args()
     if options.part == "table":
@@ -301,11 +335,11 @@ def main() -> None:
     command += " --finish" if options.finish else ""
     partly = out.with_suffix(".partial")
     kept = Kept(partly, time.monotonic() + 60.0 * options.minutes)
-    logging.disable(logging.WARNING)  # what a profile cannot vouch for is no matter here
+    _quiet()
     if options.part == "truth":
-        result = truth(names, options.budget, options.every, kept, finish=options.finish)
+        result = truth(names, options.budget, options.every, kept, options.jobs, finish=options.finish)
     else:
-        result = model(names, options.budget, options.seeds, kept)
+        result = model(names, options.budget, options.seeds, kept, options.jobs)
     document = {"schema_version": 1, "made_by": command, **provenance(), **result}
     out.write_text(json.dumps(document, indent=1) + "\n")
     partly.unlink(missing_ok=True)
