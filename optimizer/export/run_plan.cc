@@ -1,6 +1,8 @@
 // Runs an exported plan with LiteRT's C++ API: every stage file on its processor, in the order of the plan.
 //
-//   run_plan FOLDER [RUNS]     times the plan on zeros, and compares the stages with what the plan expects
+//   run_plan FOLDER [RUNS]                     times the plan on zeros, and compares the stages with what the plan expects
+//   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another; the outputs' bytes
+//                                              go to another one
 //
 // plan.txt in the folder is plan.json in words: one line a tensor, a stage, the fallback. A stage that takes more than
 // 1.2 times as long as expected has drifted; where the whole plan takes longer than the whole model should on one
@@ -34,6 +36,8 @@
 namespace {
 
 constexpr double kSlower = 1.2;
+
+using Tensors = std::map<int, std::vector<std::uint8_t>>;  // their bytes, by number
 
 template <typename T>
 T Must(litert::Expected<T> found, const std::string& what) {
@@ -145,7 +149,7 @@ class Stage {
   const StageLine& line() const { return line_; }
 
   // Runs the stage on tensors by number, and returns the milliseconds that it took.
-  double Run(std::map<int, std::vector<std::uint8_t>>& tensors) {
+  double Run(Tensors& tensors) {
     Pin(line_.cores);
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < into_.size(); ++i) {
@@ -171,13 +175,35 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-int Run(const std::string& folder, int runs) {
+// Fills tensors, one after another, with what is in a file.
+void ReadInputs(const std::string& path, const std::vector<int>& numbers, Tensors& tensors) {
+  std::ifstream file(path, std::ios::binary);
+  for (const int number : numbers) {
+    auto& data = tensors.at(number);
+    file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(data.size()));
+  }
+  if (!file || file.peek() != std::ifstream::traits_type::eof()) {
+    throw std::runtime_error(path + " does not hold as many bytes as the inputs");
+  }
+}
+
+void WriteOutputs(const std::string& path, const std::vector<int>& numbers, const Tensors& tensors) {
+  std::ofstream file(path, std::ios::binary);
+  for (const int number : numbers) {
+    const auto& data = tensors.at(number);
+    file.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
+  }
+  if (!file.flush()) throw std::runtime_error(path + " cannot be written");
+}
+
+int Run(const std::string& folder, int runs, const std::string& inputs, const std::string& outputs) {
   const PlanText plan = ReadPlan(folder);
   auto environment = Must(litert::Environment::Create({}), "LiteRT");
   std::vector<Stage> stages;
   for (const StageLine& line : plan.stages) stages.emplace_back(environment, folder, line);
-  std::map<int, std::vector<std::uint8_t>> tensors;
+  Tensors tensors;
   for (const auto& [number, nbytes] : plan.nbytes) tensors[number].assign(nbytes, 0);
+  if (!inputs.empty()) ReadInputs(inputs, plan.inputs, tensors);
 
   std::vector<std::vector<double>> took(stages.size());
   std::vector<double> totals;
@@ -190,6 +216,7 @@ int Run(const std::string& folder, int runs) {
     }
     if (run >= 0) totals.push_back(total);
   }
+  if (!outputs.empty()) WriteOutputs(outputs, plan.outputs, tensors);
   std::cout << Median(totals) << " ms an inference\n";
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const double ms = Median(took[i]), expected = stages[i].line().expected_ms;
@@ -210,12 +237,13 @@ int Run(const std::string& folder, int runs) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count < 2) {
-    std::cerr << "usage: run_plan FOLDER [RUNS]\n";
+  if (count != 2 && count != 3 && count != 5) {
+    std::cerr << "usage: run_plan FOLDER [RUNS [INPUTS OUTPUTS]]\n";
     return 2;
   }
   try {
-    return Run(words[1], count > 2 ? std::max(1, std::atoi(words[2])) : 50);
+    const int runs = count > 2 ? std::max(1, std::atoi(words[2])) : 50;
+    return Run(words[1], runs, count == 5 ? words[3] : "", count == 5 ? words[4] : "");
   } catch (const std::exception& error) {
     std::cerr << "run_plan: " << error.what() << "\n";
     return 1;

@@ -300,7 +300,9 @@ class Plan:
         if not self.runs:
             return "nothing was run yet"
         took_ms = statistics.median(total for total, _ in self.runs[-SURE_RUNS:]) * 1e3
-        text = f"{took_ms:.2f} ms an inference, expected were {self.expected.get('latency_ms', float('nan')):.2f} ms"
+        text = f"{took_ms:.2f} ms an inference"
+        if "latency_ms" in self.expected:
+            text += f", expected were {self.expected['latency_ms']:.2f} ms"
         text += f"; {', '.join(slow)} as expected" if slow else "; no stage has drifted"
         if "fallback" in self.expected and self._lost():
             whole = self.expected["fallback"]
