@@ -25,28 +25,31 @@ class _Variant:
     lanes: tuple[Processor, ...]
 
 
-def baseline_lanes(space: WorkloadSpace, *, threads: bool) -> Platform:
+def baseline_lanes(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
     """Return the space's platform with lanes that only baselines use: a process, or a thread, for each instance.
 
     They have no resources of their own, so the desk keeps none of them waiting: the system shares the cores out.
 
     Args:
         threads: whether lanes may be threads of one process.
+        processes: whether lanes may be processes that the system schedules.
     """
-    extra = [lane for variant in _variants(space, threads=threads) for lane in variant.lanes]
+    variants = _variants(space, threads=threads) if processes else ()
+    extra = [lane for variant in variants for lane in variant.lanes]
     hosts = [_host(space)] if threads else []
     return replace(space.platform, processors=(*space.platform.processors, *extra, *hosts))
 
 
-def workload_baselines(space: WorkloadSpace, *, threads: bool) -> tuple[Baseline, ...]:
+def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> tuple[Baseline, ...]:
     """Return the baselines; all run every model whole.
 
-    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's lanes have;
+    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's lanes have,
+    where lanes can be such;
     ``one after another`` on each kind of lane; ``a lane for each model``, in turns, where several can run at once.
     """
     count = len(space.joined.components)
     found = []
-    for variant in _variants(space, threads=threads):
+    for variant in _variants(space, threads=threads) if processes else ():
         plan = _whole([lane.name for lane in variant.lanes]).plan(space.joined)
         found.append(Baseline(variant.label, plan))
     for group in space.platform.classes().values():

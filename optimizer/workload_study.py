@@ -110,7 +110,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator) -> Problem:
     if not isinstance(evaluator, Host):
         raise UsageError(
             f"--evaluator {config.evaluator}: it runs one model at a time",
-            "give litert, cost-model, or a single --model",
+            "give litert, cuda, cost-model, or a single --model",
         )
     if config.space not in {SPACE, "chain"}:
         raise UsageError(f"--space {config.space}: several models are searched in the space {SPACE!r}", "leave it out")
@@ -128,10 +128,12 @@ def read_problem(config: StudyConfig, evaluator: Evaluator) -> Problem:
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
     threads = config.evaluator == "litert"
+    processes = bool(getattr(evaluator, "sliced_lanes", True))
     wanted: str | Sequence[str] = config.objective
     objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
-    named = workload_baselines(space, threads=threads)
-    return Problem(workload, joined, space, baseline_lanes(space, threads=threads), objective, named)
+    named = workload_baselines(space, threads=threads, processes=processes)
+    lanes = baseline_lanes(space, threads=threads, processes=processes)
+    return Problem(workload, joined, space, lanes, objective, named)
 
 
 def workload_objective(names: Sequence[str]) -> Objective:

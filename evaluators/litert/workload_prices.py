@@ -101,9 +101,16 @@ def one_seat(lane: int, requests: int, lanes: Sequence[Processor], jobs: int = 1
 
 
 def measure_prices(
-    graphs: Sequence[Graph], lanes: Sequence[Processor], alone: Alone, progress: Callable[[str], None]
+    graphs: Sequence[Graph],
+    lanes: Sequence[Processor],
+    alone: Alone,
+    progress: Callable[[str], None],
+    crowding: Callable[[Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, float]]] | None = None,
 ) -> PriceTable:
     """Measure a table.
+
+    Args:
+        crowding: returns :attr:`PriceTable.slowed`, given ``whole_s``; by default models are timed in pairs.
 
     Raises:
         UnavailableError: a lane failed, or none takes a model.
@@ -129,10 +136,11 @@ def measure_prices(
             each[graph.digest][kind] = [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()]
             whole[graph.digest][kind] = whole_s
             extra.setdefault(kind, []).append(job_s + gap_s)
-    for graph in graphs:
+    for graph in graphs if crowding is None else ():
         progress(f"timing {graph.name} beside others")
         slowed[graph.digest] = _contention(graph, graphs[:_PARTNERS], lanes, alone, whole)
-    return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, slowed)
+    known = slowed if crowding is None else crowding(whole)
+    return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
 
 
 def _contention(

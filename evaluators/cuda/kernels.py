@@ -1,0 +1,243 @@
+"""The ways in which PyTorch can compute one convolution or matrix product; which is quickest is found by timing.
+
+Activations are ``(N, C, H, W)`` tensors whose memory is NHWC (``channels_last``), so filters as they lie in a
+``.tflite`` file (OHWI) are PyTorch's own in that layout, without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from evaluators.cuda.settings import torch_module
+from evaluators.cuda.windows import Window
+
+Call = Callable[..., Any]
+ACTIVATIONS = ("NONE", "RELU", "RELU6", "TANH")
+PLAIN = "plain"
+_NARROWEST = 16  # channels of a group that Triton multiplies
+_MOST_COLUMNS_NBYTES = 64 << 20  # of an image written out window by window
+
+
+def activate(value: Any, name: str) -> Any:
+    """Apply a fused activation in place."""
+    if name == "RELU":
+        return value.relu_()
+    if name == "RELU6":
+        return value.clamp_(0.0, 6.0)
+    return value.tanh_() if name == "TANH" else value
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """One convolution as the device is to compute it.
+
+    Attributes:
+        weight: ``(O, H, W, I of a group)``.
+        bias: ``(O,)``.
+        image: shape of what it reads, ``(N, C, H, W)``.
+        adds: whether a second value is added before the activation (the end of a residual block).
+    """
+
+    weight: Any
+    bias: Any
+    window: Window
+    groups: int
+    activation: str
+    image: tuple[int, ...]
+    adds: bool = False
+
+    @property
+    def signature(self) -> str:
+        """What convolutions that cost the same have in common."""
+        w = self.window
+        shape = tuple(self.weight.shape)
+        return (
+            f"conv {shape} {w.stride} {w.dilation} {w.sides} {self.groups} {self.activation} {self.image} {self.adds}"
+        )
+
+    @property
+    def output(self) -> tuple[int, int]:
+        """Height and width of what it computes."""
+        w, sides = self.window, self.window.sides
+        rows, columns = (
+            (length + before + behind - (taps - 1) * apart - 1) // step + 1
+            for length, before, behind, taps, apart, step in zip(
+                self.image[2:], sides[::2], sides[1::2], w.size, w.dilation, w.stride, strict=True
+            )
+        )
+        return rows, columns
+
+    def variants(self, *, gpu: bool) -> Mapping[str, Call]:
+        """Return the ways to compute it; each takes the image, and what is added."""
+        found: dict[str, Call] = {PLAIN: _conv(self)}
+        if not gpu:
+            return found
+        if self.activation == "RELU":
+            found["fused"] = _fused(self)
+        # cuDNN's float32 kernels without tensor cores are made for NCHW.
+        if self.image[1] <= 4 or not torch_module().backends.cudnn.allow_tf32:
+            found["nchw"] = _channels_first(self)
+        if self.window.size == (1, 1) and self.groups == 1 and not any(self.window.sides):
+            found["product"] = _product(self)
+            if self.image[0] * prod(self.image[2:]) == 1:
+                found["vector"] = _vector(self)
+        elif 4 * self.image[0] * self.image[1] * prod(self.output) * prod(self.window.size) <= _MOST_COLUMNS_NBYTES:
+            found["columns"] = _columns(self)
+        if self.groups > 1 and self.image[0] == 1 and not self.adds and self.weight.shape[3] >= _NARROWEST:
+            found |= _in_triton(self)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One matrix product with bias.
+
+    Attributes:
+        weight: ``(O, I)``.
+        bias: ``(O,)``.
+        rows: how many vectors it is applied to.
+    """
+
+    weight: Any
+    bias: Any
+    activation: str
+    rows: int
+
+    @property
+    def signature(self) -> str:
+        """What products that cost the same have in common."""
+        return f"dense {tuple(self.weight.shape)} {self.rows} {self.activation}"
+
+    def variants(self, *, gpu: bool) -> Mapping[str, Call]:
+        """Return the ways to compute it; each takes ``(rows, I)``."""
+        torch = torch_module()
+        weight, bias, activation = self.weight, self.bias, self.activation
+        turned = weight.t()
+        found: dict[str, Call] = {PLAIN: lambda x: activate(torch.addmm(bias, x, turned), activation)}
+        if gpu and activation == "RELU":
+            found["fused"] = lambda x: torch._addmm_activation(bias, x, turned)  # noqa: SLF001 - of cuBLASLt
+        if gpu and self.rows == 1:
+            found["vector"] = lambda x: activate(torch.addmv(bias, weight, x[0]), activation)[None]
+        return found
+
+
+def _finish(conv: Conv, value: Any, added: Any) -> Any:
+    return activate(value if added is None else value.add_(added), conv.activation)
+
+
+def _padded(conv: Conv, image: Any, value: float = 0.0) -> Any:
+    top, bottom, left, right = conv.window.sides
+    return torch_module().nn.functional.pad(image, (left, right, top, bottom), value=value)
+
+
+def _conv(conv: Conv, weight: Any = None) -> Call:
+    conv2d, window = torch_module().nn.functional.conv2d, conv.window
+    weight = conv.weight.permute(0, 3, 1, 2) if weight is None else weight
+    even, padding = window.even, window.padding if window.even else (0, 0)
+
+    def run(image: Any, added: Any = None) -> Any:
+        image = image if even else _padded(conv, image)
+        found = conv2d(image, weight, conv.bias, window.stride, padding, window.dilation, conv.groups)
+        return _finish(conv, found, added)
+
+    return run
+
+
+def _fused(conv: Conv) -> Call:
+    torch, window = torch_module(), conv.window
+    weight = conv.weight.permute(0, 3, 1, 2)
+    even, padding = window.even, window.padding if window.even else (0, 0)
+    rest = window.stride, padding, window.dilation, conv.groups
+
+    def run(image: Any, added: Any = None) -> Any:
+        image = image if even else _padded(conv, image)
+        if added is None:
+            return torch.cudnn_convolution_relu(image, weight, conv.bias, *rest)
+        return torch.cudnn_convolution_add_relu(image, weight, added, 1.0, conv.bias, *rest)
+
+    return run
+
+
+def _channels_first(conv: Conv) -> Call:
+    torch = torch_module()
+    inner = _conv(conv, conv.weight.permute(0, 3, 1, 2).contiguous())
+
+    def run(image: Any, added: Any = None) -> Any:
+        found = inner(image.contiguous(), None if added is None else added.contiguous())
+        return found.contiguous(memory_format=torch.channels_last)
+
+    return run
+
+
+def _product(conv: Conv) -> Call:
+    torch = torch_module()
+    step_h, step_w = conv.window.stride
+    outputs, inputs = conv.weight.shape[0], conv.weight.shape[3]
+    turned = conv.weight.view(outputs, inputs).t()
+    shape = (conv.image[0], *conv.output, outputs)
+
+    def run(image: Any, added: Any = None) -> Any:
+        pixels = image[:, :, ::step_h, ::step_w].permute(0, 2, 3, 1).reshape(-1, inputs)
+        if added is None and conv.activation == "RELU":
+            found = torch._addmm_activation(conv.bias, pixels, turned)  # noqa: SLF001 - the bias and ReLU of cuBLASLt
+            return found.view(shape).permute(0, 3, 1, 2)
+        return _finish(conv, torch.addmm(conv.bias, pixels, turned).view(shape).permute(0, 3, 1, 2), added)
+
+    return run
+
+
+def _vector(conv: Conv) -> Call:
+    torch = torch_module()
+    outputs, inputs = conv.weight.shape[0], conv.weight.shape[3]
+    matrix = conv.weight.view(outputs, inputs)
+    shape = (1, outputs, 1, 1)
+
+    def run(image: Any, added: Any = None) -> Any:
+        return _finish(conv, torch.addmv(conv.bias, matrix, image.reshape(inputs)).view(shape), added)
+
+    return run
+
+
+def _in_triton(conv: Conv) -> dict[str, Call]:
+    """Return kernels of our own, where Triton is there and may round as TF32 does."""
+    allowed = torch_module().backends.cuda.matmul.allow_tf32
+    simple = conv.activation in {"NONE", "RELU"} and conv.window.dilation == (1, 1) and conv.window.size != (1, 1)
+    if not (allowed and simple):
+        return {}
+    try:
+        from evaluators.cuda.grouped import TILES, grouped
+    except ImportError:
+        return {}
+    return {f"triton {'x'.join(map(str, tile))}": grouped(conv, tile) for tile in TILES}
+
+
+def _columns(conv: Conv) -> Call:
+    """Return a product with the image written out window by window, one for each group."""
+    torch = torch_module()
+    batch, channels = conv.image[:2]
+    outputs, rows, columns, inputs = conv.weight.shape
+    out_h, out_w = conv.output
+    (step_h, step_w), (apart_h, apart_w) = conv.window.stride, conv.window.dilation
+    turned = conv.weight.view(conv.groups, outputs // conv.groups, rows * columns * inputs).transpose(1, 2)
+    bias = conv.bias.view(conv.groups, 1, outputs // conv.groups)
+
+    def run(image: Any, added: Any = None) -> Any:
+        padded = _padded(conv, image).permute(0, 2, 3, 1).contiguous()
+        height, width = padded.shape[1:3]
+        line = width * channels
+        size = (conv.groups, batch, out_h, out_w, rows, columns, inputs)
+        strides = (inputs, height * line, step_h * line, step_w * channels, apart_h * line, apart_w * channels, 1)
+        written = padded.as_strided(size, strides).reshape(conv.groups, batch * out_h * out_w, rows * columns * inputs)
+        if conv.groups == 1 and added is None and conv.activation == "RELU":
+            found = torch._addmm_activation(conv.bias, written[0], turned[0])  # noqa: SLF001
+            return found.view(batch, out_h, out_w, outputs).permute(0, 3, 1, 2)
+        found = torch.baddbmm(bias, written, turned)
+        # (group, pixel, channel) → pixel, group, channel: NHWC again.
+        found = found.view(conv.groups, batch, out_h, out_w, -1).permute(1, 2, 3, 0, 4)
+        found = found.reshape(batch, out_h, out_w, outputs).permute(0, 3, 1, 2)
+        return _finish(conv, found, added)
+
+    return run

@@ -1,0 +1,211 @@
+"""Measure plans on the streams of an NVIDIA GPU: the evaluator ``cuda``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from evaluators.base import Agreement, Batch
+from evaluators.cuda.bench import Bench, Loaded
+from evaluators.cuda.client import Client
+from evaluators.cuda.devices import check_streams, find_gpu, parse_stream, platform_of
+from evaluators.cuda.reference import References
+from evaluators.cuda.settings import EXTRA, MAX_INSTANCES, tolerance
+from evaluators.cuda.support import refused
+from evaluators.litert import tensors
+from evaluators.timeline import Event, Timeline
+from evaluators.workload.desk import Desk, Seat
+from evaluators.workload.setting import LaneLaw, Setting
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+from search_spaces.pools import lanes_of
+from search_spaces.rewrites.lowering import is_split
+from search_spaces.rewrites.ranked import Ranking, placed
+
+if TYPE_CHECKING:
+    from evaluators.cuda.workload import CudaWorkload
+    from evaluators.workload.outcome import Objective
+    from search_spaces.joined_graph import JoinedGraph
+    from search_spaces.workload import Workload
+
+INPUT_SEED = 0
+_RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; how near is near enough, others say
+_AT_ONCE = 1000  # inferences that are asked for in one message
+_BUSY = 4  # streams that compute at once while kernels are timed for several models
+_CPU = "cpu"
+
+
+class CudaEvaluator:
+    """See :class:`~evaluators.base.Evaluator`.
+
+    Args:
+        device: ``cpu`` has threads stand in for streams and PyTorch compute on the processor, which is for tests.
+    """
+
+    name = EXTRA
+    sliced_lanes: ClassVar[bool] = False
+    """Baselines that the system schedules, processes or threads, are no lanes here."""
+    _chosen: ClassVar[dict[str, dict[str, str]]] = {}
+    """GPU → what its kernels are computed with, for all sessions of this process."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
+        self._name = ""
+
+    def platform(self) -> Platform:
+        """See :class:`~evaluators.base.Evaluator`: eight streams in TF32; :meth:`processor` knows others."""
+        return platform_of(self._gpu())
+
+    def processor(self, name: str) -> Processor:
+        """See :class:`~evaluators.base.Namer`: ``stream0``, ``stream1:f32``, …."""
+        return parse_stream(name, self._gpu())
+
+    def _gpu(self) -> str:
+        if not self._name:
+            self._name = _CPU if self._device == _CPU else find_gpu()
+        return self._name
+
+    def _client(self, platform: Platform, busy: int, scratch: Path | None) -> Client:
+        check_streams(platform)
+        name = self._gpu()
+        chosen = None if self._device == _CPU else self._chosen.setdefault(name, {})
+        return Client(self._device, busy, chosen, scratch / "runtime.log" if scratch else None)
+
+    @contextmanager
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:
+        """See :class:`~evaluators.base.Evaluator`; PyTorch's own messages go to ``scratch/runtime.log``."""
+        bench = Bench(self._client(platform, 1, scratch), platform.limits)
+        try:
+            yield CudaSession(platform, bench)
+        finally:
+            bench.close()
+
+    @contextmanager
+    def host(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        scratch: Path | None = None,
+    ) -> Iterator[CudaWorkload]:
+        """See :class:`~evaluators.workload.host.Host`; messages go where those of :meth:`prepare` go."""
+        from evaluators.cuda.workload import CudaWorkload
+
+        if len(workload.instances) > MAX_INSTANCES:
+            raise UnavailableError(
+                f"the evaluator cuda runs at most {MAX_INSTANCES} instances at once, {workload.name!r} has "
+                f"{len(workload.instances)}",
+                "take fewer",
+            )
+        lanes = replace(platform, processors=lanes_of(platform))
+        busy = min(_BUSY, len(workload.instances))
+        bench = Bench(self._client(lanes, busy, scratch), platform.limits)
+        try:
+            yield CudaWorkload(workload, joined, platform, objective, bench)
+        finally:
+            bench.close()
+
+
+class CudaSession:
+    """See :class:`~evaluators.base.Session`.
+
+    The stages of a plan run one after another, in the plan's order, each as one captured graph on its stream.
+    """
+
+    def __init__(self, platform: Platform, bench: Bench) -> None:
+        self._platform, self._bench = platform, bench
+        self._references = References()
+        self._rankings: dict[str, Ranking] = {}
+        self._numbers = count(1)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {"evaluator": EXTRA, "platform": self._platform.to_json(), "runtime": self._bench.facts()["facts"]}
+
+    def refused(self, graph: Graph, processor: str) -> list[int]:
+        """Return the operators that a stream does not take; see :class:`~evaluators.base.Refuser`."""
+        self._platform[processor]
+        return sorted(refused(graph))
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> CudaCandidate:
+        """See :class:`~evaluators.base.Session`; a rebuilt instance is captured anew, in memory of its own."""
+        plan.validate(graph, self._platform)
+        if is_split(plan):
+            raise UnavailableError("the evaluator cuda does not split operators", "search --space chain")
+        run_graph, run_plan, allowed = graph, plan, tolerance([self._platform[s.processor] for s in plan.stages])
+        if plan.ranks:
+            ranking = self._rankings.setdefault(graph.digest, Ranking(graph))
+            made = ranking.model(plan)
+            run_graph, run_plan = made.graph, placed(graph, plan, made.graph, made.origins)
+            allowed = _RANKED_TOLERANCE
+        jobs = [(s.operators, self._platform[s.processor]) for s in run_plan.stages]
+        inputs = tensors.seeded_inputs(graph, INPUT_SEED)
+        owner = f"fresh {next(self._numbers)}" if fresh else ""
+        loaded = self._bench.take(run_graph, jobs, owner, owner, inputs)
+        return CudaCandidate(self._bench, loaded, plan, self._platform, lambda: self._compared(loaded, graph, allowed))
+
+    def _compared(self, loaded: Loaded, graph: Graph, allowed: float) -> Agreement:
+        return tensors.agreement(self._bench.outputs(loaded), self._references.outputs(graph), allowed)
+
+
+class CudaCandidate:
+    """See :class:`~evaluators.base.Candidate`."""
+
+    def __init__(self, bench: Bench, loaded: Loaded, plan: Plan, platform: Platform, compare: Any) -> None:
+        self._bench, self._loaded, self._plan, self._compare = bench, loaded, plan, compare
+        self._setting = _one_model(plan, platform)
+        self._ran = -1  # the process that the last run was made in
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; an inference is over when its outputs lie in the host's memory."""
+        desks: list[Desk] = []
+        while len(desks) < n:
+            wanted = min(_AT_ONCE, n - len(desks))
+            desks += (found := self._bench.run(self._setting, "fifo", [self._loaded], wanted, stop_above_s))
+            if len(found) < wanted:
+                break
+        self._ran = self._bench.client.generation
+        rows = [desk.runs(0)[0] for desk in desks]
+        took = [desk.requests(0)[0] for desk in desks]
+        return Batch(
+            np.array([(ended - came) * 1e-9 for came, ended in took]),
+            np.array([[(end - start) * 1e-9 for start, end, _ in row] for row in rows]),
+            self._timeline(desks[-1]),
+        )
+
+    def _timeline(self, desk: Desk) -> Timeline:
+        begin = desk.store[0]
+        events = [
+            Event(stage, self._plan.stages[stage].processor, (start - begin) * 1e-9, (end - begin) * 1e-9)
+            for stage, (start, end, _) in enumerate(desk.runs(0)[0])
+        ]
+        return Timeline(tuple(events))
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`: against LiteRT on the CPU."""
+        if self._ran != self._bench.client.generation:
+            self.run(1)
+        found: Agreement = self._compare()
+        return found
+
+    def close(self) -> None:
+        """See :class:`~evaluators.base.Candidate`."""
+        self._bench.give_back(self._loaded)
+
+
+def _one_model(plan: Plan, platform: Platform) -> Setting:
+    """Return a setting in which one model is asked once."""
+    law = LaneLaw.of(platform)
+    lanes: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
+    seat = Seat(tuple(lanes), (0,), 1, closed=True)
+    return Setting((seat,), (0,), (tuple(range(len(lanes))),), law.names, law.excluded)

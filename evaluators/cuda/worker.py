@@ -1,0 +1,242 @@
+"""The process that computes: it holds models, weights and captured jobs, and runs workloads on its streams.
+
+Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
+process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.cuda.hosting import attend
+from evaluators.cuda.instance import Capturing, Instance, as_function
+from evaluators.cuda.lowering import Choose, plainly
+from evaluators.cuda.settings import MAX_INSTANCES, MAX_STREAMS, torch_module
+from evaluators.cuda.streams import CudaStreams, Streams, Threads
+from evaluators.cuda.tuning import Tuning
+from evaluators.cuda.weights import Weights
+from evaluators.litert import wire
+from evaluators.workload.desk import Desk, Seat
+from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.models.litert import read_model
+
+_MOST_KEPT = 64  # instances that nobody uses at the moment
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Worker:
+    """See the module.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        busy: how many streams compute at once while ways are timed.
+        known: ways that were chosen before; None: PyTorch's ordinary calls.
+    """
+
+    def __init__(self, device: str, busy: int = 1, known: Mapping[str, str] | None = None) -> None:
+        self._torch = torch = torch_module()
+        torch.set_grad_enabled(mode=False)
+        self._device, self._tunes = device, device != "cpu" and known is not None
+        self._busy, self._known = busy, dict(known or {})
+        self._tunings: dict[str, Tuning] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._weights: dict[tuple[int, str], Weights] = {}
+        self._recorders: dict[tuple[int, str], Capturing] = {}
+        self._instances: dict[int, Instance] = {}
+        self._kept: OrderedDict[str, Instance] = OrderedDict()
+        self._keys: dict[int, str] = {}
+        self._streams: Streams | None = None
+        self._count = 0
+        self._capturing: list[Any] = []
+        if device != "cpu":
+            torch.backends.cudnn.benchmark = True
+            self._capturing = [torch.cuda.Stream() for _ in range(MAX_INSTANCES)]
+
+    def answer(self, head: Mapping[str, Any], payload: bytes) -> Answer:
+        """Do what a message asks for.
+
+        Raises:
+            UnavailableError: it cannot be done.
+        """
+        ask: Callable[[Mapping[str, Any], bytes], Answer] = {
+            "model": self._model,
+            "load": self._load,
+            "drop": self._drop,
+            "inputs": self._inputs,
+            "outputs": self._outputs,
+            "run": self._run,
+            "facts": self._facts,
+        }[head["op"]]
+        return ask(head, payload)
+
+    def _model(self, head: Mapping[str, Any], _: bytes) -> Answer:
+        graph = read_model(Path(head["path"]), head["name"])
+        kinds = [o.kind for o in graph.operators]
+        if kinds != head["kinds"]:
+            raise UnavailableError(f"{head['path']}: the file does not hold the model's operators")
+        self._graphs[head["model"]] = graph
+        return {}, b""
+
+    def _load(self, head: Mapping[str, Any], _: bytes) -> Answer:
+        model, owner = int(head["model"]), str(head["owner"])
+        weights = self._weights_of(model, str(head["weights"]))
+        key = f"{model} {owner} {head['weights']} {head['jobs']}"
+        instance = self._kept.pop(key, None)
+        if instance is None:
+            jobs = [(operators, self._choose(precision)) for operators, precision in head["jobs"]]
+            precisions = [precision for _, precision in head["jobs"]]
+            recorder = self._recorder(model, owner)
+            instance = Instance(weights, jobs, recorder, lambda place: self._compute_in(precisions[place]))
+            gc.collect()
+        self._instances[head["instance"]], self._keys[head["instance"]] = instance, key
+        return {"chosen": self._new_choices()}, b""
+
+    def _recorder(self, model: int, owner: str) -> Any:
+        if self._device == "cpu":
+            return as_function
+        key = model, owner
+        if key not in self._recorders:
+            stream = self._capturing[len(self._recorders) % MAX_INSTANCES]
+            self._recorders[key] = Capturing(stream)
+        return self._recorders[key]
+
+    def _weights_of(self, model: int, owner: str) -> Weights:
+        if (model, owner) not in self._weights:
+            like = next((w for (m, _), w in self._weights.items() if m == model), None)
+            self._weights[model, owner] = Weights(self._graphs[model], self._device, like)
+        return self._weights[model, owner]
+
+    def _choose(self, precision: str) -> Choose:
+        if not self._tunes:
+            return plainly
+        if precision not in self._tunings:
+            self._tunings[precision] = Tuning(precision, self._busy, self._known)
+        return self._tunings[precision]
+
+    def _new_choices(self) -> dict[str, str]:
+        return {key: way for t in self._tunings.values() for key, way in t.chosen.items() if key not in self._known}
+
+    def _compute_in(self, precision: str) -> None:
+        """Set what is computed from now on, and captured, to a precision."""
+        if self._device != "cpu":
+            allowed = precision == "tf32"
+            self._torch.backends.cudnn.allow_tf32 = allowed
+            self._torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    def _drop(self, head: Mapping[str, Any], _: bytes) -> Answer:
+        instance = self._instances.pop(head["instance"], None)
+        if instance is not None:
+            self._kept[self._keys.pop(head["instance"])] = instance
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return {}, b""
+
+    def _inputs(self, head: Mapping[str, Any], payload: bytes) -> Answer:
+        instance, arrays, begin = self._instances[head["instance"]], [], 0
+        for shape in head["shapes"]:
+            count = int(np.prod(shape))
+            arrays.append(np.frombuffer(payload, np.float32, count, begin).reshape(shape))
+            begin += 4 * count
+        instance.set_inputs(arrays)
+        return {}, b""
+
+    def _outputs(self, head: Mapping[str, Any], _: bytes) -> Answer:
+        arrays = self._instances[head["instance"]].outputs()
+        return {"shapes": [list(a.shape) for a in arrays]}, b"".join(a.tobytes() for a in arrays)
+
+    def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
+        seats = [_seat(entry) for entry in head["seats"]]
+        desk = Desk(seats, head["excluded"], head["dispatch"])
+        streams = self._lanes(len(head["excluded"]))
+        work = [self._instances[number].work for number in head["instances"]]
+        stores, stop_ns = array("q"), head["stop_above_ns"]
+        gc.disable()
+        try:
+            for _ in range(head["runs"]):
+                attend(desk, work, streams, head["limit_s"])
+                stores.extend(desk.store)
+                came_ns, ended_ns = desk.requests(0)[0]
+                if stop_ns is not None and ended_ns - came_ns > stop_ns:
+                    break
+        finally:
+            gc.enable()
+            if self._device != "cpu":
+                self._torch.cuda.set_stream(self._torch.cuda.default_stream())
+        return {"size": desk.size}, stores.tobytes()
+
+    def _lanes(self, count: int) -> Streams:
+        if count > MAX_STREAMS:
+            raise UnavailableError(f"{count} streams are more than the {MAX_STREAMS} that there can be")
+        if self._streams is None or count > self._count:
+            if self._streams is not None:
+                self._streams.close()
+            self._streams = Threads(count) if self._device == "cpu" else CudaStreams(count)
+            self._count = count
+        return self._streams
+
+    def _facts(self, _: Mapping[str, Any], __: bytes) -> Answer:
+        torch = self._torch
+        found = {"torch": torch.__version__, "device": "cpu"}
+        if self._device != "cpu":
+            own = torch.cuda.get_device_properties(0)
+            found |= {
+                "device": own.name,
+                "cuda": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),
+                "multiprocessors": own.multi_processor_count,
+                "memory_nbytes": own.total_memory,
+            }
+        times = {k: v for t in self._tunings.values() for k, v in t.times_s.items()}
+        used = torch.cuda.max_memory_reserved() if self._device != "cpu" else 0
+        return {"facts": found, "times_s": times, "used_nbytes": used}, b""
+
+
+def _seat(entry: Mapping[str, Any]) -> Seat:
+    lanes = tuple(tuple(each) for each in entry["lanes"])
+    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"])})
+
+
+def serve(channel: socket.socket, worker: Worker) -> None:
+    """Answer messages until the other side is gone; what cannot be done is an answer too.
+
+    Behind a ``fatal`` one this process is of no more use: a job hangs on a stream, or CUDA refuses everything.
+    """
+    while True:
+        try:
+            head, payload, _ = wire.receive(channel)
+        except (EOFError, OSError):
+            return
+        try:
+            answer = worker.answer(head, payload)
+        except OptimizeError as error:
+            answer = {"error": error.what, "hint": error.hint, "fatal": head["op"] == "run"}, b""
+        except (RuntimeError, MemoryError) as error:  # PyTorch's own
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            answer = {"error": f"PyTorch failed: {lines[0]}", "fatal": True}, b""
+        wire.send(channel, *answer)
+
+
+def main() -> None:
+    """Serve the parent, whose end is the descriptor that the first argument names."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that share one wait for each other
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        head, _, _ = wire.receive(channel)
+        try:
+            worker = Worker(head["device"], head["busy"], head["known"])
+        except (OptimizeError, RuntimeError) as error:
+            wire.send(channel, {"error": str(error)})
+            return
+        wire.send(channel, {"ready": True})
+        serve(channel, worker)

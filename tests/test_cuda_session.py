@@ -1,0 +1,198 @@
+"""The evaluator ``cuda`` on threads in the place of streams, and what it says where there is no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluators.base import Namer, Refuser
+from evaluators.contract import EvaluatorContract
+from evaluators.cuda.client import Client
+from evaluators.cuda.devices import find_gpu, parse_stream, platform_of
+from evaluators.cuda.session import CudaEvaluator
+from evaluators.registry import make_evaluator
+from evaluators.workload.host import Host
+from optimizer.cli import main
+from search_spaces.chain import chain_plan
+from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.joined_graph import merge
+from search_spaces.models import load
+from search_spaces.plan import LayerRanks, Plan
+from search_spaces.platform import Platform, Processor
+from search_spaces.pools import with_pools
+from search_spaces.workload import workload_of
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch (the extra cuda)")
+SMALL = "squeezenet1_1@0.25/32"
+
+
+def test_it_is_installed_under_its_name() -> None:
+    found = make_evaluator("cuda")
+    assert isinstance(found, CudaEvaluator)
+    assert isinstance(found, Host)
+    assert isinstance(found, Namer)
+
+
+def test_without_pytorch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UnavailableError, match=r"PyTorch, which is not installed; pip install .*\[cuda\]"):
+        CudaEvaluator().platform()
+
+
+@needs_torch
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UnavailableError, match=r"no CUDA device \(torch.cuda.is_available\(\) is false"):
+        find_gpu()
+    assert main(["--model", SMALL, "--evaluator", "cuda", "-q"]) == 4
+    assert "there is no CUDA device" in capsys.readouterr().err
+
+
+def test_lanes_are_alike_and_none_excludes_another() -> None:
+    platform = platform_of("NVIDIA X")
+    assert [p.name for p in platform.processors] == [f"stream{i}" for i in range(8)]
+    assert {p.like for p in platform.processors} == {"cuda:NVIDIA X:tf32"}
+    assert not any(a.excludes(b) for a in platform.processors for b in platform.processors if a is not b)
+    assert parse_stream("stream3", "NVIDIA X") == platform.processors[3]
+    exact = parse_stream("stream3:f32", "NVIDIA X")
+    assert exact.like == "cuda:NVIDIA X:f32"
+    assert parse_stream(exact.name, "NVIDIA X") == exact
+    for name in ("stream", "stream03", "stream3:f16", "cpu0", "stream3:", "stream32", "stream-1", "stream٣"):
+        with pytest.raises(UsageError, match="is none of evaluator cuda"):
+            parse_stream(name, "NVIDIA X")
+
+
+@needs_torch
+class TestContract(EvaluatorContract):
+    """What every evaluator must do."""
+
+    call_s = 5.0
+
+    def evaluator(self) -> CudaEvaluator:
+        return CudaEvaluator("cpu")
+
+    def graph(self) -> Graph:
+        return load(SMALL)
+
+    def plans(self, graph: Graph, platform: Platform) -> list[Plan]:
+        a, b = (p.name for p in platform.processors[:2])
+        return [chain_plan(graph, (), [a]), chain_plan(graph, (7, 20), [a, b, a])]
+
+
+@needs_torch
+def test_operators_are_refused_by_name() -> None:
+    evaluator = CudaEvaluator("cpu")
+    platform = evaluator.platform()
+    graph = load("squeezenet1_1@0.5/64:int8")
+    with evaluator.prepare(platform) as session:
+        assert isinstance(session, Refuser)
+        assert list(session.refused(graph, "stream0")) == list(range(len(graph.operators)))
+        with pytest.raises(UnavailableError, match=r"does not run operators 0 \(CONV_2D"):
+            session.load(graph, chain_plan(graph, (), ["stream0"]))
+
+
+@needs_torch
+def test_a_process_that_dies_is_told_and_a_new_one_takes_its_place() -> None:
+    evaluator = CudaEvaluator("cpu")
+    graph = load(SMALL)
+    with evaluator.prepare(evaluator.platform()) as session:
+        bench = session._bench
+        with closing(session.load(graph, chain_plan(graph, (5,), ["stream0", "stream1"]))) as candidate:
+            candidate.run(2)
+            pid = bench.client.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(UnavailableError, match="the GPU's process died of SIGKILL"):
+                candidate.run(1)
+            assert candidate.run(3).latency_s.shape == (3,)
+            agreement = candidate.verify()
+            assert agreement is not None
+            assert agreement.accepted
+            assert bench.client.pid not in {None, pid}
+
+
+@needs_torch
+def test_a_process_that_hangs_is_ended() -> None:
+    client = Client("cpu", 1, None)
+    client.ask({"op": "facts"}, 30.0)
+    pid = client.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    begin_s = time.monotonic()
+    with pytest.raises(UnavailableError, match="gave no answer within 1 s"):
+        client.ask({"op": "facts"}, 1.0)
+    assert time.monotonic() - begin_s < 5.0
+    client.ask({"op": "facts"}, 30.0)
+    client.close()
+    client.close()
+    with pytest.raises(UnavailableError, match="the session is closed"):
+        client.ask({"op": "facts"}, 1.0)
+
+
+@needs_torch
+def test_a_plan_with_ranks_runs() -> None:
+    evaluator = CudaEvaluator("cpu")
+    graph = load("vgg11@0.25/32")
+    first = next(i for i, o in enumerate(graph.operators[1:], 1) if o.kind == "CONV_2D")
+    whole = chain_plan(graph, (3,), ["stream0", "stream1"])
+    plan = Plan(whole.graph_digest, whole.stages, whole.dispatch, (LayerRanks(first, 8, 8),))
+    with evaluator.prepare(evaluator.platform()) as session, closing(session.load(graph, plan)) as candidate:
+        assert candidate.run(2).stage_s.shape == (2, 2)
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.max_rel_error > 0
+        assert agreement.accepted
+
+
+def test_more_instances_than_can_be_captured_apart_are_refused() -> None:
+    workload = workload_of(f"{SMALL}×33")
+    graph = load(SMALL)
+    joined = merge("many", [(i.name, graph) for i in workload.instances])
+    evaluator = CudaEvaluator("cpu")
+    with (
+        pytest.raises(UnavailableError, match=r"at most 32 instances at once, .* has 33"),
+        evaluator.host(workload, joined, with_pools(evaluator.platform()), "mean"),
+    ):
+        pass
+
+
+def test_lanes_of_another_kind_are_refused() -> None:
+    platform = Platform("here", (Processor("cpu0", "cpu", {"core0": 1.0}, "core", {"cores": (0,), "threads": 1}),))
+    with (
+        pytest.raises(UnavailableError, match="'cpu0' of platform 'here' is no stream"),
+        CudaEvaluator("cpu").prepare(platform),
+    ):
+        pass
+
+
+@needs_torch
+@pytest.mark.parametrize("own", [False, True])
+def test_a_study_of_several_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("optimizer.workload_study.make_evaluator", lambda _: CudaEvaluator("cpu"))
+    arrival = f"own_weights: {str(own).lower()}, arrival: {{kind: closed, requests: 4}}"
+    entry = f"name: a, model: '{SMALL}', count: 2, {arrival}"
+    Path("w.yaml").write_text(f"models:\n  - {{{entry}}}\n  - {{name: b, model: 'mobilenet_v1@0.25/32'}}\n")
+    words = ["--model", "w.yaml", "--evaluator", "cuda", "--budget", "3", "--max-stages", "2", "--out", "run", "--json"]
+    assert main([*words, "-q"]) in {0, 5}
+    out, _ = capsys.readouterr()
+    found: dict[str, Any] = json.loads(out or (tmp_path / "run" / "result.json").read_text())
+    assert {"one after another on stream0", "a lane for each model"} <= set(found["baselines"])
+    prices = [json.loads(line) for line in Path("run/trials.jsonl").read_text().splitlines() if '"prices"' in line]
+    assert prices
+    assert "one process per model" not in str(found["baselines"])
