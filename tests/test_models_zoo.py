@@ -24,7 +24,7 @@ from search_spaces.models.zoo import VERSION, ZOO, draft
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.models.zoo.widths import eights, whole
 from search_spaces.platform import Platform, Processor
-from tests.tflite_models import run_pieces, some_inputs, whole_model
+from tests.tflite_models import Piece, run_pieces, some_inputs, whole_model
 
 # Parameters and multiply-accumulates (10⁹) as published, and where. torchvision: num_params and GFLOPS of the models'
 # pages, which count multiply-accumulates; its parameters hold two numbers a channel for batch normalisation, which
