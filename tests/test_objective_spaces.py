@@ -20,7 +20,7 @@ from optimizer.objective_spaces import least_work
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 
-STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu", "--budget", "12"]
+STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu", "--budget", "6"]
 POWERS = ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
 MODELS = {"branches": "squeezenet1_1", "coexecution": "squeezenet1_1@0.5/64", "tucker": "squeezenet1_1@0.5/64+spectrum"}
 REFUSED = {
@@ -57,14 +57,14 @@ def test_what_is_clear_is_searched(capsys: pytest.CaptureFixture[str], space: st
     assert others
     assert best <= min(others) * (1 + 1e-9)
     assert found[f"model_bound_{objective.shown.lower()}"] <= best * (1 + 1e-6)
-    assert found["unique_plans"] == 12
+    assert found["unique_plans"] == 6
     if name in ("energy", "occupancy") and space == "coexecution":  # no split saves work
         assert all(stage.get("share") is None for stage in found["best"]["plan"]["stages"])
 
 
 @pytest.mark.parametrize("space", ["branches", "coexecution"])
 def test_several_give_a_front(capsys: pytest.CaptureFixture[str], space: str) -> None:
-    found = study(capsys, space, "--objective", "latency", "--objective", "energy", "--budget", "24")
+    found = study(capsys, space, "--objective", "latency", "--objective", "energy", "--budget", "12")
     table = [list(each["values"].values()) for each in found["front"]["plans"]]
     assert len(undominated(np.array(table))) == len(table) >= 1
 
@@ -82,8 +82,8 @@ def test_states_go_with_branches_and_with_the_latency_alone(capsys: pytest.Captu
         assert told in capsys.readouterr().err
 
 
-def test_energy_is_limited_in_every_space(capsys: pytest.CaptureFixture[str]) -> None:
-    for space, model in MODELS.items():
+def test_energy_is_limited_where_plans_are_no_chains(capsys: pytest.CaptureFixture[str]) -> None:
+    for space, model in list(MODELS.items())[::2]:
         free = study(capsys, space, "--max-energy", "1000", "--out", f"{space}-free")["best"]["figures"]["energy"]
         assert main(["--model", model, "--space", space, *STUDY, *POWERS, "--max-energy", "1e-6", "-q"]) == 3
         assert "energy of an inference" in capsys.readouterr().err
@@ -108,7 +108,8 @@ matrix:
   space: [chain, coexecution]
   objective: [latency, throughput, energy]
   max_stages: 2
-  budget: 6
+  budget: 4
+exclude: [{space: coexecution, objective: latency}, {space: coexecution, objective: energy}]
 settings: {power: [1large=2, 1small=0.5, gpu=12]}
 """
     (tmp_path / "aims.yaml").write_text(text)
@@ -119,7 +120,7 @@ settings: {power: [1large=2, 1small=0.5, gpu=12]}
     assert main(["run", "aims.yaml", "--out", "out", "-q"]) == 2
     told = capsys.readouterr()
     assert "plans with split operators run no streams" in told.err
-    assert "5 of 6 studies are done, 1 failed" in told.out
+    assert "3 of 4 studies are done, 1 failed" in told.out
     with Path("out/summary.csv").open() as file:
         rows = {(row["space"], row["objective"]): row for row in csv.DictReader(file)}
     assert {objective: rows["chain", objective]["unit"] for objective in ("latency", "throughput", "energy")} == {
@@ -155,9 +156,7 @@ def test_no_plan_does_less_than_the_least(seed: int, operators: int, lanes: int)
 
 
 @pytest.mark.litert
-@pytest.mark.parametrize(
-    ("space", "name"), [("branches", "throughput"), ("branches", "latency-p99"), ("coexecution", "occupancy")]
-)
+@pytest.mark.parametrize(("space", "name"), [("branches", "latency-p99"), ("coexecution", "occupancy")])
 def test_they_are_measured(capsys: pytest.CaptureFixture[str], space: str, name: str) -> None:
     words = ["--model", "squeezenet1_1@0.25/64", "--space", space, "--processors", "cpu0,cpu1", "--budget", "4"]
     assert main([*words, "--objective", name, "-q", "--json"]) == 0

@@ -34,7 +34,7 @@ PAGE = ROOT / "experiments" / "scale.md"
 COMMAND = "python -m tests.benchmarks.storage_scale"
 BEGIN, END = "<!-- storage_scale -->\n", "<!-- end -->\n"
 WORKERS = (1, 2, 4, 8)
-TRIALS, MANY = 240, 2000
+TRIALS, MANY = 160, 1000
 RECORD = {"values": [1.0], "measurement": {"latency_s": [0.001234567] * 200}, "plan": ["stage"] * 100}
 
 
@@ -168,12 +168,17 @@ def table(document: dict[str, Any]) -> str:
     ]
     for name, rows in document["found"].items():
         by = {row["workers"]: row for row in rows}
-        cells = [
-            f"{by[n]['median_ms']:.3g} ({by[n]['p95_ms']:.3g}), {by[n]['trials_per_s']:.4g} /s" if n in by else "–"
-            for n in WORKERS
-        ]
+        cells = [_cell(by[n]) if n in by else "–" for n in WORKERS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(row: dict[str, float]) -> str:
+    return f"{_short(row['median_ms'])} ({_short(row['p95_ms'])}), {_short(row['trials_per_s'])} /s"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 100.0 else f"{value:.0f}"
 
 
 def put_into_page(document: dict[str, Any]) -> None:
