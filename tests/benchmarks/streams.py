@@ -36,7 +36,7 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.plan import Plan
 
-_ROUNDS, _RUNS = 5, 3
+_ROUNDS, _RUNS = 15, 3
 
 
 def searched(model: str, folder: Path, budget: int) -> Plan:
