@@ -82,7 +82,8 @@ class Profile:
         Args:
             likes: the names that they get → their names here; what is not known of them is left out.
         """
-        here = {new: old for new, old in likes.items() if old in self.operator_s}
+        known = self.operator_s.keys() & self.overhead_s.keys() & self.whole_s.keys()
+        here = {new: old for new, old in likes.items() if old in known}
         pairs = {_pair(a, b): _pair(here[a], here[b]) for a in here for b in here}
         return Profile(
             {new: self.operator_s[old] for new, old in here.items()},

@@ -12,6 +12,7 @@ What a storage holds is Optuna's own tables, so that its dashboard shows the stu
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
 import warnings
 from collections.abc import Callable
@@ -128,6 +129,9 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
         except Exception as error:
             if not _passes(error):
                 raise
+            if why := _no_file(error):
+                hint = "give a database of SQLite, or a new file, where you can write"
+                raise UnavailableError(f"{what} cannot be used: {why}", hint) from error
             if time.monotonic() > end_s:
                 reason = " ".join(str(error.__cause__ or error).split())[:200]
                 raise UnavailableError(f"{what} does not answer: {reason}", "see whether its server runs") from error
@@ -144,6 +148,14 @@ def _passes(error: Exception) -> bool:
         return True
     code = getattr(error, "code", None)  # of grpc.RpcError, which need not be installed
     return callable(code) and getattr(code(), "name", "") in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"}
+
+
+def _no_file(error: Exception) -> str:
+    """Return why SQLite cannot use its file, whoever waits for it; "" where that is not the matter."""
+    cause = error.__cause__ or error
+    found = getattr(cause, "orig", None) or cause
+    wrong = ("unable to open database file", "file is not a database", "attempt to write a readonly database")
+    return str(found) if isinstance(found, sqlite3.DatabaseError) and str(found) in wrong else ""
 
 
 def close_storage(storage: BaseStorage) -> None:

@@ -53,7 +53,22 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         known = settings_of(storage, config.study)
     finally:
         close_storage(storage)
-    return parse_config({**known["config"], **mine})
+    study = parse_config({**known["config"], **mine})
+    # The budget cannot be told from its default here: it is the study's.
+    given = {name: own[name] for name in own if own[name] is not None and name not in (*_OWN, "budget")}
+    asked = parse_config({**known["config"], **mine, **given})
+    for name in given:
+        there, here = (_plain(getattr(each, name)) for each in (study, asked))
+        if there != here:
+            raise UsageError(
+                f"--study {config.study}: {option(name)} is {_words(there)} there and {_words(here)} here",
+                "leave it out, or give another --study",
+            )
+    return study
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from optimizer.report.data import Study, read_study
 from optimizer.run import RunFolder
 from optimizer.shared import SharedStudy
 from search_spaces.chain import chain_plan
-from search_spaces.errors import PlanError
+from search_spaces.errors import PlanError, RunFolderError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan, canonical
@@ -75,7 +75,7 @@ def begin_warm(
     tell: Callable[[str], None],
     shared: SharedStudy | None = None,
 ) -> Warm | None:
-    """Take over what an earlier study knows, into the log of one that begins; one that goes on has done so.
+    """Take over what an earlier study knows, into the log of one that begins; of one that goes on, what it lacks.
 
     The log also gets what later studies must know, to take over this one: the device.
 
@@ -91,10 +91,11 @@ def begin_warm(
     if config.warm_start is None:
         return None
     warm = warm_start(config.warm_start, config, graph, platform, fingerprint_of(session))
-    if run.resumed:
-        return warm
-    tell(warm.told)
-    for trial in warm.trials:
+    # A study that goes on lacks some where an earlier attempt ended before they were taken over.
+    lacking = [t for t in warm.trials if t.plan.digest not in history.known]
+    if lacking or not run.resumed:
+        tell(warm.told)
+    for trial in lacking:
         if shared is None:
             run.log.append("baseline", trial.to_json())
             history.add_outside(trial)
@@ -124,6 +125,10 @@ def warm_start(
         return Warm((), None, False, plans, told)
     likes = {platform[name].like: before[name].like for name in reversed(same)}
     known = study.profile.of(likes) if study.profile is not None else None
+    if known is not None and any(len(row) != len(graph.operators) for row in known.operator_s.values()):
+        raise RunFolderError(
+            f"{run}: damaged: its operators' times are not those of its model", "warm-start from another"
+        )
     complete = known is not None and known.knows(platform) and _same_space(study, config)
     if numbers := _other_numbers(study, config):
         plans = carried(study, graph, platform)
@@ -191,7 +196,7 @@ def _other_device(study: Study, config: StudyConfig, graph: Graph, fingerprint: 
     """Return what is different about the device of an earlier study, so that its times are not ours; "" for nothing."""
     if study.manifest["fixed"].get("model_digest") != graph.digest:
         return "another model"
-    if study.result["evaluator"] != config.evaluator:
+    if study.result.get("evaluator") != config.evaluator:
         return "another evaluator"
     if study.config.get("device") != config.device:
         return "another device"

@@ -140,6 +140,11 @@ def test_a_worker_joins_by_name(url: str, tmp_path: Path, capsys: pytest.Capture
     second = json.loads(capsys.readouterr().out)
     assert second["unique_plans"] == 12  # all of them the first one's: nothing is measured again
     assert second["best"]["plan"] == first["best"]["plan"]
+    assert main([*shared, "--out", str(tmp_path / "b"), "-q", "--json", "--seed", "0", "--max-stages", "2"]) == 0
+    capsys.readouterr()
+    for other in (["--objective", "memory"], ["--seed", "1"], ["--sampler", "tpe"]):  # which would not be heeded
+        assert main([*shared, "--out", str(tmp_path / "d"), *other]) == 2
+        assert f"{other[0]} is " in capsys.readouterr().err
     begin[begin.index("--max-stages") + 1] = "3"
     assert main([*begin, *shared, "--out", str(tmp_path / "c")]) == 2
     assert "--max-stages is 2 there and 3 here" in capsys.readouterr().err
@@ -155,6 +160,13 @@ def test_urls_are_checked(tmp_path: Path) -> None:
         placed(parse_config({"model": "m", "budget": 1, "storage": "sqlite:///x.db"}))
     with pytest.raises(UnavailableError, match="does not answer"):
         open_storage("postgresql://nobody@127.0.0.1:9/d", 1, patience_s=0.2)
+
+
+def test_a_file_that_sqlite_cannot_use_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, but words. " * 99)
+    for wrong in ("missing/x.db", "text", "."):
+        with pytest.raises(UnavailableError, match=r"cannot be used: (unable to open|file is not)"):
+            open_storage(f"sqlite:///{tmp_path / wrong}")
 
 
 def test_through_a_server_workers_share_and_the_dead_are_found(url: str, tmp_path: Path) -> None:

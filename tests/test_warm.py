@@ -11,6 +11,7 @@ import pytest
 from evaluators.testing import SyntheticCandidate, SyntheticSession
 from optimizer.cli import main
 from optimizer.history import WARM
+from optimizer.records import encode, header
 from optimizer.storage import read_log
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -158,3 +159,39 @@ def test_workers_share_what_one_of_them_brings(
 def test_a_folder_without_a_study_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "squeezenet1_1", *STUDY, "--warm-start", "nowhere"]) == 2
     assert "is no run folder" in capsys.readouterr().err
+
+
+def test_a_warm_start_that_failed_is_made_up_for(capsys: pytest.CaptureFixture[str]) -> None:
+    study(capsys, "squeezenet1_1@0.25/64", "first", "--budget", "12")
+    second = ("squeezenet1_1@0.25/64", "second", "--budget", "12")
+    assert main(["--model", second[0], *STUDY, "--out", *second[1:], "--warm-start", "frist"]) == 2
+    assert "frist: is no run folder" in capsys.readouterr().err
+    study(capsys, *second, "--warm-start", "first")
+    assert not tried("first") & tried("second")
+
+
+def test_times_that_are_missing_or_of_another_model_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    synthetic(capsys, "first")
+    log = Path("first/trials.jsonl")
+    kept = [(r.kind, dict(r.data)) for r in read_log(log).records]
+
+    def damaged(key: str, value: Any) -> None:
+        lines = [encode(i, k, {**d, key: value} if k == "profile" else d) for i, (k, d) in enumerate(kept, 1)]
+        log.write_bytes(header() + b"".join(lines))
+
+    damaged("whole_s", {})
+    assert "known from first" in synthetic(capsys, "without", "--warm-start", "first")
+    operator_s = next(data["operator_s"] for kind, data in kept if kind == "profile")
+    damaged("operator_s", {like: values[1:] for like, values in operator_s.items()})
+    assert main(["--model", "squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--warm-start", "first"]) == 2
+    assert "first: damaged: its operators' times" in capsys.readouterr().err
+
+
+def test_a_study_that_goes_on_takes_over_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("squeezenet1_1@0.25/64", "second", "--sampler", "random")
+    study(capsys, "squeezenet1_1@0.25/64", "first", "--budget", "12")
+    study(capsys, *small, "--seed", "1", "--budget", "8")
+    before = tried("second")
+    found = study(capsys, *small, "--seed", "1", "--budget", "20", "--warm-start", "first")
+    assert found["unique_plans"] == 20
+    assert not tried("first") & (tried("second") - before)

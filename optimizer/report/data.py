@@ -180,8 +180,8 @@ def read_study(path: Path) -> Study:
     try:
         verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
         platform = _platform(result["platform"])
-    except (KeyError, TypeError) as error:
-        raise RunFolderError(f"{path}: damaged: {error!r} is missing", "make the report of another run") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{path}: damaged: {error!r}", "make the report of another run") from error
     return Study(
         path=path,
         manifest=manifest,
