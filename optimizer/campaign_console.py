@@ -185,7 +185,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     """Return what a campaign found."""
     axes = [
         a
-        for a in ("model", "platform", "evaluator", "sampler", "objective", "budget")
+        for a in ("model", "platform", "evaluator", "space", "sampler", "objective", "max_stages", "budget")
         if _varies(tables, a) or a == "model"
     ]
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -235,7 +235,8 @@ def _conclusions(result: Result) -> list[Text]:
         others = " and ".join(o.name for o in result.front.objectives)
         lines.append(Text(f"the plan at the knee of {others} is written; --json and the report hold the whole front"))
     elif verdict is not None and verdict.comparison is None:
-        lines.append(Text(f"every plan of the space is a baseline; the fastest is “{verdict.baseline[0]}”"))
+        which = "of the space" if result.exhausted else "that was tried"
+        lines.append(Text(f"every plan {which} is a baseline; the fastest is “{verdict.baseline[0]}”"))
     elif verdict is not None and verdict.comparison is not None:
         compared = verdict.comparison
         low, high = compared.ci95

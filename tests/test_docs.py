@@ -62,7 +62,7 @@ NOT_RUN = {
     "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",
     **{
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign.py plans it"
-        for name in ("machine", "seed_000_criteria", "seed_004_memory_access")
+        for name in ("machine", "seed_000_criteria", "seed_002_coexecution", "seed_004_memory_access")
     },
     **{
         f"optimize {arguments}": "takes minutes; test_cost_model_calibrate.py calibrates, and predicts by what came out"
@@ -78,6 +78,15 @@ NOT_RUN = {
     "optimize storage URL": "serves until it is interrupted; test_shared.py shares by one",
     "optimize calibrate": "a mention",
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
+    "python -m tests.benchmarks.seed_001_gpu OUT.json": "needs an NVIDIA GPU",
+    **{
+        f"python -m tests.benchmarks.{words}": "measures for minutes"
+        for words in (
+            "seed_001_workloads run FOLDER 4 8 mix burst",
+            "coexecution_pairs runs/seed_002_coexecution OUT.json",
+            "seed_003_branches OUT.json",
+        )
+    },
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
     "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
     "pytest": "these tests",
@@ -125,7 +134,7 @@ OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("o
 OTHERS = {
     "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'", "ruff check .",
     "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[exact]'",
-    "pip install '.[tflite-runtime]'", "pip install",
+    "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install",
 }  # fmt: skip
 """What .ci/run does in a new virtual environment, and extras, which need a network."""
 
@@ -205,8 +214,8 @@ def test_commands_run(command: str, study: Path, capsys: pytest.CaptureFixture[s
 def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     option = option.replace("--platform FILE", "--platform board.yaml --evaluator synthetic")
     (here / "board.yaml").write_text("name: board\nprocessors: [{name: cpu, kind: cpu}]\n")
-    if "tflite-runtime" in option:
-        assert "tflite-runtime" in {e.name for e in entries("evaluator")}
+    if evaluator := re.search("tflite-runtime|cuda", option):  # what need not be here
+        assert evaluator[0] in {e.name for e in entries("evaluator")}
         return
     if "--processors" in option:
         LitertEvaluator().processor("cpu0")

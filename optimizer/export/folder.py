@@ -50,6 +50,8 @@ def export_run(run: Path, out: Path) -> Exported:
     """
     study = read_study(run)
     best = run / "best"
+    if not study.result.get("complete", True):
+        raise RunFolderError(f"{run}: the study is not finished", f"go on with: optimize --out {run} and its options")
     if not (best / "stage_0.tflite").exists():
         raise RunFolderError(
             f"{run}: the study has no stage files: its evaluator, {study.result['evaluator']!r}, only predicts",

@@ -339,9 +339,11 @@ def main() -> int:
     """Time the plan on zeros."""
     parser = argparse.ArgumentParser(description="Time an exported plan, and compare it with what was expected.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=50, help="at least 1")
     parser.add_argument("--stream", action="store_true", help="inferences overlap")
     options = parser.parse_args()
+    if options.runs < 1:
+        parser.error(f"--runs {options.runs}: give at least 1")
     with Plan(options.folder) as plan:
         zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()}
         for _ in range(3):
