@@ -85,6 +85,7 @@ NOT_RUN = {
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json",
             "seed_003_branches OUT.json",
+            "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )
     },
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
