@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, stretches
+from evaluators.litert.edges import Meetings, memory_of_edges
+from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, straight_on_cpu, stretches
 from search_spaces.errors import UnavailableError
 
 
@@ -51,3 +52,44 @@ def test_times_are_written_down_and_what_takes_too_long_is_broken_off() -> None:
     assert not any(log[3:])
     with pytest.raises(UnavailableError, match="in stage 1: status"):
         on_cpu(run, [steps[0], Step(1, Handle, 7, (), (), (), ())], log)(1, NO_LIMIT_NS)  # type: ignore[arg-type]
+
+
+def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end() -> None:
+    class Handle:
+        handle = None
+
+    class Meeting:
+        """A meeting that the other lane comes to late, or has been at."""
+
+        def __init__(self, *, late: bool) -> None:
+            self.late, self.seen = late, [0]
+
+        def passed(self) -> bool:
+            return not self.late
+
+        def wait(self) -> None:
+            self.seen = list(log)
+
+    fd, nbytes = memory_of_edges(1)
+    meetings = Meetings(fd, nbytes)
+    place = meetings._place(0)
+    late, over = Meeting(late=True), Meeting(late=False)
+    waits = [(), (over,), (late,), ()]
+    steps = [Step(i, Handle, i, (), (), waits[i], (place,) if i == 2 else ()) for i in range(4)]  # type: ignore[arg-type]
+    log = [9] + [0] * 8
+    straight_on_cpu(lambda *_: 0, steps, log)(0, 1)
+    assert late.seen[1:5] == log[1:5]
+    assert not any(late.seen[5:])
+    assert all(log)
+    assert log[1:] == sorted(log[1:])
+    assert over.seen == [0]
+    assert meetings.wait(0, 0.0)
+    assert not meetings.wait(0, 0.0)
+
+    def run(_handle: object, signature: int, *_: object) -> int:
+        return int(signature == 2)
+
+    with pytest.raises(UnavailableError, match="in stage 2: status 1"):
+        straight_on_cpu(run, steps, log)(0, 1)
+    assert not meetings.wait(0, 0.0), "nobody is told of a stage that failed"
+    meetings.close()

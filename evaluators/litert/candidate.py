@@ -284,7 +284,8 @@ def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedu
     """Return what went wrong, with the stage that was running on the lane that failed.
 
     The log tells who waits for whom, but not whether a lane that was stopped after a stage had told the others of
-    its end; what the system says of the lane counts first. Unless stages are recorded ``apart``, several may be meant.
+    its end; what the system says of the lane counts first. Unless stages are recorded ``apart``, a later one may be
+    meant.
     """
     suspects = error.stopped or error.silent
     unfinished = (times[:, :, 1] == 0).any(axis=1)
@@ -296,8 +297,8 @@ def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedu
         stage = left[0] if left else lane.stages[-1]
         ready = all(done[s] for s in range(stage) if order.before[stage] >> s & 1)
         if len(suspects) == 1 or (left and ready):
-            last = stage if apart else order.recorded_with(stage)
-            where = f"stage {stage}" if last == stage else f"one of the stages {stage} to {last}"
+            last = stage if apart else lane.stages[-1]
+            where = f"stage {stage}" if last == stage else f"one of its stages {stage} to {last}"
             where += f" (operators {plan.stages[stage].operators[0]} to {plan.stages[last].operators[-1]})"
             return f"lane {lane.processor!r} {error.reason} in {where}"
     return error.what

@@ -27,7 +27,7 @@ from evaluators.litert.jobs import job_call, take_jobs
 from evaluators.litert.mapping import Mapping
 from evaluators.litert.pinning import pinned_pool
 from evaluators.litert.rounds import Turn, go_round
-from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, on_device, stretches
+from evaluators.litert.stretches import NO_LIMIT_NS, Step, by_parts, on_cpu, on_device, straight_on_cpu, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
@@ -240,12 +240,12 @@ class Lane:
         return {}
 
     def _preparing(
-        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool, eager: bool = False
+        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool
     ) -> Callable[[Sequence[Step]], Callable[[int, int], bool]]:
-        """Return what makes steps ready to run here; on a CPU ``eager`` ones tell other lanes at once."""
+        """Return what makes steps ready to run here."""
         device = self._device
         if device is None:
-            return lambda steps: on_cpu(self._run, steps, log, steps[-1].signals if eager else ())
+            return lambda steps: on_cpu(self._run, steps, log)
         idle_wait_ns = device.idle_wait_ns()
         wait_ns = idle_wait_ns if synchronised else None
         return lambda steps: on_device(self._run, steps, log, device, wait_ns, copies)
@@ -254,7 +254,7 @@ class Lane:
         """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
 
         With ``apart`` they are there as soon as it is over; where there is a limit, before another lane is told of the
-        stage; else about when it is told: a lane that waits is kept waiting by nothing else. The answer holds,
+        stage; else before the lane waits for another, and at the end. The answer holds,
         for stages on an accelerator, how long they copied in and out the last time. A synchronised run waits for each
         stage, so that its time is its own; else only those wait whose results are read. With ``break_off`` an inference
         ends at the first stage that goes over the limit: the stages that are left are passed over, on every lane, but
@@ -266,11 +266,13 @@ class Lane:
         # log[0] is the limit; then start and end of stage s in iteration i at 1 + 2 * (i * stages + s).
         log = (ctypes.c_int64 * (1 + 2 * stages * head["n"])).from_address(base + head["log"])
         copies: dict[int, tuple[int, int]] = {}
-        eager = self._device is None and not head["stop_above_ns"]
-        prepare = self._preparing(log, copies, synchronised=head["synchronised"], eager=eager)
-        parts = stretches(program.steps, prepare, apart=head["apart"], eager=eager)
-        first_waits = program.go
         limit_ns = head["stop_above_ns"] if head["break_off"] and head["stop_above_ns"] else NO_LIMIT_NS
+        if self._device is None and not head["stop_above_ns"] and not head["apart"]:
+            infer = straight_on_cpu(self._run, program.steps, log)
+        else:
+            prepare = self._preparing(log, copies, synchronised=head["synchronised"])
+            infer = by_parts(stretches(program.steps, prepare, apart=head["apart"]), log, limit_ns)
+        first_waits = program.go
         for iteration in range(head["n"]):
             for edge in first_waits:
                 edge.wait()
@@ -279,13 +281,7 @@ class Lane:
             for start in program.starts:
                 tell(start)
             at = 1 + 2 * stages * iteration
-            for part in parts:
-                for edge in part.waits:
-                    edge.wait()
-                if log[0] > iteration and not part.run(at, limit_ns):
-                    log[0] = iteration
-                for told in part.signals:
-                    tell(told)
+            infer(iteration, at)
             if not first_waits:
                 for edge in program.ends:
                     edge.wait()

@@ -63,19 +63,6 @@ class Schedule:
     def _spin_ns(self, lane: LaneProgram) -> int:
         return 0 if lane.processor in self.sleepers else SPIN_NS
 
-    def recorded_with(self, stage: int) -> int:
-        """Return the last of the stages whose times a lane writes down together, of those that hold ``stage``.
-
-        A lane does so before it waits for another one, and before it tells another one.
-        """
-        (lane,) = (lane for lane in self.lanes if stage in lane.stages)
-        edges = self.meetings()
-        for following in lane.stages[lane.stages.index(stage) + 1 :]:
-            if any(edge.before == stage or edge.after == following for edge in edges):
-                break
-            stage = following
-        return stage
-
 
 def lane_program(
     order: Schedule, lane: LaneProgram, edges: Sequence[Edge], steps: Mapping[int, dict[str, Any]]

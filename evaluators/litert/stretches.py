@@ -50,7 +50,7 @@ class Stretch:
         waits: what the first step waits for.
         run: given where the inference's times begin in the log, and how long (ns) the inference may take, runs the
             steps, and returns whether none has ended too late; after one that has, the others are left out.
-        signals: whom the last step tells, where ``run`` does not do so itself.
+        signals: whom the last step tells.
     """
 
     waits: tuple[Edge, ...]
@@ -63,35 +63,82 @@ def stretches(
     prepare: Callable[[Sequence[Step]], Callable[[int, int], bool]],
     *,
     apart: bool,
-    eager: bool = False,
 ) -> list[Stretch]:
     """Return a lane's steps as stretches.
 
     Args:
         prepare: returns what runs the steps of a stretch.
         apart: make each step a stretch, so that its times are there as soon as it is over.
-        eager: whether what ``prepare`` returns tells the other lanes itself.
     """
     found: list[list[Step]] = []
     for step in steps:
         if apart or not found or step.waits or found[-1][-1].signals:
             found.append([])
         found[-1].append(step)
-    return [Stretch(part[0].waits, prepare(part), () if eager else part[-1].signals) for part in found]
+    return [Stretch(part[0].waits, prepare(part), part[-1].signals) for part in found]
 
 
-def on_cpu(
-    run: Callable[..., int], steps: Sequence[Step], log: Log, told_at_once: Sequence[c_void_p] = ()
-) -> Callable[[int, int], bool]:
+def by_parts(parts: Sequence[Stretch], log: Log, limit_ns: int) -> Callable[[int, int], None]:
+    """Return what runs a lane's share of an inference, given its number and where its times begin in the log.
+
+    An inference that goes over the limit ends there, on every lane: what is left is passed over, but told of.
+    """
+
+    def infer(inference: int, at: int) -> None:
+        for part in parts:
+            for edge in part.waits:
+                edge.wait()
+            if log[0] > inference and not part.run(at, limit_ns):
+                log[0] = inference
+            for told in part.signals:
+                tell(told)
+
+    return infer
+
+
+def straight_on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable[[int, int], None]:
+    """Return what runs a lane's share of an inference that has no limit, given its number and its place in the log.
+
+    Between two calls there is next to nothing, not even where lanes meet: times are written down when the lane has to
+    wait anyhow, and at the end.
+    """
+    clock = time.perf_counter_ns
+    moves = [(step.waits, step.arguments(), step.signals) for step in steps]
+    places = [2 * step.stage + side for step in steps for side in (0, 1)]
+
+    def infer(_: int, at: int) -> None:
+        times: list[int] = []
+        written = 0
+        stamp = times.append
+        for waits, arguments, signals in moves:
+            for edge in waits:
+                if not edge.passed():
+                    for place, found in zip(places[written:], times[written:], strict=False):
+                        log[at + place] = found
+                    written = len(times)
+                    edge.wait()
+            begin = clock()
+            status = run(*arguments)
+            end = clock()
+            if status:
+                raise UnavailableError(f"LiteRT failed in stage {steps[len(times) // 2].stage}: status {status}")
+            for told in signals:
+                tell(told)
+            stamp(begin)
+            stamp(end)
+        for place, found in zip(places[written:], times[written:], strict=True):
+            log[at + place] = found
+
+    return infer
+
+
+def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable[[int, int], bool]:
     """Return what runs steps whose calls return when they are done; see :class:`Stretch`.
 
     From the word of another lane to the first call there is nothing but a look at the clock.
-
-    Args:
-        told_at_once: told before the times are written down, since others wait; then there can be no limit.
     """
     if len(steps) == 1:
-        return _one_on_cpu(run, steps[0], log, told_at_once)
+        return _one_on_cpu(run, steps[0], log)
     clock = time.perf_counter_ns
     calls = [step.arguments() for step in steps]
     places = [2 * step.stage + side for step in steps for side in (0, 1)]
@@ -112,8 +159,6 @@ def on_cpu(
             if end > deadline:
                 break
             begin = clock()
-        for edge in told_at_once:
-            tell(edge)
         for place, found in zip(places, times, strict=False):
             log[at + place] = found
         return end <= deadline
@@ -121,9 +166,7 @@ def on_cpu(
     return run_all
 
 
-def _one_on_cpu(
-    run: Callable[..., int], step: Step, log: Log, told_at_once: Sequence[c_void_p]
-) -> Callable[[int, int], bool]:
+def _one_on_cpu(run: Callable[..., int], step: Step, log: Log) -> Callable[[int, int], bool]:
     clock = time.perf_counter_ns
     arguments, place = step.arguments(), 2 * step.stage
 
@@ -133,8 +176,6 @@ def _one_on_cpu(
         end = clock()
         if status:
             raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
-        for edge in told_at_once:
-            tell(edge)
         log[at + place], log[at + place + 1] = begin, end
         return end - (log[at] or begin) <= limit_ns
 
