@@ -15,7 +15,7 @@ from evaluators.litert.mapping import Mapping
 
 
 @contextmanager
-def edges(count: int, spin_ns: int) -> Iterator[list[Edge]]:
+def edges(count: int, spin_ns: int, *, regular: bool = False) -> Iterator[list[Edge]]:
     from ctypes import c_void_p
 
     fd, nbytes = memory_of_edges(count)
@@ -23,7 +23,7 @@ def edges(count: int, spin_ns: int) -> Iterator[list[Edge]]:
     base = mapping.map(fd, nbytes, write=True)
     os.close(fd)
     try:
-        yield [Edge(c_void_p(base + i * SLOT_NBYTES), spin_ns) for i in range(count)]
+        yield [Edge(c_void_p(base + i * SLOT_NBYTES), spin_ns, regular) for i in range(count)]
     finally:
         mapping.unmap(base, nbytes)
 
@@ -42,6 +42,38 @@ def test_two_processes_take_turns(spin_ns: int) -> None:
             tell(there.address)
             back.wait()
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_long_wait_is_slept_through_but_for_its_end() -> None:
+    turns, each_s = 12, 0.02
+    with edges(1, 2_000_000, regular=True) as (edge,):
+        child = os.fork()
+        if child == 0:
+            for _ in range(turns):
+                time.sleep(each_s)
+                tell(edge.address)
+            os._exit(0)
+        begin, used = time.perf_counter(), time.process_time()
+        for _ in range(turns):
+            edge.wait()
+        took_s, worked_s = time.perf_counter() - begin, time.process_time() - used
+        assert os.waitpid(child, 0)[1] == 0
+        assert took_s >= 0.9 * turns * each_s
+        assert worked_s < 0.5 * took_s
+        assert edge.usual_ns > edge.spin_ns
+
+
+def test_a_wait_that_is_short_again_is_polled_again() -> None:
+    with edges(1, 1_000_000_000, regular=True) as (edge,):
+        edge.usual_ns = 10_000_000_000
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.01)
+            tell(edge.address)
+            os._exit(0)
+        edge.wait()
+        os.waitpid(child, 0)
+        assert edge.usual_ns < edge.spin_ns
 
 
 def test_what_was_told_before_is_kept_and_counted() -> None:

@@ -1,7 +1,8 @@
 """The process of one lane: compiles stages, binds them to shared memory, and runs its share of a plan.
 
 Several lanes run one plan together. They meet at edges (:mod:`evaluators.litert.edges`), which count finished stages.
-A lane that waits polls its edge for a moment (``spin_ns``, 0 where another stage may need its cores), then sleeps.
+A lane that waits polls its edge for a moment (``spin_ns``, 0 where another stage may need its cores), then sleeps;
+where it slept the last time, it sleeps first, and polls when the edge is about to be told.
 
 Every iteration begins when the leader (the lane of stage 0) gives the other lanes a token, and ends when the leader
 has seen every stage that nobody waits for. Between iterations the leader may end the batch by lowering ``limit``.
@@ -127,7 +128,7 @@ class Lane:
             return c_void_p(meetings[0] + head["slots"][index] * SLOT_NBYTES)
 
         def edges(pairs: list[list[int]]) -> tuple[Edge, ...]:
-            return tuple(Edge(place(index), spin_ns) for index, spin_ns in pairs)
+            return tuple(Edge(place(index), spin_ns, regular=spin_ns > 0) for index, spin_ns in pairs)
 
         buffers: _Buffers = {}
         steps = tuple(
