@@ -15,7 +15,7 @@ from typing import Any
 
 from evaluators.base import Evaluator, Session
 from evaluators.cost_model.calibrate_nets import networks
-from evaluators.cost_model.calibrate_pairs import pairs, time_contention, time_link
+from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
     MOST_NETS,
@@ -170,7 +170,7 @@ def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell
     left_s = max(0.0, end_s - time.monotonic())
     kinds = [members[0] for members in bench.platform.classes().values()]
     for pair in pairs(bench.platform):
-        if any((link.source, link.target) == (pair[0].like, pair[1].like) for link in measured.links):
+        if any(is_of(link, *pair) for link in measured.links):
             continue
         if time.monotonic() > end_s - left_s * (1.0 - _SHARE_OF_PAIRS):
             break

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from evaluators.cost_model.chains import Chains, ChainSimulator, all_chains
 from evaluators.cost_model.features import KERNELS
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.plans import PlanSimulator
-from evaluators.cost_model.profile import CostProfile, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.simulate import Law, Task, period_s, run_tasks, stream
 from evaluators.cost_model.transfers import Prices, prices
 from search_spaces.chain import ChainSpace, chain_plan
@@ -52,6 +53,8 @@ def priced(draw: st.DrawFn, graph: Graph, platform: Platform, *, contention: boo
         capacity_bytes=table(lanes, high=20.0),
         pressure_per_byte=table(lanes, high=1e-2),
         power_w=table(lanes, low=0.5, high=5.0),
+        cold_s=table(lanes, lanes) if draw(st.booleans()) else None,
+        asleep_s=table(lanes, lanes) if draw(st.booleans()) else None,
     )
 
 
@@ -90,7 +93,8 @@ def test_one_stage_takes_what_its_operators_take(data: st.DataObject) -> None:
 def test_it_is_monotone_in_every_price(data: st.DataObject) -> None:
     simulator = data.draw(simulated(contention=False))
     plan = canonical(data.draw(placements(simulator.graph, simulator.platform)), simulator.graph, simulator.platform)
-    name = data.draw(st.sampled_from(["operator_s", "invocation_s", "io_s_per_byte", "latency_s", "byte_s"]))
+    names = ["operator_s", "invocation_s", "io_s_per_byte", "latency_s", "byte_s", "cold_s", "asleep_s"]
+    name = data.draw(st.sampled_from([name for name in names if getattr(simulator.prices, name) is not None]))
     before = getattr(simulator.prices, name)
     factor = data.draw(st.floats(1.0, 3.0))
     dearer = PlanSimulator(simulator.graph, simulator.platform, replace(simulator.prices, **{name: before * factor}))
@@ -201,8 +205,68 @@ def test_prices_that_are_no_prices_are_refused() -> None:
         replace(good, operator_s=np.full_like(good.operator_s, np.nan))
     with pytest.raises(ProfileError, match="latency_s has an entry"):
         replace(good, latency_s=good.latency_s - 1.0)
+    with pytest.raises(ProfileError, match="asleep_s has an entry"):
+        replace(good, asleep_s=good.latency_s - 1.0)
     with pytest.raises(ValueError, match="byte_s has the shape"):
         replace(good, byte_s=np.zeros((1, 1)))
+
+
+def cores() -> Platform:
+    """Return two cores, and both of them as one lane that is driven from the first."""
+    return Platform(
+        "cores",
+        (
+            Processor("both", "cpu", {"core0": 1.0, "core1": 1.0}, "both", options={"cores": [0, 1]}),
+            *(Processor(f"core{i}", "cpu", {f"core{i}": 1.0}, "core", options={"cores": [i]}) for i in (0, 1)),
+        ),
+    )
+
+
+def test_handing_over_depends_on_the_core_that_a_lane_is_driven_from_and_on_whether_it_sleeps() -> None:
+    platform, graph = cores(), example_graph()
+    kernels = {name: KernelModel({"macs": 1e-12, "read": 1e-12, "weight": 1e-12, "written": 1e-12}) for name in KERNELS}
+    profile = CostProfile(
+        "cores",
+        {"both": ProcessorProfile(kernels), "core": ProcessorProfile(kernels)},
+        (
+            LinkProfile("both", "core", 4e-3, one_core=True),
+            LinkProfile("core", "both", 5e-3, one_core=True),
+            LinkProfile("both", "core", 6e-3, one_core=False),
+            LinkProfile("core", "both", 7e-3, one_core=False),
+            LinkProfile("core", "core", 1e-3),
+        ),
+    )
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+
+    def gaps_ms(*lanes: str) -> list[float]:
+        cuts = range(2, 2 * len(lanes), 2)
+        events = sorted(simulator.run(chain_plan(graph, cuts, list(lanes))).events, key=lambda e: e.stage)
+        return [round((b.start_s - a.end_s) * 1e3, 3) for a, b in pairwise(events)]
+
+    assert gaps_ms("both", "core0") == [4.0]
+    assert gaps_ms("both", "core1", "both") == [6.0, 7.0]
+    assert gaps_ms("core0", "core1", "core0") == [1.0, 1.0]
+    # Polling would take the core from the stage on both of them, so the second core sleeps and is woken from afar.
+    assert gaps_ms("both", "core0", "core1") == [4.0, 6.0]
+
+
+def test_a_tensor_from_another_cores_cache_costs_up_to_a_limit() -> None:
+    platform = Platform("two", tuple(Processor(name, "cpu", {name: 1.0}, name) for name in "ab"))
+
+    def handing_s(side: int) -> float:
+        net = Builder("maps")
+        x = net.input((1, side, side, 64))
+        graph = net.finish(net.unary("LOGISTIC", net.unary("LOGISTIC", x, "first"), "second")).graph()
+        table = replace(PlanSimulatorParts.prices(2), cold_s=np.full((2, 2), 1.0))
+        simulator = PlanSimulator(graph, platform, table)
+        plan = chain_plan(graph, (1,), ["a", "b"])
+        assert ChainSimulator(simulator).latency_s(Chains(np.array([[1]]), np.array([[0, 1]])))[0] == pytest.approx(
+            simulator.latency_s(plan)
+        )
+        return simulator.latency_s(plan) - 3.0
+
+    assert handing_s(16) == pytest.approx(0.25)
+    assert handing_s(32) == handing_s(64) == pytest.approx(1.0)
 
 
 def test_energy_and_memory_of_a_plan() -> None:

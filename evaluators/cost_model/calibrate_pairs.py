@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import Session
-from evaluators.cost_model.profile import ContentionProfile, LinkProfile
+from evaluators.base import Batch, Session
+from evaluators.cost_model.profile import COLD_BYTES, ContentionProfile, LinkProfile
+from evaluators.cost_model.transfers import one_core
 from search_spaces.graph import Graph
 from search_spaces.models.zoo.builder import Builder, Draft, Value
 from search_spaces.plan import Plan, Stage
@@ -18,48 +19,79 @@ from search_spaces.platform import Platform, Processor
 Loaded = Callable[[Draft], Graph]
 """Makes a graph that the session can load of a draft."""
 
-SIDES = (8, 64, 256)  # of the maps that are handed over, with 16 channels: 4 KiB, 256 KiB, 4 MiB
+MAPS = ((14, 32), (14, 256), (28, 128), (56, 64), (224, 16))
+"""Side and channels of the maps that are handed over: 25 KB to 3.2 MB. A stage takes about a millisecond, as stages
+do: what lies ready when a stage is tiny (caches, a core that has not gone to sleep) is gone after one of these."""
 _RUNS, _ROUNDS = 30, 5
+_LINK_RUNS, _LINK_ROUNDS = 8, 6
 
 
 def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
-    """Return one ordered pair of lanes for each two kinds, and for each kind that has two lanes."""
+    """Return an ordered pair of lanes for each two kinds, and for each kind that has two lanes.
+
+    Of kinds that share cores there are two: lanes that are driven from one core, and lanes that are not.
+    """
     groups = list(platform.classes().values())
     found = []
     for i, group in enumerate(groups):
         if len(group) > 1:
             found.append((group[0], group[1]))
         for other in groups[i + 1 :]:
-            found += [(group[0], other[0]), (other[0], group[0])]
+            for near in (True, False):
+                both = [(a, b) for a in group for b in other if one_core(a, b) is near]
+                for a, b in both[:1]:
+                    found += [(a, b), (b, a)]
     return found
 
 
 def time_link(session: Session, loaded: Loaded, source: Processor, target: Processor) -> LinkProfile:
     """Time handing maps of some sizes from one lane to another.
 
-    The latency is what passes between the two stages; each byte costs what the second stage takes longer than behind a
-    stage on its own lane.
+    Three stages run on the source, the target, and the source again, and all on the one or the other: what the first
+    two take longer than on their own lanes, and what passes between them, is what handing over costs. Stages are as
+    long as those of usual plans.
 
     Raises:
         UnavailableError: the device failed.
     """
-    nbytes, gaps_s, longer_s = [], [], []
-    for side in SIDES:
-        graph = loaded(_mapped_twice(side))
-        plans = [_two_stages(graph, (source.name, target.name)), _two_stages(graph, (target.name, target.name))]
-        with closing(session.load(graph, plans[0])) as across, closing(session.load(graph, plans[1])) as within:
-            across.run(3)
-            within.run(3)
-            gap, longer = [], []
-            for _ in range(_ROUNDS):
-                there, here = across.run(_RUNS), within.run(_RUNS)
-                gap.append(float(np.median(there.latency_s - there.stage_s.sum(axis=1))))
-                longer.append(float(np.median(there.stage_s[:, 1]) - np.median(here.stage_s[:, 1])))
-        nbytes.append(graph.tensors[graph.operators[1].inputs[0]].nbytes)
+    terms, extra_s, gaps_s = [], [], []
+    for side, channels in MAPS:
+        graph = loaded(_three_convolutions(side, channels))
+        lanes = (source, target, source), (source,) * 3, (target,) * 3
+        with ExitStack() as stack:
+            across, here, there = (
+                stack.enter_context(closing(session.load(graph, _in_stages(graph, [lane.name for lane in way]))))
+                for way in lanes
+            )
+            gap, extra = [], []
+            for number in range(_LINK_ROUNDS + 1):
+                batches = [candidate.run(_LINK_RUNS) for candidate in (across, here, there)]
+                if not number:
+                    continue  # warm
+                took, first, second = (np.median(batch.stage_s, axis=0) for batch in batches)
+                gap.append(_first_gap_s(batches[0]))
+                extra.append(float(took[0] - first[0] + took[1] - second[1]))
+        nbytes = graph.tensors[graph.operators[1].inputs[0]].nbytes
+        terms.append([1.0, min(1.0, nbytes / COLD_BYTES), nbytes])
         gaps_s.append(float(np.median(gap)))
-        longer_s.append(float(np.median(longer)))
-    slope = float(np.dot(nbytes, longer_s) / np.dot(nbytes, nbytes))
-    return LinkProfile(source.like, target.like, max(0.0, float(np.median(gaps_s))), max(0.0, slope))
+        extra_s.append(float(np.median(extra)))
+    from scipy.optimize import nnls
+
+    size = np.max(terms, axis=0)
+    always_s, cold_s, per_byte_s = nnls(np.array(terms) / size, np.array(extra_s))[0] / size
+    return LinkProfile(
+        source.like,
+        target.like,
+        max(0.0, float(np.median(gaps_s[1:]))) + float(always_s),
+        float(per_byte_s),
+        cold_s=float(cold_s),
+        one_core=_near(source, target),
+    )
+
+
+def is_of(link: LinkProfile, source: Processor, target: Processor) -> bool:
+    """Return whether a link is what :func:`time_link` says about two lanes, or others of their kinds."""
+    return (link.source, link.target, link.one_core) == (source.like, target.like, _near(source, target))
 
 
 def time_contention(session: Session, loaded: Loaded, victim: Processor, other: Processor) -> ContentionProfile:
@@ -92,14 +124,30 @@ def _while_both(stage_s: Any) -> float:
     return float(np.median(stage_s[:, 0]))
 
 
-def _mapped_twice(side: int) -> Draft:
+def _near(source: Processor, target: Processor) -> bool | None:
+    """Return whether lanes that share cores are driven from the same one; lanes that share none are all alike."""
+    return one_core(source, target) if source.excludes(target) else None
+
+
+def _first_gap_s(batch: Batch) -> float:
+    """Return what passed between the first two stages, of an inference of which that is known."""
+    if batch.timeline is None:
+        gaps = batch.stage_s.shape[1] - 1
+        return float(np.median(batch.latency_s - batch.stage_s.sum(axis=1)) / gaps)
+    events = {event.stage: event for event in batch.timeline.events}
+    return float(events[1].start_s - events[0].end_s)
+
+
+def _three_convolutions(side: int, channels: int) -> Draft:
     net = Builder(f"link{side}")
-    x = net.input((1, side, side, 16))
-    return net.finish(net.unary("LOGISTIC", net.unary("LOGISTIC", x, "first"), "second"))
+    x = net.input((1, side, side, channels))
+    for layer in range(3):
+        x = net.conv(x, channels, 3, f"conv{layer}", activation="RELU")
+    return net.finish(x)
 
 
-def _two_stages(graph: Graph, lanes: Sequence[str]) -> Plan:
-    return Plan(graph.digest, (Stage((0,), lanes[0]), Stage((1,), lanes[1])))
+def _in_stages(graph: Graph, lanes: Sequence[str]) -> Plan:
+    return Plan(graph.digest, tuple(Stage((i,), lane) for i, lane in enumerate(lanes)))
 
 
 def _computing(layers: int = 6) -> Draft:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cost_model.plans import PlanSimulator, readers_of_merged
+from evaluators.cost_model.profile import COLD_BYTES
 from evaluators.tabulated import PartCosts
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import cut_points
@@ -89,18 +90,22 @@ class ChainSimulator:
         self._part_s = _part_table(simulator)
         edges = np.zeros((self._count + 1, self._count + 1))
         arcs = np.zeros((self._count + 1, self._count + 1))
+        cold = np.zeros((self._count + 1, self._count + 1))
         self._later: list[tuple[int, tuple[int, ...], int, int]] = []
         for tensor, writer in graph.producer.items():
             readers, nbytes = graph.consumers.get(tensor, ()), graph.tensors[tensor].nbytes
             if readers:
                 edges[writer + 1, readers[0] + 1] += nbytes
+                cold[writer + 1, readers[0] + 1] += _cold(nbytes)
             for number, reader in enumerate(readers):
                 arcs[writer + 1, reader + 1] += 1
                 if number:
                     self._later.append((writer, readers[:number], reader, nbytes))
         self._bytes = edges.cumsum(axis=0).cumsum(axis=1)
         self._arcs = arcs.cumsum(axis=0).cumsum(axis=1)
+        self._colds = cold.cumsum(axis=0).cumsum(axis=1)
         self._latency, self._byte = prices.latency_s, prices.byte_s
+        self._cold, self._asleep = prices.cold_s, prices.asleep_s
         lanes = len(simulator.platform.processors)
         self._excluded = np.eye(lanes, dtype=bool)
         for lane, others in enumerate(simulator.law.excluded):
@@ -123,23 +128,33 @@ class ChainSimulator:
         borders = np.hstack([edge, cuts, edge + self._count])
         if self._slots > 1:
             return self._one_by_one(cuts, lanes, np.arange(plans), np.empty(plans))
-        extra = self._extra_bytes(cuts, lanes)
+        extra = self._extra(cuts, lanes)
         ends = np.zeros((parts, plans))
         starts = np.zeros((parts, plans))
         for k in range(parts):
             here, a, b = lanes[:, k], borders[:, k], borders[:, k + 1]
             work = self._part_s[here, a, b].copy()
             start = np.zeros(plans)
+            asleep = self._sleeping(lanes, k)
             for j in range(k):
                 there, c, d = lanes[:, j], borders[:, j], borders[:, j + 1]
                 reads = _rectangle(self._arcs, c, d, a, b) > 0
                 other = there != here
                 nbytes = _rectangle(self._bytes, c, d, a, b)
                 if extra is not None:
-                    nbytes = nbytes + extra[j][k]
-                work += np.where(other, nbytes * self._byte[there, here], 0.0)
+                    nbytes = nbytes + extra[0][j][k]
+                handed_s = nbytes * self._byte[there, here]
+                if self._cold is not None:
+                    colds = _rectangle(self._colds, c, d, a, b) + (extra[1][j][k] if extra is not None else 0.0)
+                    handed_s = handed_s + colds * self._cold[there, here]
+                work += np.where(other, handed_s, 0.0)
                 turn = self._excluded[there, here]
-                late = ends[j] + np.where(reads & other, self._latency[there, here], 0.0)
+                latency_s = self._latency[there, here]
+                if self._asleep is not None:
+                    latency_s = np.where(asleep | (turn & ~reads), self._asleep[there, here], latency_s)
+                    late = ends[j] + np.where((reads | turn) & other, latency_s, 0.0)
+                else:
+                    late = ends[j] + np.where(reads & other, latency_s, 0.0)
                 start = np.maximum(start, np.where(reads | turn, late, 0.0))
             starts[k], ends[k] = start, start + work
         found: Seconds = ends.max(axis=0) - starts.min(axis=0)
@@ -147,12 +162,23 @@ class ChainSimulator:
             found = self._one_by_one(cuts, lanes, self._overlapping(starts, ends, lanes), found)
         return found
 
-    def _extra_bytes(self, cuts: Whole, lanes: Whole) -> list[list[Seconds]] | None:
-        """Return bytes of tensors with several readers that a part other than the first reader's copies."""
+    def _sleeping(self, lanes: Whole, part: int) -> NDArray[np.bool_]:
+        """Return in which plans the lane of a part sleeps before it: others needed its cores since its part before."""
+        found = np.zeros(len(lanes), bool)
+        if self._asleep is not None:
+            here = lanes[:, part]
+            for j in range(part):
+                there = lanes[:, j]
+                found = (found | self._excluded[there, here]) & (there != here)
+        return found
+
+    def _extra(self, cuts: Whole, lanes: Whole) -> tuple[list[list[Seconds]], list[list[Seconds]]] | None:
+        """Return what parts read of tensors that another part reads first: bytes, and what of them is cold."""
         if not self._later:
             return None
         plans, parts = lanes.shape
         found = [[np.zeros(plans) for _ in range(parts)] for _ in range(parts)]
+        colds = [[np.zeros(plans) for _ in range(parts)] for _ in range(parts)]
         rows = np.arange(plans)
         stage = {
             o: (cuts <= o).sum(axis=1) for entry in self._later for o in (entry[0], *entry[1], entry[2])
@@ -165,8 +191,10 @@ class ChainSimulator:
                 copies &= lanes[rows, stage[before]] != lane
             if copies.any():
                 for j, k in combinations(range(parts), 2):
-                    found[j][k] += np.where(copies & (source == j) & (target == k), float(nbytes), 0.0)
-        return found
+                    where = copies & (source == j) & (target == k)
+                    found[j][k] += np.where(where, float(nbytes), 0.0)
+                    colds[j][k] += np.where(where, _cold(nbytes), 0.0)
+        return found, colds
 
     def _overlapping(self, starts: Seconds, ends: Seconds, lanes: Whole) -> NDArray[np.intp]:
         """Return the plans in which two parts that slow each other run at once."""
@@ -187,6 +215,10 @@ class ChainSimulator:
             )
             found[row] = np.inf if refused else self._one.latency_s(plan)
         return found
+
+
+def _cold(nbytes: int) -> float:
+    return min(1.0, nbytes / COLD_BYTES)
 
 
 def _rectangle(sums: Seconds, c: Whole, d: Whole, a: Whole, b: Whole) -> Seconds:
@@ -239,19 +271,21 @@ def part_costs(simulator: PlanSimulator) -> PartCosts:
     """
     graph, p = simulator.graph, simulator.prices
     lanes, count = p.operator_s.shape
-    crossing, sure = np.zeros((count, 1, 1)), np.zeros((count, 1, 1))
+    crossing, sure, colds = np.zeros((count, 1, 1)), np.zeros((count, 1, 1)), np.zeros((count, 1, 1))
     for point in cut_points(graph):
         after = set(graph.operators[point.position].inputs)
         for tensor in point.tensors:
             nbytes, writer = graph.tensors[tensor].nbytes, graph.producer.get(tensor)
             crossing[point.position] += nbytes if writer is not None else 0
+            colds[point.position] += _cold(nbytes) if writer is not None else 0
             sure[point.position] += nbytes if writer == point.position - 1 and tensor in after else 0
     apart = 1.0 - np.eye(lanes)
+    cold_s = 0.0 if p.cold_s is None else colds * p.cold_s
     return PartCosts(
         operator_s=p.operator_s,
         overhead_s=p.invocation_s,
         beyond_s=_beyond_s(simulator),
-        hand_over_s=apart * ((crossing > 0) * p.latency_s + crossing * p.byte_s),
+        hand_over_s=apart * ((crossing > 0) * p.latency_s + crossing * p.byte_s + cold_s),
         least_hand_over_s=apart * (p.latency_s + sure * p.byte_s),
     )
 

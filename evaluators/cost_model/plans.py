@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluators.cost_model.profile import COLD_BYTES
 from evaluators.cost_model.simulate import Law, Span, Task, period_s, run_tasks, timeline
 from evaluators.cost_model.transfers import Prices
 from evaluators.footprint import most_alive_nbytes
@@ -66,6 +67,8 @@ class PlanSimulator:
         self._reader = readers_of_merged(graph, prices)
         self._latency: list[list[float]] = prices.latency_s.tolist()
         self._byte: list[list[float]] = prices.byte_s.tolist()
+        self._cold: list[list[float]] | None = None if prices.cold_s is None else prices.cold_s.tolist()
+        self._asleep: list[list[float]] | None = None if prices.asleep_s is None else prices.asleep_s.tolist()
 
     def tasks(self, plan: Plan) -> list[Task]:
         """Return the plan's stages as tasks, task ``i`` for stage ``i``; the plan must fit the graph and platform."""
@@ -74,6 +77,9 @@ class PlanSimulator:
         there: set[tuple[int, int]] = set()
         found: list[Task] = []
         several = len({stage.processor for stage in plan.stages}) > 1
+        excluded = self.law.excluded
+        # Of each lane: the last stages, of those behind its own last one, on lanes that need its cores.
+        turns: list[dict[int, int]] = [{} for _ in excluded]
         for index, stage in enumerate(plan.stages):
             lane = self._lanes[stage.processor]
             work_s, _, slowed = self.stage(lane, stage.operators)
@@ -84,10 +90,19 @@ class PlanSimulator:
                 if source == lane:
                     needs.setdefault(before, 0.0)
                 else:
-                    needs[before] = self._latency[source][lane]
+                    asleep = self._asleep is not None and turns[lane]
+                    needs[before] = (self._asleep if asleep else self._latency)[source][lane]  # type: ignore[index]
                     if (tensor, lane) not in there:
                         there.add((tensor, lane))
                         work_s += nbytes * self._byte[source][lane]
+                        if self._cold is not None:
+                            work_s += min(1.0, nbytes / COLD_BYTES) * self._cold[source][lane]
+            if self._asleep is not None and several:
+                for source, before in turns[lane].items():
+                    needs.setdefault(before, self._asleep[source][lane])
+                turns[lane] = {}
+                for other in excluded[lane]:
+                    turns[other][lane] = index
             found.append(Task(lane, work_s, tuple(needs.items()), slowed if several else ()))
             on.append(lane)
             for operator in stage.operators:
@@ -143,6 +158,8 @@ class PlanSimulator:
             for writer, _, nbytes in self._inside(stage.operators).reads:
                 if (source := place[writer]) != lane:
                     handed = p.latency_s[source, lane] + nbytes * p.byte_s[source, lane]
+                    if p.cold_s is not None:
+                        handed += min(1.0, nbytes / COLD_BYTES) * p.cold_s[source, lane]
                     ways[known.index(kinds[source]), kind] += UNSURE * handed
         common = math.sqrt(CORRELATION) * single.sum(axis=1)
         parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())

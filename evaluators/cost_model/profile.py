@@ -18,6 +18,9 @@ TOLERATED = 1.5  # an operator this many times beyond the fitted range is told o
 UNSEEN_SIGMA = 1.0
 _LONG_S, _PASSES = 0.1, 2
 
+COLD_BYTES = 256 << 10
+"""So much of a tensor lies in the cache of the core that wrote it, and is missed in that of another; see ``cold_s``."""
+
 # Which kernel stands in for one that a processor's fit has not seen: the first that is there.
 STANDS_IN: Mapping[str, tuple[str, ...]] = {
     "winograd": ("conv", "pointwise"),
@@ -101,6 +104,9 @@ class LinkProfile:
         latency_s: per hand-over, whatever its size: synchronise, map and unmap together.
         copy_s_per_byte: to copy.
         transform_s_per_byte: to change the layout (an image for a buffer; seed 002).
+        cold_s: what the reader takes longer since a tensor lies in the caches of another core: all of it for one of
+            :data:`COLD_BYTES` or more, in proportion for smaller ones.
+        one_core: whether it is about processors that are driven from the same core; None: about all of these kinds.
     """
 
     source: str
@@ -108,6 +114,8 @@ class LinkProfile:
     latency_s: float = 0.0
     copy_s_per_byte: float = 0.0
     transform_s_per_byte: float = 0.0
+    cold_s: float = 0.0
+    one_core: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,11 @@ class Prices:
         io_s_per_byte: for what a stage reads from and hands back to its caller, shape ``(P,)``.
         latency_s: from the end of a stage to the start of one that reads from it, ``[from, to]``, shape ``(P, P)``.
         byte_s: for each byte that a stage reads from another lane's stage, ``[from, to]``; part of the reader's time.
+        cold_s: for each tensor of at least ``COLD_BYTES`` that a stage reads from another lane's stage, in proportion
+            for smaller ones; part of the reader's time; None where there is none.
+        asleep_s: in the place of ``latency_s`` where the reader's lane sleeps, since stages that need its cores ran
+            after its last one; also from such a stage to one that has to wait for it, whatever it reads; None where
+            lanes hand over alike, asleep or not.
         slow_compute, slow_memory: factors on the two parts of a time on lane ``[victim]`` while ``[other]`` is busy.
         capacity_bytes, pressure_per_byte: weights of a stage beyond the first (0: no limit) slow all its operators by
             the second, as a share of their time.
@@ -56,6 +61,8 @@ class Prices:
     pressure_per_byte: Table
     power_w: Table
     alone_s: Table | None = None
+    cold_s: Table | None = None
+    asleep_s: Table | None = None
 
     def __post_init__(self) -> None:
         lanes, count = self.operator_s.shape
@@ -66,6 +73,8 @@ class Prices:
             *((name, (lanes, lanes)) for name in _PER_PAIR),
         ):
             table = getattr(self, name)
+            if table is None:
+                continue
             if table.shape != shape:
                 raise ValueError(f"{name} has the shape {table.shape}, not {shape}")
             if name != "power_w" and (np.isnan(table).any() or (table < 0).any()):
@@ -75,7 +84,7 @@ class Prices:
 
 
 _PER_LANE = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
-_PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory")
+_PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory", "cold_s", "asleep_s")
 
 
 def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool = True) -> Prices:
@@ -102,7 +111,7 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool
         apart = [replace(features[i], free=False) for i in merged]
         alone_s[:, merged] = [profile.predict(apart, key, warn=False).seconds for key in keys]
     of: list[ProcessorProfile] = [profile[key] for key in keys]
-    latency_s, byte_s = _links(profile, keys)
+    latency_s, byte_s, cold_s = _links(profile, platform, keys)
     compute, memory = _contention(profile, platform, keys)
     return Prices(
         operator_s=np.array([known[key][0] for key in keys]),
@@ -118,6 +127,8 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool
         pressure_per_byte=np.array([p.pressure_per_byte for p in of]),
         power_w=np.array([np.nan if p.power_w is None else p.power_w for p in of]),
         alone_s=alone_s,
+        cold_s=cold_s if cold_s.any() else None,
+        asleep_s=_asleep(platform, latency_s) if any(link.one_core is not None for link in profile.links) else None,
     )
 
 
@@ -137,21 +148,47 @@ def profile_key(profile: CostProfile, lane: Processor) -> str:
     )
 
 
-def _links(profile: CostProfile, keys: list[str]) -> tuple[Table, Table]:
+def one_core(one: Processor, other: Processor) -> bool:
+    """Return whether two lanes are driven from the same core, so that waking the one means putting the other aside."""
+    first = one.options.get("cores", ())[:1]
+    return bool(first) and first == other.options.get("cores", ())[:1]
+
+
+def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table, Table]:
     count = len(keys)
-    latency_s, byte_s = np.zeros((count, count)), np.zeros((count, count))
+    latency_s, byte_s, cold_s = np.zeros((count, count)), np.zeros((count, count)), np.zeros((count, count))
     both = {(link.source, link.target) for link in profile.links}
+    known = np.full((count, count), -1)  # how well what is known of two lanes suits them
     for link in profile.links:
         per_byte = link.copy_s_per_byte + link.transform_s_per_byte
         pairs = [(link.source, link.target)]
         if (link.target, link.source) not in both:
             pairs.append((link.target, link.source))
-        for source, target in pairs:
-            for i, a in enumerate(keys):
-                for j, b in enumerate(keys):
-                    if i != j and (a, b) == (source, target):
-                        latency_s[i, j], byte_s[i, j] = link.latency_s, per_byte
-    return latency_s, byte_s
+        for i, a in enumerate(keys):
+            for j, b in enumerate(keys):
+                here = one_core(platform.processors[i], platform.processors[j])
+                suits = 1 if link.one_core is None else 2 if link.one_core == here else 0
+                if i != j and (a, b) in pairs and suits >= known[i, j]:
+                    known[i, j] = suits
+                    latency_s[i, j], byte_s[i, j], cold_s[i, j] = link.latency_s, per_byte, link.cold_s
+    return latency_s, byte_s, cold_s
+
+
+def _asleep(platform: Platform, latency_s: Table) -> Table:
+    """Return what waking a lane takes: as from a lane that excludes it and is driven from as near or far a core."""
+    lanes = platform.processors
+    found = latency_s.copy()
+    for j, lane in enumerate(lanes):
+        for i, other in enumerate(lanes):
+            if i != j and not lane.excludes(other):
+                near = one_core(other, lane)
+                waking = [
+                    latency_s[e, j]
+                    for e, third in enumerate(lanes)
+                    if e != j and lane.excludes(third) and one_core(third, lane) == near
+                ]
+                found[i, j] = max([found[i, j], *waking])
+    return found
 
 
 def _contention(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table]:
