@@ -16,7 +16,7 @@ from rich.text import Text
 from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.ranks_text import describe_ranks
-from optimizer.workload_console import jobs_table, outcomes_table, workload_head
+from optimizer.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
 from optimizer.workload_result import WorkloadResult
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def render(result: Result) -> Group:
     parts: list[Text | Table] = []
     if isinstance(result, WorkloadResult):
         parts += [workload_head(result), Text(), outcomes_table(result), Text(), jobs_table(result)]
+        parts += tucker_lines(result)
     else:
         parts += [_head(result), Text(), _baselines(result)]
         if result.front is not None:

@@ -12,6 +12,7 @@ from optimizer.history import History, Trial
 from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import InfeasibleError
 from search_spaces.plan import Plan
+from search_spaces.workload import RANKED_ERROR
 
 TRUST = 1.1
 """Only what the model expects to exceed a limit by more than this multiple is not run: models are no more exact."""
@@ -38,10 +39,6 @@ class Limit:
         if value <= self.most:
             return ()
         return (Violation(f"{self.what} {when}", value, self.most, self.unit, self.lever),)
-
-
-RANKED_ERROR = 0.1
-"""By how much outputs may be off where convolutions may be decomposed and nobody has said by how much."""
 
 
 def allowed_error(config: StudyConfig) -> float | None:

@@ -97,7 +97,12 @@ def check_several(config: StudyConfig) -> None:
     Raises:
         UsageError: it is.
     """
-    asked = {"--storage": config.storage, "--state": config.state, "--warm-start": config.warm_start}
+    asked = {
+        "--storage": config.storage,
+        "--state": config.state,
+        "--warm-start": config.warm_start,
+        "--max-energy": config.max_energy,
+    }
     for option, value in asked.items():
         if value:
             raise UsageError(f"{option}: is known of studies of one model", "leave it out, or give one --model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -84,6 +85,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
     """Yield processes, then threads, for each kind of lane."""
     count = len(space.joined.components)
     kinds = [group for group in space.platform.classes().values() if len(members(group[0])) == 1]
+    alike = Counter(group[0].options.get("threads", 1) for group in kinds if group[0].kind == "cpu")
     for label, host in ((PROCESSES, ""), *(((THREADS, _THREADS_HOST),) if threads else ())):
         for group in kinds:
             base, cores = group[0], _cores(group)
@@ -96,6 +98,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
                 **({HOST: host} if host else {}),
             }
             many = f", {wanted} thread{'s' if wanted > 1 else ''} each" if len(kinds) > 1 and base.kind == "cpu" else ""
+            many += f" on {base.name}" if alike[wanted] > 1 else ""  # as cores of another size
             what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             lanes = tuple(replace(base, name=name, resources={}, options=options) for name in names)

@@ -76,6 +76,23 @@ def jobs_table(result: WorkloadResult) -> Table:
     return table
 
 
+def tucker_lines(result: WorkloadResult) -> list[Text]:
+    """Return a line for each model that might be decomposed: how far it is in the best plan."""
+    lines = []
+    for name, entry in result.tucker.items():
+        allowed = f"{entry['max_error']:g} allowed"
+        if entry["ranks"]:
+            count = len(entry["ranks"])
+            what = f"{count} convolution{'s run' if count > 1 else ' runs'} as Tucker-2 triples"
+            told = f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates, outputs off by {entry['error']:.2g}"
+            lines.append(Text(f"{name}: {told} ({allowed})"))
+        elif entry["variants"]:
+            lines.append(Text(f"{name}: as it is, {entry['variants']} ways to decompose it were searched ({allowed})"))
+        else:
+            lines.append(Text(f"{name}: as it is, no way to decompose it saves time within its error ({allowed})"))
+    return lines
+
+
 _ORDERS = {
     "fifo": "first come, first served",
     "priority": "by priority, then the oldest request first",

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.deadline import TRUST
+from search_spaces.arrangement import RankSet, ranks_by_component
 from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.plan import Plan
 from search_spaces.pools import lanes_of
+from search_spaces.rewrites.ranked import ranks_of
+from search_spaces.rewrites.tucker import outline
 
 _MEMORY = "raise memory_limit_mb, let instances share weights, or take fewer of them"
 _LATE = "allow a longer deadline, or take a smaller model"
 _BUSY = "ask less often, or take fewer instances or smaller models"
 
 
-def memory_nbytes(simulator: WorkloadSimulator) -> int:
-    """Return the least memory that a workload takes: weights, once where they are shared, and an arena an instance."""
+def memory_nbytes(simulator: WorkloadSimulator, ranks: Sequence[RankSet] = ()) -> int:
+    """Return the least memory that a workload takes: weights, once where they are shared, and an arena an instance.
+
+    Args:
+        ranks: of each instance, where models are decomposed.
+    """
     workload, joined = simulator.workload, simulator.joined
-    shared: dict[str, int] = {}
+    shared: dict[tuple[str, RankSet], int] = {}
+    known: dict[tuple[int, RankSet], tuple[int, int]] = {}
     total = 0
-    for instance, component in zip(workload.instances, joined.components, strict=True):
-        client = workload.clients[instance.client]
-        weights = sum(t.nbytes for t in component.graph.tensors if t.constant)
-        total += largest_moment(component.graph)
+    for number, (instance, component) in enumerate(zip(workload.instances, joined.components, strict=True)):
+        client, own = workload.clients[instance.client], ranks[number] if ranks else ()
+        if (key := (id(component.graph), own)) not in known:
+            graph = decomposed(component.graph, own)
+            known[key] = sum(t.nbytes for t in graph.tensors if t.constant), largest_moment(graph)
+        weights, moment = known[key]
+        total += moment
         if client.own_weights:
             total += weights
         else:
-            shared[client.model] = weights
+            shared[client.model, own] = weights
     return total + sum(shared.values())
+
+
+def decomposed(graph: Graph, ranks: RankSet) -> Graph:
+    """Return a model's structure with some convolutions as triples; their own weights are no longer in it."""
+    if not ranks:
+        return graph
+    made = outline(graph, ranks_of(Plan(graph.digest, (), ranks=ranks)))
+    read = {t for operator in made.operators for t in operator.inputs}
+    tensors = tuple(t if i in read or not t.constant else replace(t, nbytes=0) for i, t in enumerate(made.tensors))
+    return replace(made, tensors=tensors)
+
+
+def memory_violations(simulator: WorkloadSimulator, plan: Plan) -> tuple[Violation, ...]:
+    """Return what a plan breaks of the workload's memory limit."""
+    limit = simulator.workload.memory_limit_nbytes
+    if limit is None:
+        return ()
+    demand = memory_nbytes(simulator, ranks_by_component(plan, simulator.joined))
+    return (Violation("memory of the workload", demand, limit, "B", _MEMORY),) if demand > limit else ()
 
 
 def largest_moment(graph: Graph) -> int:
@@ -43,21 +75,28 @@ def largest_moment(graph: Graph) -> int:
     return found
 
 
-def least_s(simulator: WorkloadSimulator, graph: Graph) -> float:
-    """Return what no plan goes below for one inference of a model, in the prices: each operator on its fastest lane."""
+def least_s(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = ()) -> float:
+    """Return what no plan goes below for one inference of a model, in the prices: each operator on its fastest lane.
+
+    Args:
+        ranks: with which the model runs.
+    """
     count = len(graph.operators)
     each, whole = np.full(count, np.inf), np.inf
     for lane, processor in enumerate(lanes_of(simulator.platform)):
         if not processor.resources:  # only baselines use it
             continue
-        mine = [simulator.cost(graph, lane, (operator,)).work_s for operator in range(count)]
+        mine = [simulator.cost(graph, lane, (operator,), ranks).work_s for operator in range(count)]
         each = np.minimum(each, mine)
-        whole = min(whole, simulator.cost(graph, lane, tuple(range(count))).work_s)
+        whole = min(whole, simulator.cost(graph, lane, tuple(range(count)), ranks).work_s)
     return float(min(whole, each.sum()))
 
 
-def check(simulator: WorkloadSimulator) -> dict[str, float]:
+def check(simulator: WorkloadSimulator, sets: Sequence[Sequence[RankSet]] = ()) -> dict[str, float]:
     """Check that some plan may keep what is demanded; return the least seconds of each client's inference.
+
+    Args:
+        sets: of each client the ranks that it may get beside none.
 
     Raises:
         InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
@@ -68,19 +107,22 @@ def check(simulator: WorkloadSimulator) -> dict[str, float]:
     least: dict[str, float] = {}
     for c, client in enumerate(workload.clients):
         graph = simulator.joined.components[clients.index(c)].graph
-        least[client.name] = least_s(simulator, graph)
+        each = [least_s(simulator, graph, ranks) for ranks in ((), *(sets[c] if sets else ()))]
+        least[client.name] = min(each)
         if not np.isfinite(least[client.name]):
             raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
-    broken = list(_broken(simulator, least))
+    broken = list(_broken(simulator, least, sets))
     if broken:
         raise infeasible(*broken)
     return least
 
 
-def _broken(simulator: WorkloadSimulator, least: dict[str, float]) -> Iterator[Violation]:
+def _broken(
+    simulator: WorkloadSimulator, least: dict[str, float], sets: Sequence[Sequence[RankSet]]
+) -> Iterator[Violation]:
     workload = simulator.workload
     if workload.memory_limit_nbytes is not None:
-        demand = memory_nbytes(simulator)
+        demand = _least_nbytes(simulator, sets)
         if demand > workload.memory_limit_nbytes:
             yield Violation("memory of the workload", demand, workload.memory_limit_nbytes, "B", _MEMORY)
     busy = 0.0
@@ -93,6 +135,19 @@ def _broken(simulator: WorkloadSimulator, least: dict[str, float]) -> Iterator[V
     lanes = _at_once(simulator)
     if busy > TRUST * lanes:
         yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
+
+
+def _least_nbytes(simulator: WorkloadSimulator, sets: Sequence[Sequence[RankSet]]) -> int:
+    """Return the memory with the ranks of each client that take least, chosen one client after the other."""
+    clients = [i.client for i in simulator.workload.instances]
+    chosen: list[RankSet] = [()] * len(sets)
+    for c, each in enumerate(sets):
+
+        def demand(ranks: RankSet, c: int = c) -> int:
+            return memory_nbytes(simulator, [ranks if k == c else chosen[k] for k in clients])
+
+        chosen[c] = min(((), *each), key=demand)
+    return memory_nbytes(simulator, [chosen[k] for k in clients] if sets else ())
 
 
 def _at_once(simulator: WorkloadSimulator) -> int:

@@ -23,12 +23,14 @@ class WorkloadResult(Result):
 
     Attributes:
         outcomes: ``best`` and the name of each baseline → what :func:`summary` returns.
+        tucker: model that may be decomposed → what became of it in the best plan (:mod:`optimizer.workload_ranks`).
     """
 
     workload: Workload = field(kw_only=True)
     joined: JoinedGraph = field(kw_only=True)
     goal: Objective = field(kw_only=True)
     outcomes: Mapping[str, Any] = field(kw_only=True)
+    tucker: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
@@ -39,6 +41,7 @@ class WorkloadResult(Result):
             **self.workload.to_json(),
             "instances": [i.name for i in self.workload.instances],
             "outcomes": dict(self.outcomes),
+            **({"tucker": dict(self.tucker)} if self.tucker else {}),
         }
         return document
 

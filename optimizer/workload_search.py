@@ -110,8 +110,8 @@ class WorkloadProposer:
 
 
 def _lanes(plan: Plan) -> str:
-    """Return which lanes a plan uses, as one word."""
-    return "+".join(sorted({stage.processor for stage in plan.stages}))
+    """Return which lanes a plan uses, and whether it has ranks, as one word."""
+    return "+".join([*sorted({stage.processor for stage in plan.stages}), *(["Tucker"] if plan.ranks else [])])
 
 
 def _below(limit: int, rng: np.random.Generator) -> int:

@@ -1,4 +1,4 @@
-"""A plan for a workload, taken apart: how jobs are taken, which instance comes first, its cuts, its jobs' lanes."""
+"""A plan for a workload, taken apart: how jobs are taken, which instance comes first, cuts, lanes and ranks of each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from itertools import pairwise
 
 from search_spaces.errors import PlanError
 from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Dispatch, Plan, Stage
+from search_spaces.plan import Dispatch, LayerRanks, Plan, Stage
 from search_spaces.platform import Platform
+
+RankSet = tuple[LayerRanks, ...]
+"""Which convolutions of one model run as triples, and with which ranks; none where it runs as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,14 @@ class Arrangement:
         order: the components, the first one first.
         cuts: for each component where its model is cut into jobs: before these of its own operators.
         lanes: for each component the lane, or pool, of each job.
+        ranks: for each component those of its own operators, ascending; () where no component has any.
     """
 
     dispatch: Dispatch
     order: tuple[int, ...]
     cuts: tuple[tuple[int, ...], ...]
     lanes: tuple[tuple[str, ...], ...]
+    ranks: tuple[RankSet, ...] = ()
 
     def plan(self, joined: JoinedGraph) -> Plan:
         """Return the plan, whose stages are the jobs, in the order of the components."""
@@ -38,7 +43,7 @@ class Arrangement:
             borders = (0, *self.cuts[index], len(component.graph.operators))
             for (first, last), lane in zip(pairwise(borders), self.lanes[index], strict=True):
                 stages.append(Stage(tuple(component.operators[first:last]), lane))
-        return Plan(joined.graph.digest, tuple(stages), self.dispatch)
+        return Plan(joined.graph.digest, tuple(stages), self.dispatch, joined_ranks(self.ranks, joined))
 
     def canonical(self, clients: Sequence[int], platform: Platform) -> Arrangement:
         """Return the one arrangement that stands for all that do the same.
@@ -46,7 +51,7 @@ class Arrangement:
         Instances of one client are numbered by their order, and lanes that are alike by their first use. Idempotent.
 
         Args:
-            clients: of each component; cuts are the same within one.
+            clients: of each component; cuts and ranks are the same within one.
         """
         found = dict[int, int]()  # component → what it is called
         waiting = {c: iter([i for i, other in enumerate(clients) if other == c]) for c in set(clients)}
@@ -63,6 +68,7 @@ class Arrangement:
             tuple(found[i] for i in self.order),
             tuple(self.cuts[back[i]] for i in range(len(back))),
             tuple(tuple(renamed[lane] for lane in self.lanes[back[i]]) for i in range(len(back))),
+            self.ranks,
         )
 
 
@@ -107,4 +113,35 @@ def arrangement(plan: Plan, joined: JoinedGraph) -> Arrangement:
         cuts[index] = component.own(ends[1:-1])
     lanes = {i: tuple(plan.stages[s].processor for s in stages) for i, stages in jobs.items()}
     every = range(len(joined.components))
-    return Arrangement(plan.dispatch, tuple(jobs), tuple(cuts[i] for i in every), tuple(lanes[i] for i in every))
+    ranks = ranks_by_component(plan, joined)
+    return Arrangement(plan.dispatch, tuple(jobs), tuple(cuts[i] for i in every), tuple(lanes[i] for i in every), ranks)
+
+
+def joined_ranks(each: Sequence[RankSet], joined: JoinedGraph) -> RankSet:
+    """Return the ranks of all components, or of none, by the operators of the joined graph."""
+    return tuple(
+        LayerRanks(layer.operator + component.first_operator, layer.inputs, layer.outputs)
+        for component, own in zip(joined.components, each, strict=False)
+        for layer in own
+    )
+
+
+def ranks_by_component(plan: Plan, joined: JoinedGraph) -> tuple[RankSet, ...]:
+    """Return the ranks of each component, by its own operators; () where the plan has none."""
+    found: list[list[LayerRanks]] = [[] for _ in joined.components if plan.ranks]
+    for operator, inputs, outputs in plan.ranks:
+        owner = joined.component_of[operator]
+        found[owner].append(LayerRanks(operator - joined.components[owner].first_operator, inputs, outputs))
+    return tuple(map(tuple, found))
+
+
+def component_plan(plan: Plan, joined: JoinedGraph, component: int, stages: Sequence[int]) -> Plan:
+    """Return what a plan says of one component, as a plan of its own model.
+
+    Args:
+        stages: of the plan, those of the component.
+    """
+    own = joined.components[component]
+    parts = tuple(Stage(own.own(plan.stages[s].operators), plan.stages[s].processor) for s in stages)
+    ranks = ranks_by_component(plan, joined)
+    return Plan(own.graph.digest, parts, ranks=ranks[component] if ranks else ())

@@ -20,6 +20,8 @@ ArrivalKind = Literal["burst", "closed", "periodic", "poisson"]
 KINDS: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
 MAX_INSTANCES, MAX_REQUESTS = 256, 1_000_000
 QUEUE = 64
+RANKED_ERROR = 0.1
+"""By how much outputs may be off, relative, where convolutions may be decomposed and nobody has said by how much."""
 _COUNT = re.compile(r"(?P<model>.+?)(?:×|x)(?P<count>[0-9]+)")
 _SIZE = re.compile(r".*/[0-9]+x[0-9]+")
 _FILES = (".yaml", ".yml")
@@ -68,6 +70,8 @@ class Client:
         deadline_s: how long after its arrival a request is due; None: whenever.
         own_weights: whether each instance keeps weights of its own in memory, instead of sharing one file.
         queue: requests of an instance that may wait; one that comes when so many do is turned away.
+        tucker: how far the outputs may be off, relative, where its convolutions may be decomposed for that; 0: they may
+            not; None: nobody has said.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Client:
     deadline_s: float | None = None
     own_weights: bool = False
     queue: int = QUEUE
+    tucker: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,11 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """Return the workload as plain values."""
-        return asdict(self)
+        document = asdict(self)
+        for client in document["clients"]:
+            if client["tucker"] is None:  # as before there was any
+                del client["tucker"]
+        return document
 
     @property
     def digest(self) -> str:
@@ -164,6 +173,7 @@ def wrong_with(client: Client) -> str:
         (arrival.kind in {"burst", "closed"} or arrival.period_s > 0.0, "must have a period above 0"),
         (arrival.offset_s >= 0.0, "has an offset below 0"),
         (client.deadline_s is None or client.deadline_s > 0.0, "has a deadline that is not above 0"),
+        (client.tucker is None or client.tucker >= 0.0, "has an error below 0 to be decomposed within"),
         (client.queue >= 1, f"has a queue of {client.queue}: must be at least 1"),
         (
             arrival.kind != "burst" or arrival.requests <= client.queue,

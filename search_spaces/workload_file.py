@@ -14,6 +14,8 @@
       - model: squeezenet1_1
         arrival: {kind: closed, requests: 20}
         own_weights: true
+      - model: resnet50
+        tucker: {max_error: 0.05}  # decompose convolutions, as far as outputs stay so near; true: 0.1, or --max-error
       - model: googlenet
         arrival: {kind: poisson, rate_per_s: 5, requests: 10}
         queue: 8
@@ -26,18 +28,31 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.errors import UsageError
-from search_spaces.workload import KINDS, MAX_INSTANCES, MAX_REQUESTS, QUEUE, Arrival, Client, Workload, wrong_with
+from search_spaces.workload import (
+    KINDS,
+    MAX_INSTANCES,
+    MAX_REQUESTS,
+    QUEUE,
+    RANKED_ERROR,
+    Arrival,
+    Client,
+    Workload,
+    wrong_with,
+)
 from search_spaces.yaml_file import Value, parsed
 
 _WORKLOAD = ("name", "memory_limit_mb", "models", "seed")
-_CLIENT = ("model", "name", "count", "arrival", "priority", "deadline_ms", "own_weights", "queue")
+_CLIENT = ("model", "name", "count", "arrival", "priority", "deadline_ms", "own_weights", "queue", "tucker")
 _ARRIVAL = ("kind", "requests", "period_ms", "rate_per_s", "offset_ms")
 _WANTS = {"periodic": "period_ms", "poisson": "rate_per_s"}
 _MOST_MS = 86_400e3
 
 
-def read_workload(path: Path) -> Workload:
+def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
     """Read a workload.
+
+    Args:
+        most_error: of a model that may be decomposed and does not say how far its outputs may then be off.
 
     Raises:
         UsageError: the file is missing, no workload, or asks for what cannot be; the text begins with ``file:line``.
@@ -49,7 +64,7 @@ def read_workload(path: Path) -> Workload:
     entries = fields["models"].each("models")
     clients = list[Client]()
     for entry in entries:
-        client = _client(entry, path)
+        client = _client(entry, path, most_error)
         if any(client.name == other.name for other in clients):
             raise entry.error(f"two models have the name {client.name!r}", "give a count, or a name to each")
         clients.append(client)
@@ -65,7 +80,7 @@ def read_workload(path: Path) -> Workload:
         raise fields["models"].error(error.what, error.hint) from error
 
 
-def _client(entry: Value, path: Path) -> Client:
+def _client(entry: Value, path: Path, most_error: float) -> Client:
     fields = entry.fields("a model", _CLIENT)
     if "model" not in fields:
         raise entry.error("an entry must say which 'model' it is")
@@ -88,11 +103,20 @@ def _client(entry: Value, path: Path) -> Client:
         deadline_s,
         _truth(fields["own_weights"], "own_weights") if "own_weights" in fields else False,
         _whole(fields["queue"], "the queue", 1, MAX_REQUESTS) if "queue" in fields else max(QUEUE, _at_once(arrival)),
+        _tucker(fields["tucker"], most_error) if "tucker" in fields else None,
     )
     problem = wrong_with(client)
     if problem:
         raise entry.error(f"{client.name!r} {problem}")
     return client
+
+
+def _tucker(entry: Value, most_error: float) -> float:
+    """Return how far outputs may be off: ``true``, ``false`` or ``{max_error: E}``."""
+    if entry.node.id == "scalar":
+        return most_error if _truth(entry, "tucker, if it says no max_error,") else 0.0
+    fields = entry.fields("tucker", ("max_error",))
+    return fields["max_error"].number("the error") if "max_error" in fields else most_error
 
 
 def _at_once(arrival: Arrival) -> int:

@@ -1,4 +1,4 @@
-"""The space of workloads (seed 001): job boundaries per model, a lane per job, and who goes first."""
+"""The space of workloads (seed 001): job boundaries and ranks per model, a lane per job, and who goes first."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from itertools import product
 from math import comb, factorial, prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.arrangement import Arrangement, arrangement
+from search_spaces.arrangement import Arrangement, RankSet, arrangement
 from search_spaces.chain import combination
 from search_spaces.errors import PlanError, UsageError
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.lane_words import count_words, word_at
 from search_spaces.plan import Dispatch, Plan
 from search_spaces.platform import Platform
+from search_spaces.rank_sets import RankSets
 from search_spaces.workload import Workload
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _MOST_SIZES = 1 << 16
+_RANKS_MOVE = 0.2  # of all moves, where models may be decomposed
 
 
 class WorkloadSpace:
@@ -30,17 +32,26 @@ class WorkloadSpace:
     Parameters (fixed for the study): ``dispatch``; ``jobs_C`` and ``cut_C_i``, for the client C (from 1) the number of
     its jobs and the operators before which to cut; ``first_K``, which makes instance K (from 1) come sooner the smaller
     it is; ``on_K_J``, the lane of job J of instance K. Equal values of ``first_K`` keep the order of the workload.
+    Where a model may be decomposed ``ranks_C``: 0 leaves it as it is, other numbers are its rank sets, from 1.
 
     Args:
         joined: the models, a component for each instance.
         platform: its lanes and pools (:mod:`search_spaces.pools`).
         max_jobs: of a model at most; models with fewer operators have fewer.
+        rank_sets: of each client the sets of ranks that all its instances may get, none of them empty; () for none.
 
     Raises:
         UsageError: there are fewer than one job, or too many clients to count the plans.
     """
 
-    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, max_jobs: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        max_jobs: int,
+        rank_sets: Sequence[Sequence[RankSet]] = (),
+    ) -> None:
         if max_jobs < 1:
             raise UsageError(f"--max-stages {max_jobs}: a model has at least 1 job")
         self._joined, self._platform = joined, platform
@@ -57,6 +68,7 @@ class WorkloadSpace:
         self._counts = [client.count for client in workload.clients]
         self._places = [p.name for p in platform.processors]
         self._classes = [tuple(p.name for p in group) for group in platform.classes().values()]
+        self.ranks = RankSets(rank_sets, self._client)
         self.dispatches: tuple[Dispatch, ...] = ("fifo", "priority", *(("edf",) if workload.deadlines else ()))
 
     @property
@@ -80,7 +92,7 @@ class WorkloadSpace:
         for k, c in enumerate(self._client, 1):
             found[f"first_{k}"] = IntDistribution(1, len(self._client))
             found |= {f"on_{k}_{j}": CategoricalDistribution(self._places) for j in range(1, self._most[c] + 1)}
-        return found
+        return {**found, **self.ranks.distributions()}
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
         """See :class:`~search_spaces.space.SearchSpace`; a cut proposed twice moves to the next free place."""
@@ -99,7 +111,8 @@ class WorkloadSpace:
             tuple(str(params[f"on_{k}_{j}"]) for j in range(1, len(cuts[c]) + 2)) for k, c in enumerate(self._client, 1)
         ]
         mine = tuple(cuts[c] for c in self._client)
-        return self.plan(Arrangement(params["dispatch"], tuple(order), mine, tuple(lanes)))
+        ranks = self.ranks.decode(params)
+        return self.plan(Arrangement(params["dispatch"], tuple(order), mine, tuple(lanes), ranks))
 
     def plan(self, found: Arrangement) -> Plan:
         """Return the canonical plan of an arrangement."""
@@ -121,6 +134,7 @@ class WorkloadSpace:
                 raise PlanError(f"instances of model {c + 1} are cut in different ways")
             if len(next(iter(cuts))) >= most:
                 raise PlanError(f"model {c + 1} has {len(next(iter(cuts))) + 1} jobs, the space at most {most}")
+        self.ranks.which(found)
         return found
 
     def encode(self, plan: Plan) -> dict[str, Any]:
@@ -139,11 +153,11 @@ class WorkloadSpace:
             params[f"first_{k + 1}"] = place
             lanes, most = found.lanes[k], self._most[self._client[k]]
             params |= {f"on_{k + 1}_{j + 1}": lanes[j] if j < len(lanes) else self._places[0] for j in range(most)}
-        return params
+        return {**params, **self.ranks.encode(found)}
 
     def cardinality(self) -> int:
         """See :class:`~search_spaces.space.SearchSpace`."""
-        return len(self.dispatches) * self._orders() * sum(size for _, size in self._sizes())
+        return len(self.ranks) * len(self.dispatches) * self._orders() * sum(size for _, size in self._sizes())
 
     def plan_at(self, index: int) -> Plan:
         """Return the plan number ``index`` of 0 … ``cardinality() - 1``.
@@ -153,6 +167,7 @@ class WorkloadSpace:
         """
         if not 0 <= index < self.cardinality():
             raise IndexError(index)
+        index, ranks = divmod(index, len(self.ranks))
         index, dispatch = divmod(index, len(self.dispatches))
         index, place = divmod(index, self._orders())
         jobs: Sequence[int] = ()
@@ -165,7 +180,7 @@ class WorkloadSpace:
         for count, parts in zip(self._operators, jobs, strict=True):
             index, which = divmod(index, comb(count - 1, parts - 1))
             cuts.append(tuple(combination(count - 1, parts - 1, which)))
-        order = self._order_at(place)
+        order = _order_at(place, self._counts, self._client)
         word = iter(word_at(rank, self._length(jobs), self._classes))
         lanes = {k: tuple(next(word) for _ in range(jobs[self._client[k]])) for k in order}
         return Arrangement(
@@ -173,15 +188,18 @@ class WorkloadSpace:
             tuple(order),
             tuple(cuts[c] for c in self._client),
             tuple(lanes[k] for k in range(len(order))),
+            self.ranks.at(ranks),
         ).plan(self._joined)
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: of an instance in the order, of jobs to lanes, of a cut.
+        """Return the plan after one random move: of an instance in the order, of jobs to lanes, of a cut, of ranks.
 
         Args:
             plan: of this space.
         """
         found = arrangement(plan, self._joined)
+        if self.ranks and rng.random() < _RANKS_MOVE:
+            return self.plan(replace(found, ranks=self.ranks.neighbour(found, rng)))
         move = int(rng.integers(6))
         if move == 0:
             others = [d for d in self.dispatches if d != found.dispatch]
@@ -247,21 +265,27 @@ class WorkloadSpace:
     def _orders(self) -> int:
         return factorial(len(self._client)) // prod(map(factorial, self._counts))
 
-    def _order_at(self, rank: int) -> list[int]:
-        """Return order number ``rank`` of the instances, in which those of a client come by their number."""
-        left = list(self._counts)
-        following = [self._client.index(c) for c in range(len(left))]
-        order = []
-        for _ in self._client:
-            for c, count in enumerate(left):
-                if not count:
-                    continue
-                left[c] -= 1
-                ways = factorial(sum(left)) // prod(map(factorial, left))
-                if rank < ways:
-                    break
-                rank -= ways
-                left[c] += 1
-            order.append(following[c])
-            following[c] += 1
-        return order
+
+def _order_at(rank: int, counts: Sequence[int], clients: Sequence[int]) -> list[int]:
+    """Return order number ``rank`` of the instances, in which those of a client come by their number.
+
+    Args:
+        counts: instances of each client.
+        clients: of each instance its client.
+    """
+    left = list(counts)
+    following = [clients.index(c) for c in range(len(left))]
+    order = []
+    for _ in clients:
+        for c, count in enumerate(left):
+            if not count:
+                continue
+            left[c] -= 1
+            ways = factorial(sum(left)) // prod(map(factorial, left))
+            if rank < ways:
+                break
+            rank -= ways
+            left[c] += 1
+        order.append(following[c])
+        following[c] += 1
+    return order

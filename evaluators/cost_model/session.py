@@ -27,6 +27,7 @@ from evaluators.timeline import Timeline
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
+from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
@@ -112,12 +113,15 @@ class CostModelEvaluator:
         """See :class:`~evaluators.workload.host.Host`; errors are those of :meth:`prepare`."""
         with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
 
-            def price(graph: Graph, lane: int, operators: tuple[int, ...]) -> JobCost:
-                work_s, _, slowed = session.simulator(graph).stage(lane, operators)
+            def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
+                if ranks:
+                    work_s, _, slowed = session.ranked(graph).stage(lane, operators, ranks)
+                else:
+                    work_s, _, slowed = session.simulator(graph).stage(lane, operators)
                 return JobCost(work_s, slowed)
 
             def errors(graph: Graph, plan: Plan) -> Errors:
-                return session.simulator(graph).errors(plan)
+                return session.ranked(graph).errors(plan) if plan.ranks else session.simulator(graph).errors(plan)
 
             simulator = WorkloadSimulator(workload, joined, platform, price, errors)
             made = PredictedSession(simulator, objective, session.fingerprint())
@@ -159,6 +163,12 @@ class CostModelSession:
             self._simulators[graph.digest] = self._simulator(graph)
         return self._simulators[graph.digest]
 
+    def ranked(self, graph: Graph) -> RankedSimulator:
+        """Return the simulator of a graph's plans with ranks; warnings and errors as of :meth:`simulator`."""
+        if graph.digest not in self._ranked:
+            self._ranked[graph.digest] = RankedSimulator(graph, self._simulator)
+        return self._ranked[graph.digest]
+
     def _simulator(self, graph: Graph) -> PlanSimulator:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OutsideFitWarning)
@@ -196,8 +206,7 @@ class CostModelSession:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
         if plan.ranks:
-            ranked = self._ranked.setdefault(graph.digest, RankedSimulator(graph, self._simulator))
-            return Prediction(*ranked.run(plan))
+            return Prediction(*self.ranked(graph).run(plan))
         if is_split(plan):
             lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
             return Prediction(*run_split(self.simulator, lowering, plan, self._platform))

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement
 from evaluators.cuda.bench import Bench, Loaded
 from evaluators.cuda.prices import crowding
 from evaluators.cuda.reference import References
 from evaluators.cuda.settings import EXTRA, tolerance
 from evaluators.litert import tensors
 from evaluators.litert.workload_prices import PriceTable, measure_prices
+from evaluators.litert.workload_triples import with_triples
+from evaluators.workload.desk import Seat
+from evaluators.workload.hosted import HostedRun, Rewriter
 from evaluators.workload.outcome import Objective, Outcome, outcome
-from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.setting import Setting, setting
-from evaluators.workload.simulate import stage_means_s
-from search_spaces.arrangement import jobs_of
+from search_spaces.arrangement import RankSet, jobs_of
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
@@ -53,6 +55,7 @@ class CudaWorkload:
         self._bench = bench
         self._lanes = lanes_of(platform)
         self._references = References()
+        self.rewriter = Rewriter(workload, joined)
         self._inputs: dict[str, list[NDArray[np.generic]]] = {}
         self._simulator: WorkloadSimulator | None = None
 
@@ -77,19 +80,25 @@ class CudaWorkload:
             raise UnavailableError("the workload's jobs have no prices yet")
         return self._simulator
 
-    def price(self, known: Mapping[str, Any] | None, progress: Callable[[str], None]) -> Mapping[str, Any]:
+    def price(
+        self,
+        known: Mapping[str, Any] | None,
+        progress: Callable[[str], None],
+        grids: Grids = MappingProxyType({}),
+    ) -> Mapping[str, Any]:
         """See :class:`~evaluators.workload.host.WorkloadSession`."""
         each = [component.graph for component in self.joined.components]
         table = PriceTable.from_json(known) if known is not None else None
         if table is None:
-            graphs = {graph.digest: graph for graph in each}
+            graphs = list({graph.digest: graph for graph in each}.values())
             table = measure_prices(
-                list(graphs.values()),
+                graphs,
                 self._lanes,
                 self.alone,
                 progress,
                 crowding=lambda whole_s: crowding(each, self._lanes, self.alone, whole_s, progress),
             )
+            table = with_triples(table, graphs, grids, self.rewriter, self._lanes, self.alone, progress)
         self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, table.price(self._lanes))
         return table.to_json()
 
@@ -105,9 +114,10 @@ class CudaWorkload:
             instances = []
             for index, stages in jobs.items():
                 component = self.joined.components[index]
-                made = [(component.own(plan.stages[s].operators), self._lane(plan.stages[s].processor)) for s in stages]
+                model, operators = self.rewriter.jobs(plan, index, stages)
+                made = [(own, self._lane(plan.stages[s].processor)) for own, s in zip(operators, stages, strict=True)]
                 weights = component.name if self.workload.client_of(index).own_weights else _SHARED
-                taken = self._take(component.graph, made, component.name, weights)
+                taken = self._take(model, made, component.name, weights)
                 undo.callback(self._bench.give_back, taken)
                 instances.append(taken)
             undo.pop_all()
@@ -161,11 +171,27 @@ class CudaWorkload:
         (desk,) = self._bench.run(found, plan.dispatch, instances)
         return outcome(desk, found.stages, found.lanes)
 
-    def agreement(self, loaded: Loaded, lanes: Sequence[Processor]) -> Agreement:
-        """Compare an instance's outputs with LiteRT's, of the whole model on the CPU."""
+    def agreement(self, graph: Graph, loaded: Loaded, lanes: Sequence[Processor], off: float = 0.0) -> Agreement:
+        """Compare an instance's outputs with LiteRT's, of the whole model on the CPU.
+
+        Args:
+            graph: the model, which the instance may be a decomposition of.
+            off: how far they may be from them beside what lanes explain.
+        """
         self._bench.ready(loaded)
         outputs = self._bench.outputs(loaded)
-        return tensors.agreement(outputs, self._references.outputs(loaded.graph), tolerance(lanes))
+        return tensors.agreement(outputs, self._references.outputs(graph), max(tolerance(lanes), off))
+
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
+        """See :class:`~evaluators.workload.host.Decomposer`."""
+        made, _ = self.rewriter.whole(graph, ranks)
+        whole = Setting((Seat(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
+        loaded = self._take(made, [(range(len(made.operators)), self._lanes[0])], "decomposed", _SHARED)
+        try:
+            self._bench.run(whole, "fifo", [loaded])
+            return self.agreement(graph, loaded, self._lanes[:1]).max_rel_error
+        finally:
+            self._bench.give_back(loaded)
 
     def give_back(self, instances: Sequence[Loaded]) -> None:
         """Let instances go."""
@@ -177,46 +203,28 @@ class CudaWorkload:
         return self._bench.facts()
 
 
-class CudaRun:
+class CudaRun(HostedRun):
     """A loaded plan of a workload; see :class:`~evaluators.workload.host.WorkloadCandidate`."""
 
     def __init__(self, session: CudaWorkload, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> None:
-        self._session, self._found, self._plan, self._instances = session, found, plan, tuple(instances)
-        self._outcome: Outcome | None = None
+        super().__init__(found, plan, session.objective)
+        self._session, self._instances = session, tuple(instances)
 
-    @property
-    def outcome(self) -> Outcome:
-        """What came of the last run; runs once if there was none."""
-        if self._outcome is None:
-            self.run(1)
-        if self._outcome is None:
-            raise UnavailableError("the workload was not run")
-        return self._outcome
+    def once(self) -> Outcome:
+        """See :class:`~evaluators.workload.hosted.HostedRun`.
 
-    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; a run is ended by nothing but its end.
-
-        Raises:
-            UnavailableError: a job failed: all models run in one process of CUDA, so the whole run has.
+        All models run in one process of CUDA: where a job fails, the whole run has.
         """
-        values, stages = [], []
-        for _ in range(n):
-            self._outcome = self._session.run(self._found, self._plan, self._instances)
-            values.append(self._outcome.value_s(self._session.objective))
-            stages.append(stage_means_s(self._outcome, len(self._plan.stages)))
-            if values[-1] > stop_above_s:
-                break
-        return Batch(np.array(values), np.array(stages), self._outcome.timeline if self._outcome else None)
+        return self._session.run(self._found, self._plan, self._instances)
 
-    def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`: the worst agreement of all instances."""
-        self.run(1)
-        found = []
-        for loaded, stages in zip(self._instances, self._found.stages, strict=True):
+    def agreements(self) -> Iterator[Agreement]:
+        """See :class:`~evaluators.workload.hosted.HostedRun`."""
+        self.run(1)  # the process may have been started anew
+        for index, loaded, stages in zip(self._found.components, self._instances, self._found.stages, strict=True):
+            graph = self._session.joined.components[index].graph
             lanes = [self._session.platform[self._plan.stages[s].processor] for s in stages]
             used = [self._session.platform[name] for lane in lanes for name in members(lane)]
-            found.append(self._session.agreement(loaded, used))
-        return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
+            yield self._session.agreement(graph, loaded, used, self._session.rewriter.may_be_off(index, self._plan))
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""

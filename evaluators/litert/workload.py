@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement
 from evaluators.litert import tensors
 from evaluators.litert.berth import Berth
 from evaluators.litert.crew import Crew
@@ -22,12 +22,13 @@ from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tol
 from evaluators.litert.workbench import Jobs, Workbench
 from evaluators.litert.workload_files import deploy_workload
 from evaluators.litert.workload_prices import PriceTable, measure_prices, one_seat
+from evaluators.litert.workload_triples import with_triples
 from evaluators.machine import Conditions
+from evaluators.workload.hosted import HostedRun, Rewriter
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.setting import HOST, Setting, setting
-from evaluators.workload.simulate import stage_means_s
-from search_spaces.arrangement import jobs_of
+from search_spaces.arrangement import RankSet, jobs_of
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
@@ -76,6 +77,7 @@ class LitertWorkload:
         self._crew, self._facts = crew, dict(facts)
         self.bench = Workbench(crew, platform)
         self._numbers = count(1)
+        self.rewriter = Rewriter(workload, joined)
         self._models: dict[int, _Model] = {}
         self._cut: dict[tuple[str, tuple[int, ...]], StageModel] = {}
         self._simulator: WorkloadSimulator | None = None
@@ -101,12 +103,19 @@ class LitertWorkload:
             raise UnavailableError("the workload's jobs have no prices yet")
         return self._simulator
 
-    def price(self, known: Mapping[str, Any] | None, progress: Callable[[str], None]) -> Mapping[str, Any]:
+    def price(
+        self,
+        known: Mapping[str, Any] | None,
+        progress: Callable[[str], None],
+        grids: Grids = MappingProxyType({}),
+    ) -> Mapping[str, Any]:
         """See :class:`~evaluators.workload.host.WorkloadSession`."""
         graphs = {c.graph.digest: c.graph for c in self.joined.components}
         table = PriceTable.from_json(known) if known is not None else None
         if table is None:
-            table = measure_prices(list(graphs.values()), self._lanes, self.alone, progress)
+            each = list(graphs.values())
+            table = measure_prices(each, self._lanes, self.alone, progress)
+            table = with_triples(table, each, grids, self.rewriter, self._lanes, self.alone, progress)
         self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, table.price(self._lanes))
         return table.to_json()
 
@@ -123,10 +132,10 @@ class LitertWorkload:
             for seat, (index, stages) in enumerate(jobs.items()):
                 component = self.joined.components[index]
                 client = self.workload.client_of(index)
-                operators = [component.own(plan.stages[s].operators) for s in stages]
+                model, operators = self.rewriter.jobs(plan, index, stages)
                 lanes = [lane for s in stages for lane in members(self.platform[plan.stages[s].processor])]
                 owner = component.name if self._threaded(lanes) or client.own_weights else ""
-                made = self._jobs(component.graph, operators, owner, own=client.own_weights)
+                made = self._jobs(model, operators, owner, own=client.own_weights)
                 berths.append(
                     Berth(made, list(dict.fromkeys(lanes)), self.platform, self._crew, self.bench, self._numbers)
                 )
@@ -190,25 +199,39 @@ class LitertWorkload:
             for berth in berths:
                 berth.close()
 
-    def agreement(self, graph: Graph, outputs: Sequence[NDArray[np.generic]], lanes: Sequence[str]) -> Agreement:
-        """Compare outputs of a model with those of the whole model on the reference lane."""
+    def agreement(
+        self, graph: Graph, outputs: Sequence[NDArray[np.generic]], lanes: Sequence[str], off: float = 0.0
+    ) -> Agreement:
+        """Compare outputs of a model with those of the whole model on the reference lane.
+
+        Args:
+            off: how far they may be from them beside what lanes explain.
+        """
         model = self._model(graph)
         if not model.reference:
-            berth = self._whole(graph)
-            try:
-                lane = [p.name for p in self._lanes].index(self._reference_lane.name)
-                self.replay(one_seat(lane, 1, self._lanes), "fifo", [berth]).run()
-                model.reference = berth.outputs()
-            finally:
-                berth.close()
+            model.reference = self._outputs(graph)
         allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane)
-        return tensors.agreement(outputs, model.reference, allowed)
+        return tensors.agreement(outputs, model.reference, max(allowed, off))
 
-    def _whole(self, graph: Graph) -> Berth:
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
+        """See :class:`~evaluators.workload.host.Decomposer`."""
+        outputs = self._outputs(self.rewriter.whole(graph, ranks)[0])
+        return self.agreement(graph, outputs, [self._reference_lane.name]).max_rel_error
+
+    def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
+        """Return what a model computes as a whole on the reference lane."""
         jobs = self._jobs(graph, [tuple(range(len(graph.operators)))], "", own=False)
         berth = Berth(jobs, [self._reference_lane.name], self.platform, self._crew, self.bench, self._numbers)
-        berth.set_inputs(self._model(graph).inputs)
-        return berth
+        try:
+            berth.set_inputs(self._model(graph).inputs)
+            lane = [p.name for p in self._lanes].index(self._reference_lane.name)
+            made = self.replay(one_seat(lane, 1, self._lanes), "fifo", [berth])
+            made.run()
+            if made.failures:
+                raise UnavailableError(f"{graph.name}: {next(iter(made.failures.values()))}")
+            return berth.outputs()
+        finally:
+            berth.close()
 
     def process(self, lane: str) -> int | None:
         """Return the number of the process that a lane is, or is a thread of; None where it is not running."""
@@ -227,52 +250,31 @@ class LitertWorkload:
         return deploy_workload(self, folder, plan)
 
 
-class WorkloadRun:
+class WorkloadRun(HostedRun):
     """A loaded plan of a workload; see :class:`~evaluators.workload.host.WorkloadCandidate`."""
 
     def __init__(self, session: LitertWorkload, found: Setting, plan: Plan, berths: Sequence[Berth]) -> None:
-        self._session, self._found, self._plan, self._berths = session, found, plan, list(berths)
+        super().__init__(found, plan, session.objective)
+        self._session, self._berths = session, list(berths)
         self.replay = session.replay(found, plan.dispatch, berths)
-        self._outcome: Outcome | None = None
 
-    @property
-    def outcome(self) -> Outcome:
-        """What came of the last run; runs once if there was none."""
-        if self._outcome is None:
-            self.run(1)
-        if self._outcome is None:
-            raise UnavailableError("the workload was not run")
-        return self._outcome
+    def once(self) -> Outcome:
+        """See :class:`~evaluators.workload.hosted.HostedRun`."""
+        found = self.replay.run()
+        if self.replay.failures:
+            seat, reason = next(iter(self.replay.failures.items()))
+            name = self._session.joined.components[self._found.components[seat]].name
+            raise UnavailableError(f"{name}: {reason}")
+        return found
 
-    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; a run is ended by nothing but its end.
-
-        Raises:
-            UnavailableError: a model failed.
-        """
-        values, stages = [], []
-        for _ in range(n):
-            self._outcome = self.replay.run()
-            if self.replay.failures:
-                seat, reason = next(iter(self.replay.failures.items()))
-                name = self._session.joined.components[self._found.components[seat]].name
-                raise UnavailableError(f"{name}: {reason}")
-            values.append(self._outcome.value_s(self._session.objective))
-            stages.append(stage_means_s(self._outcome, len(self._plan.stages)))
-            if values[-1] > stop_above_s:
-                break
-        return Batch(np.array(values), np.array(stages), self._outcome.timeline if self._outcome else None)
-
-    def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`: the worst agreement of all instances."""
-        if self._outcome is None:
-            self.run(1)
-        found = []
+    def agreements(self) -> Iterator[Agreement]:
+        """See :class:`~evaluators.workload.hosted.HostedRun`."""
         for index, berth, stages in zip(self._found.components, self._berths, self._found.stages, strict=True):
             graph = self._session.joined.components[index].graph
             lanes = [lane for s in stages for lane in members(self._session.platform[self._plan.stages[s].processor])]
-            found.append(self._session.agreement(graph, berth.outputs(), lanes))
-        return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
+            yield self._session.agreement(
+                graph, berth.outputs(), lanes, self._session.rewriter.may_be_off(index, self._plan)
+            )
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""

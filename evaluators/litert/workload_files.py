@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from evaluators.base import Agreement
 from evaluators.litert.deployment import Deployment, platform_of, read_deployment, write_deployment
 from evaluators.workload.desk import Seat
+from evaluators.workload.hosted import worst
 from evaluators.workload.setting import Setting, setting
 from search_spaces.arrangement import jobs_of
 from search_spaces.errors import PlanError
@@ -67,8 +68,10 @@ def deploy_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Agreem
             runner.set_inputs(name, session.inputs(graph))
         runner.run()
         used = [lane.name for lane in lanes_of(runner.platform)]
-        found = [session.agreement(graph, runner.outputs(name), used) for name, graph in graphs.items()]
-    return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
+        return worst(
+            session.agreement(graph, runner.outputs(name), used, session.rewriter.may_be_off(index, plan))
+            for index, (name, graph) in enumerate(graphs.items())
+        )
 
 
 def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
@@ -81,16 +84,16 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     for seat, index, stages in zip(found.seats, jobs, jobs.values(), strict=True):
         component = session.joined.components[index]
         client = session.workload.client_of(index)
-        operators = tuple(component.own(plan.stages[s].operators) for s in stages)
+        graph, operators = session.rewriter.jobs(plan, index, stages)
         first = found.lanes[seat.lanes[0][0]]
-        key = (component.graph.digest, client.model, operators)
+        key = (graph.digest, client.model, tuple(operators))
         if key not in numbers:
             numbers[key] = len(numbers)
             place = folder / f"model_{numbers[key]}"
             place.mkdir(parents=True, exist_ok=True)
-            part = Plan(component.graph.digest, tuple(Stage(o, first) for o in operators))
+            part = Plan(graph.digest, tuple(Stage(o, first) for o in operators))
             platform = Platform(session.platform.name, (lanes[first],))
-            write_deployment(place, component.graph, part, platform, session.digest(component.graph))
+            write_deployment(place, graph, part, platform, session.digest(graph))
         named = [[found.lanes[lane] for lane in each] for each in seat.lanes]
         own = {"own_weights": client.own_weights}
         seats.append({"name": component.name, "model": numbers[key], **asdict(seat), "lanes": named, **own})

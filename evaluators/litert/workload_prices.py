@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -16,11 +16,13 @@ from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import Price
 from evaluators.workload.setting import HOST, SLICED, Setting, demand
 from evaluators.workload.simulate import JobCost
+from search_spaces.arrangement import RankSet
 from search_spaces.errors import RunFolderError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.platform import Processor
 
 _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
+_LEAST_S = 1e-7
 _PARTNERS = 2  # others that a model is timed beside; lanes that the system slices are timed with the model itself
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
@@ -37,12 +39,14 @@ class PriceTable:
         job_s: kind → what a job costs beside its operators: to be called, and to be taken from the desk.
         slowed: model → ``victim|other`` (kinds) → factor on its time while the other lane runs as well, beyond what two
             lanes that the system slices take from each other.
+        triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
     """
 
     whole_s: Mapping[str, Mapping[str, float]]
     operator_s: Mapping[str, Mapping[str, Sequence[float]]]
     job_s: Mapping[str, float]
     slowed: Mapping[str, Mapping[str, float]]
+    triple_s: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain values."""
@@ -51,6 +55,7 @@ class PriceTable:
             "operator_s": {m: {k: list(v) for k, v in each.items()} for m, each in self.operator_s.items()},
             "job_s": dict(self.job_s),
             "slowed": {m: dict(each) for m, each in self.slowed.items()},
+            **({"triple_s": dict(self.triple_s)} if self.triple_s else {}),
         }
 
     @classmethod
@@ -61,7 +66,8 @@ class PriceTable:
             RunFolderError: a field is missing.
         """
         try:
-            return cls(data["whole_s"], data["operator_s"], data["job_s"], data["slowed"])
+            triples = data.get("triple_s", {})
+            return cls(data["whole_s"], data["operator_s"], data["job_s"], data["slowed"], triples)
         except (KeyError, TypeError) as error:
             raise RunFolderError(f"the prices in the trial log are damaged: {error!r}") from error
 
@@ -70,7 +76,7 @@ class PriceTable:
         kinds = [kind_of(lane) for lane in lanes]
         apart = [[a is b or _apart(a, b) for b in lanes] for a in lanes]
 
-        def cost(graph: Graph, lane: int, operators: tuple[int, ...]) -> JobCost:
+        def cost(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
             kind = lanes[lane].like
             each = self.operator_s[graph.digest].get(kind)
             if each is None:
@@ -79,6 +85,14 @@ class PriceTable:
                 work_s = self.whole_s[graph.digest][kind]
             else:
                 work_s = sum(each[o] for o in operators) + self.job_s[kind]
+            if ranks:
+                inside, triples = set(operators), self.triple_s.get(graph.digest, {}).get(kind, {})
+                changed = [
+                    triples.get(str(layer), math.inf) - each[layer.operator]
+                    for layer in ranks
+                    if layer.operator in inside
+                ]
+                work_s = max(work_s + sum(changed), _LEAST_S)
             known = self.slowed[graph.digest]
             slowed = tuple(
                 1.0 if apart[lane][other] else known.get(f"{kinds[lane]}|{kinds[other]}", 1.0)
@@ -93,6 +107,15 @@ def kind_of(lane: Processor) -> str:
     """Return what lanes with the same costs have in common."""
     sliced = f"~{lane.options.get(HOST, 'process')}" if SLICED in lane.options else ""
     return f"{lane.like}{sliced}"
+
+
+def first_of_kinds(lanes: Sequence[Processor]) -> dict[str, int]:
+    """Return for each kind of lane the number of the first one; those that only baselines use are none."""
+    found: dict[str, int] = {}
+    for number, processor in enumerate(lanes):
+        if processor.resources:
+            found.setdefault(processor.like, number)
+    return found
 
 
 def one_seat(lane: int, requests: int, lanes: Sequence[Processor], jobs: int = 1) -> Setting:
@@ -119,28 +142,41 @@ def measure_prices(
     each: dict[str, dict[str, list[float]]] = {}
     extra: dict[str, list[float]] = {}
     slowed: dict[str, dict[str, float]] = {}
-    kinds: dict[str, int] = {}
-    for number, processor in enumerate(lanes):
-        if processor.resources:
-            kinds.setdefault(processor.like, number)
+    kinds = first_of_kinds(lanes)
     for graph in graphs:
         whole[graph.digest], each[graph.digest] = {}, {}
         for kind, lane in kinds.items():
             progress(f"timing the operators of {graph.name} on {lanes[lane].name}")
-            whole_s = _median_s(alone, [lane], [graph], lanes)[0]
-            count = len(graph.operators)
-            cut = alone(one_seat(lane, _requests(whole_s), lanes, count), [(graph, range(1, count))], 2)[-1]
-            stage_s, gap_s = _stages(cut, count)
-            job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
-            own = np.maximum(stage_s - job_s, 0.02 * stage_s)
-            each[graph.digest][kind] = [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()]
+            whole_s = whole_s_on(graph, lane, lanes, alone)
+            each[graph.digest][kind], extra_s = operators_s(graph, lane, lanes, alone, whole_s)
             whole[graph.digest][kind] = whole_s
-            extra.setdefault(kind, []).append(job_s + gap_s)
+            extra.setdefault(kind, []).append(extra_s)
     for graph in graphs if crowding is None else ():
         progress(f"timing {graph.name} beside others")
         slowed[graph.digest] = _contention(graph, graphs[:_PARTNERS], lanes, alone, whole)
     known = slowed if crowding is None else crowding(whole)
     return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
+
+
+def operators_s(
+    graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone, whole_s: float
+) -> tuple[list[float], float]:
+    """Return what each operator takes, all adding up to the whole model less one job's own time; and what a job costs.
+
+    Raises:
+        UnavailableError: the lane failed.
+    """
+    count = len(graph.operators)
+    cut = alone(one_seat(lane, _requests(whole_s), lanes, count), [(graph, range(1, count))], 2)[-1]
+    stage_s, gap_s = _stages(cut, count)
+    job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
+    own = np.maximum(stage_s - job_s, 0.02 * stage_s)
+    return [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()], job_s + gap_s
+
+
+def whole_s_on(graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone) -> float:
+    """Return what a model takes as one job, alone on a lane; errors as :func:`operators_s`."""
+    return _median_s(alone, [lane], [graph], lanes)[0]
 
 
 def _contention(

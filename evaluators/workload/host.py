@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from evaluators.base import Agreement, Batch
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.predicted import Grids, WorkloadSimulator
+from search_spaces.arrangement import RankSet
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
@@ -46,11 +47,14 @@ class WorkloadSession(Protocol):
         """What predicts plans, once :meth:`price` was called."""
         ...
 
-    def price(self, known: Mapping[str, Any] | None, progress: Callable[[str], None]) -> Mapping[str, Any]:
+    def price(
+        self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = ...
+    ) -> Mapping[str, Any]:
         """Learn what jobs cost, and return it as plain values.
 
         Args:
             known: what an earlier session returned, to be used instead of measuring again.
+            grids: triples that plans may have, and whose costs are to be learnt, too.
         """
         ...
 
@@ -60,6 +64,22 @@ class WorkloadSession(Protocol):
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadCandidate:
         """See :class:`~evaluators.base.Session`; ``graph`` is the joined one."""
+        ...
+
+
+@runtime_checkable
+class Decomposer(Protocol):
+    """A session that takes plans with ranks, as far as :meth:`WorkloadSession.price` was told of their triples."""
+
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
+        """Return how far outputs of a decomposed model are from its own, relative to its largest one.
+
+        None where nothing is computed.
+
+        Raises:
+            UnavailableError: the model cannot be run.
+            RewriteError, ModelError: it cannot be decomposed.
+        """
         ...
 
 

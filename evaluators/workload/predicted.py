@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from evaluators.base import Agreement, Batch
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import LaneLaw, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
-from search_spaces.arrangement import jobs_of
+from search_spaces.arrangement import RankSet, component_plan, jobs_of, ranks_by_component
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
@@ -21,8 +23,11 @@ from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 from search_spaces.workload import Workload
 
-Price = Callable[[Graph, int, tuple[int, ...]], JobCost]
-"""What operators of a model cost as one job on a lane, by its number among the lanes that are no pools."""
+Price = Callable[[Graph, int, tuple[int, ...], RankSet], JobCost]
+"""What operators of a model with some ranks cost as one job on a lane, by its number among those that are no pools."""
+
+Grids = Mapping[str, Sequence[RankSet]]
+"""Of models, by digest: sets of ranks of which each triple is to be priced, once where several sets have it."""
 
 Errors = Callable[[Graph, Plan], NDArray[np.float64]]
 """What prices of a model's plan may be wrong about, as in :attr:`evaluators.base.Batch.errors`."""
@@ -49,7 +54,7 @@ class WorkloadSimulator:
         self._price, self._errors = price, errors
         self._crowd = Crowd(platform)
         self._law = LaneLaw.of(platform)
-        self._costs: dict[tuple[str, int, tuple[int, ...]], JobCost] = {}
+        self._costs: dict[tuple[str, int, tuple[int, ...], RankSet], JobCost] = {}
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
         """Return what a plan is predicted to do.
@@ -62,9 +67,9 @@ class WorkloadSimulator:
             UnavailableError: a lane does not take a job.
         """
         found = setting(self.workload, self.joined, plan, self.platform, self._law if known else None)
-        return simulate(
-            found, plan.dispatch, [self._jobs(found, plan, k) for k in range(len(found.seats))], self._crowd
-        )
+        ranks = ranks_by_component(plan, self.joined)
+        jobs = [self._jobs(found, plan, k, ranks) for k in range(len(found.seats))]
+        return simulate(found, plan.dispatch, jobs, self._crowd)
 
     def errors(self, plan: Plan) -> NDArray[np.float64] | None:
         """Return what the prices of a plan's jobs may be wrong about; None where they were measured.
@@ -78,28 +83,34 @@ class WorkloadSimulator:
         total_s = 0.0
         for number, stages in jobs_of(plan, self.joined).items():
             component = self.joined.components[number]
-            jobs = [(self._law.members[plan.stages[s].processor][0], plan.stages[s].operators) for s in stages]
-            own = [(lane, component.own(operators)) for lane, operators in jobs]
-            took_s = sum(self.cost(component.graph, lane, operators).work_s for lane, operators in own)
-            parts = tuple(Stage(operators, self._law.names[lane]) for lane, operators in own)
-            error_s = took_s * self._errors(component.graph, Plan(component.graph.digest, parts))
+            own = component_plan(plan, self.joined, number, stages)
+            lanes = [self._law.members[stage.processor][0] for stage in own.stages]
+            parts = tuple(Stage(s.operators, self._law.names[n]) for s, n in zip(own.stages, lanes, strict=True))
+            each = zip(parts, lanes, strict=True)
+            took_s = sum(self.cost(component.graph, n, part.operators, own.ranks).work_s for part, n in each)
+            error_s = took_s * self._errors(component.graph, replace(own, stages=parts))
             found[component.graph.digest] = found.get(component.graph.digest, 0.0) + error_s
             total_s += took_s
         return np.concatenate([found[digest] for digest in sorted(found)]) / total_s
 
-    def _jobs(self, found: Setting, plan: Plan, seat: int) -> list[Mapping[int, JobCost]]:
+    def _jobs(self, found: Setting, plan: Plan, seat: int, ranks: Sequence[RankSet]) -> list[Mapping[int, JobCost]]:
         component = self.joined.components[found.components[seat]]
+        own = ranks[found.components[seat]] if ranks else ()
         jobs: list[Mapping[int, JobCost]] = []
         for stage, lanes in zip(found.stages[seat], found.seats[seat].lanes, strict=True):
             operators = component.own(plan.stages[stage].operators)
-            jobs.append({lane: self.cost(component.graph, lane, operators) for lane in lanes})
+            jobs.append({lane: self.cost(component.graph, lane, operators, own) for lane in lanes})
         return jobs
 
-    def cost(self, graph: Graph, lane: int, operators: tuple[int, ...]) -> JobCost:
-        """Return what operators of a model cost as one job on a lane."""
-        key = (graph.digest, lane, operators)
+    def cost(self, graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet = ()) -> JobCost:
+        """Return what operators of a model cost as one job on a lane.
+
+        Args:
+            ranks: of the model's operators that are decomposed, in this job and others.
+        """
+        key = (graph.digest, lane, operators, ranks)
         if key not in self._costs:
-            self._costs[key] = self._price(graph, lane, operators)
+            self._costs[key] = self._price(graph, lane, operators, ranks)
         return self._costs[key]
 
 
@@ -116,9 +127,18 @@ class PredictedSession:
         """See :class:`~evaluators.base.Session`."""
         return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
 
-    def price(self, known: Mapping[str, Any] | None, progress: Callable[[str], None]) -> Mapping[str, Any]:  # noqa: ARG002
+    def price(
+        self,
+        known: Mapping[str, Any] | None,  # noqa: ARG002
+        progress: Callable[[str], None],  # noqa: ARG002
+        grids: Grids = MappingProxyType({}),  # noqa: ARG002
+    ) -> Mapping[str, Any]:
         """See :class:`~evaluators.workload.host.WorkloadSession`; the model knows by itself."""
         return {}
+
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:  # noqa: ARG002
+        """See :class:`~evaluators.workload.host.Decomposer`: there are no outputs."""
+        return None
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PredictedRun:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`.

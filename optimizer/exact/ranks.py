@@ -18,8 +18,8 @@ from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
 from search_spaces.chain import chain_plan
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rank_space import RankSpace
 from search_spaces.rewrites.ranked import ranks_of
+from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.rewrites.tucker_layers import Ranks
 
 _STEPS = 24
@@ -36,7 +36,7 @@ class RankCosts:
         triple_s: shape ``(P, choices)``: each triple on each lane, in the order of ``space.places``.
     """
 
-    space: RankSpace
+    space: RankChoices
     costs: ChainCosts
     triple_s: Seconds
 
@@ -97,7 +97,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
     """Return the best chain with ranks whose expected error is at most ``most_error``.
 
     Args:
-        most_error: see :meth:`~search_spaces.rank_space.RankSpace.error`.
+        most_error: see :meth:`~search_spaces.rewrites.tucker_choices.RankChoices.error`.
 
     Raises:
         InfeasibleError: no chain fits at all.

@@ -11,6 +11,7 @@ from typing import Any
 
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.settings import compile_settings
+from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study
@@ -52,6 +53,9 @@ def export_run(run: Path, out: Path) -> Exported:
     best = run / "best"
     if not study.result.get("complete", True):
         raise RunFolderError(f"{run}: the study is not finished", f"go on with: optimize --out {run} and its options")
+    if "workload" in study.result:
+        runs = f"optimize execute {run} runs it" if is_workload_plan(best) else "its evaluator writes no files"
+        raise RunFolderError(f"{run}: a plan of several models is complete in {best}; it is not exported", runs)
     if not (best / "stage_0.tflite").exists():
         raise RunFolderError(
             f"{run}: the study has no stage files: its evaluator, {study.result['evaluator']!r}, only predicts",

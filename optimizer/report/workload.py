@@ -37,4 +37,18 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
     each = tuple(
         (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
     )
+    if tucker := workload.get("tucker"):
+        found = tuple(
+            (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"])
+            for name, e in tucker.items()
+        )
+        heads = (
+            Column("model"),
+            Column("error allowed", ".4g"),
+            Column("ways searched", "d"),
+            Column("triples in the best plan", "d"),
+            Column("multiply-accumulates saved", ".1%"),
+            Column("outputs off by", ".2g"),
+        )
+        yield Table("Convolutions decomposed (Tucker-2)", heads, found)
     yield Table("Each model's mean latency, ms", (Column("model"), *(Column(n, ".4g") for n in outcomes)), each)

@@ -83,7 +83,7 @@ class RankProposer:
         for chain in self._chains_beside(plan):
             moved = replace(canonical(chain, space.graph, self._problem.platform), ranks=plan.ranks)
             try:
-                space.encode(moved)
+                self._problem.space.encode(moved)
             except PlanError:
                 continue
             yield moved

@@ -19,7 +19,6 @@ from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.workload_baselines import baseline_lanes, workload_baselines
 from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
 from search_spaces.models.zoo import draft
 from search_spaces.pools import with_pools
@@ -49,7 +48,7 @@ def main(reference: Path, out: Path) -> None:
             fitted = session.simulator.run(processes).value_s("mean") * 1e3
             fitted_alone = session.simulator.cost(graph, 0, tuple(range(len(graph.operators)))).work_s * 1e3
 
-        def price(_: Graph, __: int, ___: tuple[int, ...], took_s: float = alone_ms * 1e-3) -> JobCost:
+        def price(*_: object, took_s: float = alone_ms * 1e-3) -> JobCost:
             return JobCost(took_s)
 
         told = WorkloadSimulator(workload, joined, lanes, price).run(processes).value_s("mean") * 1e3

@@ -1,0 +1,189 @@
+"""``--tucker`` with several models: which of them it is for, baselines with it, and what is told and written."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.baselines import Baseline
+from optimizer.config import StudyConfig
+from optimizer.limits import allowed_error
+from optimizer.workload_baselines import PROCESSES, SEQUENTIAL, STATIC
+from optimizer.workload_variants import Variants, as_set
+from search_spaces.arrangement import RankSet, joined_ranks
+from search_spaces.errors import RewriteError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.intensity import operator_costs
+from search_spaces.joined_graph import JoinedGraph
+from search_spaces.models.stages import cut_stage
+from search_spaces.plan import Plan
+from search_spaces.rewrites.ranked import ranks_of
+from search_spaces.rewrites.tucker import decompose, outline
+from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.workload import Workload
+from search_spaces.workload_space import WorkloadSpace
+
+RANKS = "ranks"
+"""The kind of the log's record that holds :class:`~optimizer.workload_variants.Variants`."""
+
+PLAIN = "the best plan without Tucker"
+_LOGGER = logging.getLogger("partition_optimizer")
+
+RankSets = Sequence[RankSet]
+
+
+def with_errors(workload: Workload, config: StudyConfig) -> Workload:
+    """Return a workload whose clients say how far they may be off, as far as the command line has them decomposed.
+
+    Raises:
+        UsageError: ``--tucker`` or ``--max-error`` has nothing to go with.
+    """
+    if config.space == "tucker":
+        most = allowed_error(config)
+        workload = replace(
+            workload, clients=tuple(replace(c, tucker=most) if c.tucker is None else c for c in workload.clients)
+        )
+        if not any(c.tucker for c in workload.clients):
+            if config.max_error == 0.0:
+                raise UsageError("--max-error 0: nothing can be decomposed without any error", "leave --tucker out")
+            raise UsageError("--tucker: the workload's file lets no model be decomposed", "leave --tucker out")
+    elif config.max_error is not None and not any(c.tucker for c in workload.clients):
+        raise UsageError("--max-error: of several models it goes with --tucker", "leave it out, or give --tucker")
+    return workload
+
+
+def choices_of(workload: Workload, graphs: Mapping[str, Graph]) -> dict[int, RankChoices]:
+    """Return for each client that may be decomposed what its convolutions may become; one that cannot be stays.
+
+    Args:
+        graphs: model → graph.
+
+    Raises:
+        RewriteError: none of them can be.
+    """
+    found: dict[int, RankChoices] = {}
+    made: dict[str, RankChoices] = {}
+    problems: list[RewriteError] = []
+    for c, client in enumerate(workload.clients):
+        if not client.tucker:
+            continue
+        try:
+            found[c] = made[client.model] = made.get(client.model) or RankChoices(graphs[client.model])
+        except RewriteError as error:
+            problems.append(error)
+    if problems and not found:
+        raise problems[0]
+    for problem in problems:
+        _LOGGER.warning("%s: it stays as it is", problem.what)
+    return found
+
+
+def grids_of(workload: Workload, choices: Mapping[int, RankChoices]) -> dict[str, list[RankSet]]:
+    """Return what triples are to be priced: of each model, all layers with their first, second, … choice.
+
+    Triples that alone are off by more than is allowed are left out.
+
+    Raises:
+        RewriteError, ModelError: the weights cannot be read.
+    """
+    found: dict[str, list[RankSet]] = {}
+    for graph in {id(each.graph): each.graph for each in choices.values()}.values():
+        mine = {c: each for c, each in choices.items() if each.graph is graph}
+        most = max(workload.clients[c].tucker or 0.0 for c in mine)
+        each = next(iter(mine.values()))
+        _warn_of_none(each, workload.clients[next(iter(mine))].model, most)
+        for level in range(max(map(len, each.options.values()), default=0)):
+            wanted = {o: options[level] for o, options in each.options.items() if level < len(options)}
+            ranks = as_set({o: r for o, r in wanted.items() if each.loss(o, r) <= most**2})
+            if ranks:
+                found.setdefault(graph.digest, []).append(ranks)
+    return found
+
+
+def _warn_of_none(choices: RankChoices, model: str, most: float) -> None:
+    least = min((choices.loss(*place) ** 0.5 for place in choices.places), default=float("inf"))
+    if least > most:
+        _LOGGER.warning(
+            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g), so it stays as it is: allow a "
+            "larger --max-error, or give weights that were trained; random ones have no low rank, but those of "
+            "NAME+spectrum do",
+            model,
+            most,
+            least,
+        )
+
+
+def twins(
+    space: WorkloadSpace, named: Sequence[Baseline], variants: Variants, predict: Callable[[Plan], float]
+) -> tuple[Baseline, ...]:
+    """Return what a person would do first with decomposed models: one share for all layers, and processes (seed 001).
+
+    Args:
+        named: the baselines of the models as they are.
+        predict: seconds of a plan.
+    """
+    ranks = joined_ranks(space.ranks.chosen(variants.uniform()), space.joined)
+    for kind in (PROCESSES, STATIC, SEQUENTIAL) if ranks else ():
+        mine = [Baseline(f"{b.name}, Tucker", replace(b.plan, ranks=ranks)) for b in named if b.name.startswith(kind)]
+        if mine:
+            return (min(mine, key=lambda b: predict(b.plan)),)
+    return ()
+
+
+def decomposed(space: WorkloadSpace, plans: Sequence[Plan], variants: Variants) -> list[Plan]:
+    """Return plans with each model decomposed as far as is best on some kind of lane."""
+    each = [joined_ranks(space.ranks.chosen(which), space.joined) for which in variants.strongest()]
+    return [replace(plan, ranks=ranks) for plan in plans for ranks in each if ranks]
+
+
+def told(workload: Workload, joined: JoinedGraph, variants: Variants, best: RankSets) -> dict[str, Any]:
+    """Return for each model that might be decomposed what was found, as plain values.
+
+    Args:
+        best: of each component the ranks in the best plan, or none.
+    """
+    clients = [i.client for i in workload.instances]
+    found: dict[str, Any] = {}
+    for c, client in enumerate(workload.clients):
+        if not client.tucker:
+            continue
+        own = best[clients.index(c)] if best else ()
+        variant = next((v for v in variants.of[c] if v.ranks == own), None)
+        found[client.name] = {
+            "max_error": client.tucker,
+            "variants": len(variants.of[c]),
+            "ranks": [list(layer) for layer in own],
+            "error": variant.error if variant else None,
+            "macs_saved": _saved(joined.components[clients.index(c)].graph, own) if own else 0.0,
+        }
+    return found
+
+
+def _saved(graph: Graph, ranks: RankSet) -> float:
+    after = outline(graph, ranks_of(Plan(graph.digest, (), ranks=ranks)))
+    macs = [sum(each.macs for each in operator_costs(g)) for g in (graph, after)]
+    return 1.0 - macs[1] / macs[0]
+
+
+def write_rewritten(folder: Path, workload: Workload, joined: JoinedGraph, best: RankSets) -> dict[str, str]:
+    """Write each decomposed model of a plan as a file of its own, and return client → its name.
+
+    Raises:
+        UsageError: the folder cannot be written.
+        RewriteError, ModelError: the weights cannot be read any more.
+    """
+    clients = [i.client for i in workload.instances]
+    found = {}
+    for c, client in enumerate(workload.clients):
+        own = best[clients.index(c)] if best else ()
+        if own:
+            graph = joined.components[clients.index(c)].graph
+            made = decompose(graph, ranks_of(Plan(graph.digest, (), ranks=own))).graph
+            called = re.sub(r"[^A-Za-z0-9._-]+", "-", client.name).strip(".-")[:60] or "model"
+            found[client.name] = f"tucker_{c + 1}_{called}.tflite"
+            cut_stage(made, range(len(made.operators))).write(folder / found[client.name])
+    return found

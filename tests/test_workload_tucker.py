@@ -1,0 +1,324 @@
+"""Several models that may be decomposed: the space's ranks, what is chosen for them, studies from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.workload_runner import WorkloadRunner
+from evaluators.workload.host import Decomposer
+from optimizer.cli import main
+from optimizer.config import parse_config
+from optimizer.storage import read_log
+from optimizer.workload_limits import memory_nbytes
+from optimizer.workload_ranks import PLAIN, grids_of
+from optimizer.workload_study import Problem, read_problem
+from optimizer.workload_variants import Variants, find_variants
+from search_spaces.arrangement import arrangement, component_plan, jobs_of, ranks_by_component
+from search_spaces.errors import PlanError, RunFolderError
+from search_spaces.models.litert import read_model
+from search_spaces.plan import LayerRanks
+from search_spaces.workload_space import WorkloadSpace
+from tests.test_workload import space_of
+
+VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64+spectrum"
+MODELS = f"{VGG}×2,{SQUEEZENET}"
+ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
+ALLOWED = ["--tucker", "--max-error", "0.2"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main([*words, *ON]) == code
+    out, err = capsys.readouterr()
+    return out if code == 0 else err
+
+
+def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(capsys, *words, "--json"))
+    return found
+
+
+def ranked(space: WorkloadSpace, sets: list[list[tuple[LayerRanks, ...]]]) -> WorkloadSpace:
+    """Return a space of chains in which clients have sets of ranks; whether operators are convolutions is not asked."""
+    made = WorkloadSpace.__new__(WorkloadSpace)
+    made.__dict__ |= space.__dict__
+    made.ranks = type(space.ranks)(sets, [0, 0, 1])
+    return made
+
+
+SETS: list[list[tuple[LayerRanks, ...]]] = [
+    [(LayerRanks(0, 8, 8),), (LayerRanks(0, 8, 8), LayerRanks(1, 8, 16))],
+    [(LayerRanks(1, 16, 16),)],
+]
+SPACE = ranked(space_of((2, 2), (2, 1), jobs=1), SETS)
+
+
+def test_ranks_are_numbered_with_the_plans_and_each_is_there_once() -> None:
+    plain = space_of((2, 2), (2, 1), jobs=1)
+    assert SPACE.cardinality() == plain.cardinality() * 3 * 2
+    plans = [SPACE.plan_at(i) for i in range(SPACE.cardinality())]
+    assert len({plan.digest for plan in plans}) == len(plans)
+    for plan in plans:
+        own = ranks_by_component(plan, SPACE.joined) or ((),) * 3
+        assert own[0] == own[1]
+        assert own[0] in ((), *SETS[0])
+        assert own[2] in ((), *SETS[1])
+    assert {p.digest for p in plans if not p.ranks} == {plain.plan_at(i).digest for i in range(plain.cardinality())}
+
+
+@settings(max_examples=50)
+@given(st.integers(0, SPACE.cardinality() - 1), st.integers(0, 2**31))
+def test_ranks_survive_being_taken_apart_and_put_together(index: int, seed: int) -> None:
+    plan = SPACE.plan_at(index)
+    found = arrangement(plan, SPACE.joined)
+    assert SPACE.plan(found) == plan
+    rng = np.random.default_rng(seed)
+    assert SPACE.plan(replace(found, ranks=SPACE.ranks.neighbour(found, rng))).ranks != plan.ranks
+    numbers = SPACE.ranks.encode(found)
+    assert SPACE.ranks.decode(numbers) == found.ranks or not plan.ranks
+    for component, stages in jobs_of(plan, SPACE.joined).items():
+        own = component_plan(plan, SPACE.joined, component, stages)
+        assert own.graph_digest == SPACE.joined.components[component].graph.digest
+        assert own.ranks == (found.ranks[component] if found.ranks else ())
+
+
+def test_ranks_that_are_none_of_the_space_are_told() -> None:
+    found = arrangement(SPACE.plan_at(0), SPACE.joined)
+    with pytest.raises(PlanError, match="instances of model 1 have different ranks"):
+        SPACE.ranks.which(replace(found, ranks=(SETS[0][0], (), ())))
+    with pytest.raises(PlanError, match="does not hold the ranks of model 2"):
+        SPACE.ranks.which(replace(found, ranks=((), (), SETS[0][0])))
+    with pytest.raises(RunFolderError, match="ranks in the trial log are damaged"):
+        Variants.from_json({"variants": [[{"ranks": [[1]]}]]})
+
+
+def problem_of(**values: str) -> tuple[Problem, CostModelEvaluator]:
+    evaluator = CostModelEvaluator()
+    common = {"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4", "space": "tucker"}
+    return read_problem(parse_config({**common, "max_error": "0.2", **values}), evaluator), evaluator
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[tuple[Problem, Variants, Any]]:
+    problem, evaluator = problem_of(processors="1large,3med,gpu")
+    with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
+        grids = grids_of(problem.workload, problem.choices)
+        lanes = problem.space.platform
+        assert isinstance(session, Decomposer)
+        yield (
+            problem,
+            find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None),
+            session.simulator,
+        )
+
+
+def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
+    found: tuple[Problem, Variants, Any],
+) -> None:
+    problem, variants, simulator = found
+    lanes = [p for p in problem.platform.processors if p.resources]
+    assert [len({v.ranks for v in each}) for each in variants.of] == [len(each) for each in variants.of]
+    assert all(variants.of)
+    for c, each in enumerate(variants.of):
+        choices = problem.choices[c]
+        grids = grids_of(problem.workload, {c: choices})[choices.graph.digest]
+        for variant in each:
+            assert variant.error <= 0.2
+            number = next((i for i, p in enumerate(lanes) if p.like == variant.made_for), None)
+            for layer in variant.ranks if number is not None else ():
+                grid = next(g for g in grids if layer in g)
+                triple = simulator.cost(choices.graph, number, (layer.operator,), grid).work_s
+                assert triple < simulator.cost(choices.graph, number, (layer.operator,)).work_s
+    assert Variants.from_json(json.loads(json.dumps(variants.to_json()))) == variants
+
+
+def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Problem, Variants, Any]) -> None:
+    problem, variants, simulator = found
+    space = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, 2, variants.sets)
+    plain = space.plan_at(0)
+    strongest = next(variants.strongest())
+    made = space.plan(replace(arrangement(plain, space.joined), ranks=space.ranks.chosen(strongest)))
+    assert made.ranks
+    assert simulator.run(made).makespan_s != simulator.run(plain).makespan_s
+    assert memory_nbytes(simulator, ranks_by_component(made, space.joined)) < memory_nbytes(simulator)
+    errors = simulator.errors(made), simulator.errors(plain)
+    assert errors[0].shape == errors[1].shape
+    assert math.isfinite(float((errors[0] ** 2).sum()))
+
+
+def test_ranks_are_searched_with_lanes_and_the_result_tells_them(capsys: pytest.CaptureFixture[str]) -> None:
+    result = study(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
+    tucker, outcomes = result["workload"]["tucker"], result["workload"]["outcomes"]
+    assert set(tucker) == {VGG, SQUEEZENET}
+    assert tucker[VGG]["ranks"]
+    assert 0.0 < tucker[VGG]["error"] <= tucker[VGG]["max_error"] == 0.2
+    assert 0.0 < tucker[VGG]["macs_saved"] < 1.0
+    # Both copies have the ranks, and the plan has those that it should have.
+    count = sum(len(entry["ranks"]) * (2 if name == VGG else 1) for name, entry in tucker.items())
+    assert len(result["best"]["plan"]["ranks"]) == count
+    assert PLAIN in outcomes
+    assert any(name.endswith(", Tucker") for name in outcomes)
+    assert outcomes["best"]["mean_ms"] < outcomes[PLAIN]["mean_ms"]
+    graph = read_model(next(Path("run/best").glob("tucker_1_*.tflite")), "written")
+    whole = read_problem(
+        parse_config({"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}),
+        CostModelEvaluator(),
+    )
+    assert len(graph.operators) == len(whole.joined.components[0].graph.operators) + 2 * len(tucker[VGG]["ranks"])
+    assert main(["report", "run"]) == 0
+    capsys.readouterr()
+    assert "Convolutions decomposed (Tucker-2)" in Path("run/report.html").read_text()
+    for command, problem in (("explain", "its plan is of several models"), ("export", "its evaluator writes no files")):
+        assert main([command, "run"]) == 2
+        assert problem in capsys.readouterr().err
+    again = run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
+    assert "convolutions run as Tucker-2 triples" in again
+
+
+def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--model", MODELS, *ALLOWED)
+    study(capsys, *words, "--budget", "8", "--out", "parts")
+    study(capsys, *words, "--budget", "14", "--out", "parts")
+    study(capsys, *words, "--budget", "14", "--out", "whole")
+
+    def tried(name: str) -> list[str]:
+        return [r.data["digest"] for r in read_log(Path(name) / "trials.jsonl").records if r.kind == "trial"]
+
+    assert tried("parts") == tried("whole")
+    told = run(capsys, "--model", MODELS, "--tucker", "--max-error", "0.1", "--budget", "14", "--out", "parts", code=2)
+    assert "holds another study" in told
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_other_samplers_choose_ranks_too(capsys: pytest.CaptureFixture[str], sampler: str) -> None:
+    result = study(capsys, "--model", MODELS, *ALLOWED, "--budget", "20", "--sampler", sampler, "--out", "run")
+    trials = [r.data for r in read_log(Path("run/trials.jsonl")).records if r.kind == "trial"]
+    assert any(t["origin"] == sampler and t["plan"].get("ranks") for t in trials)
+    assert result["unique_plans"] == 20
+
+
+def test_a_file_says_which_models_may_be_decomposed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"  - {{model: '{VGG}', name: a, tucker: {{max_error: 0.15}}}}", f"  - {{model: '{VGG}', name: b}}"]
+    Path("w.yaml").write_text("models:\n" + "\n".join(lines) + "\n")
+    told = study(capsys, "--workload", "w.yaml", "--budget", "12")["workload"]["tucker"]
+    assert {name: entry["max_error"] for name, entry in told.items()} == {"a": 0.15}
+    lines[1] = lines[1].replace("name: b", "name: b, tucker: false")
+    Path("w.yaml").write_text("models:\n" + "\n".join(lines) + "\n")
+    assert set(study(capsys, "--workload", "w.yaml", "--tucker", "--budget", "12")["workload"]["tucker"]) == {"a"}
+
+
+def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    models = f"models:\n  - {{model: '{VGG}', count: 2, own_weights: true}}\n  - {{model: '{SQUEEZENET}'}}\n"
+    Path("w.yaml").write_text(models)
+    problem, evaluator = problem_of(model="w.yaml")
+    with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
+        whole_mb = memory_nbytes(session.simulator) / 1e6
+    Path("w.yaml").write_text(f"memory_limit_mb: {0.95 * whole_mb}\n{models}")
+    words = ("--workload", "w.yaml", "--budget", "12")
+    assert "memory of the workload" in run(capsys, *words, code=3)
+    result = study(capsys, *words, "--tucker", "--max-error", "0.4")
+    assert result["best"]["plan"]["ranks"]
+    Path("w.yaml").write_text(f"memory_limit_mb: 0.1\n{models}")
+    assert "memory of the workload" in run(capsys, *words, "--tucker", code=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--model", MODELS, "--max-error", "0.2"], "it goes with --tucker"),
+        (["--model", MODELS, "--tucker", "--max-error", "0"], "nothing can be decomposed without any error"),
+        (["--model", MODELS, "--tucker", "--max-error", "-1"], "must be at least 0"),
+        (["--model", "squeezenet1_1@0.5/64:int8×2", "--tucker"], "is quantised"),
+        (["--model", "mobilebert/8×2", "--tucker"], "no convolution larger than 1x1"),
+        (["--workload", "no.yaml", "--tucker"], "lets no model be decomposed"),
+        (["--workload", "wrong.yaml"], "wrong.yaml:2: tucker, if it says no max_error, must be true or false"),
+        (["--workload", "below.yaml"], "below.yaml:2: the error must be a number of at least 0"),
+        (["--workload", "key.yaml"], "key.yaml:2: tucker has no 'error'; did you mean 'max_error'"),
+        (["--model", MODELS, "--max-energy", "3"], "is known of studies of one model"),
+    ],
+)
+def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], problem: str) -> None:
+    one = f"models:\n  - {{model: '{VGG}', tucker: "
+    Path("no.yaml").write_text(f"{one}false}}\n")
+    Path("wrong.yaml").write_text(f"{one}often}}\n")
+    Path("below.yaml").write_text(f"{one}{{max_error: -0.1}}}}\n")
+    Path("key.yaml").write_text(f"{one}{{error: 0.1}}}}\n")
+    told = run(capsys, *words, "--budget", "3", code=2)
+    assert told.startswith("optimize: ")
+    assert told.count("\n") == 1
+    assert problem in told
+
+
+def test_models_that_cannot_be_decomposed_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", f"{VGG},mobilebert/8", "--tucker", "--max-error", "0.2", "--budget", "6", "--json"]
+    assert main([*words, *ON]) == 0
+    out, err = capsys.readouterr()
+    assert "it stays as it is" in err
+    assert json.loads(out)["workload"]["tucker"]["mobilebert/8"]["variants"] == 0
+
+
+def test_an_error_that_nothing_keeps_is_told_and_the_study_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "vgg11@0.25/32×2", "--tucker", "--max-error", "0.01", "--budget", "5", "--json"]
+    assert main([*words, *ON]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("no convolution keeps an error of 0.01 as a triple") == 1
+    result = json.loads(out)
+    assert not result["best"]["plan"].get("ranks")
+    assert result["workload"]["tucker"]["vgg11@0.25/32"]["variants"] == 0
+
+
+@pytest.mark.litert
+def test_decomposed_models_are_measured_and_their_files_compute_what_they_should(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = "vgg11@0.25/32+spectrum"
+    values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "space": "tucker", "max_error": "0.3"}
+    evaluator = LitertEvaluator()
+    problem = read_problem(parse_config(values), evaluator)
+    grids = grids_of(problem.workload, problem.choices)
+    lanes = problem.space.platform
+    with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
+        prices = json.loads(json.dumps(session.price(None, lambda _: None, {d: g[1:2] for d, g in grids.items()})))
+        table = prices["triple_s"][problem.joined.components[0].graph.digest]
+        assert set(table) == {lanes.processors[0].like}
+        assert all(took_s > 0.0 for each in table.values() for took_s in each.values())
+        session.price(prices, lambda _: pytest.fail("measured again"), grids)
+        variants = find_variants(
+            session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
+        )
+        space = WorkloadSpace(problem.workload, problem.joined, lanes, 2, variants.sets)
+        plain = space.plan_at(space.cardinality() - len(space.ranks))
+        assert len(plain.stages) == 4
+        plan = space.plan(replace(arrangement(plain, space.joined), ranks=space.ranks.chosen({0: 1})))
+        assert math.isfinite(session.simulator.run(plan).makespan_s)
+        with closing(session.load(space.joined.graph, plan)) as candidate:
+            candidate.run(1)
+            agreement = candidate.verify()
+            assert agreement is not None
+            assert agreement.max_rel_error == pytest.approx(variants.of[0][0].error)
+        Path("files").mkdir()
+        deployed = session.deploy(Path("files"), plan)
+        assert deployed is not None
+        assert deployed.max_rel_error == pytest.approx(variants.of[0][0].error)
+    with WorkloadRunner("files") as runner:
+        assert runner.run().answered == 2
+        assert len({o.tobytes() for name in runner.names for o in runner.outputs(name)}) == 1
