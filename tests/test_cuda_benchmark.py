@@ -65,3 +65,7 @@ def test_the_committed_result_says_what_is_said_of_it() -> None:
         assert ways[row["best_of_ours"]]["reduction_ci95"][1] < target
         assert ways[row["best_of_ours"]]["mean_ms"] == min(each["mean_ms"] for each in ways.values())
     assert sets[list(SETS)[-1]]["ways"][OURS]["mean_ms"] < 6.4
+    in_full = runs["f32"]["sets"]["f32"] | runs["f32_mix"]["sets"]["f32"]
+    assert set(in_full) == set(SETS)
+    for name, row in in_full.items():
+        assert row["ways"][row["best_of_ours"]]["reduction_ci95"][1] < -SETS[name][1]
