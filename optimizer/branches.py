@@ -1,21 +1,13 @@
-"""What a study in the space of branches believes before it measures: times of runs, baselines, the best plan by model.
-
-The runs are timed as the stages that they would be, and joins as they happen between lanes that run side by side, since
-the bound is to count what stages and joins cost on this device.
-"""
+"""What a study in the space of branches believes before it measures: baselines, the best plan by model, its bound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 
-from evaluators.base import Refuser, Session
-from evaluators.samples import Measurement
-from evaluators.sampling import SamplingPolicy, measure
+from evaluators.base import Session
 from evaluators.tabulated import Tabulated
 from evaluators.timeline import Timeline
 from optimizer.baselines import Baseline
@@ -33,14 +25,12 @@ from search_spaces.branches import walk
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.plan import Plan, canonical
+from search_spaces.platform import Platform
 from search_spaces.space import SearchSpace
 
 SEED_003 = "seed 003"
 SIDE_BY_SIDE = "every group side by side"
-_POLICY = SamplingPolicy(precision=0.01, max_s=0.6, min_runs=5, max_runs=60)
-_JOINS = 12  # inferences in which joins are timed
 _SOLVE_S = 10.0
 _ALL_TRIED = 256  # plans
 _MOST_ROUNDS = 4
@@ -52,97 +42,6 @@ def predictor(graph: Graph, space: SearchSpace, costs: ChainCosts) -> Callable[[
         return lambda plan: chain_cost(costs, plan)
     table = GraphCosts.of_chain(graph, costs)
     return lambda plan: makespan_s(graph, table, plan)
-
-
-def branch_profile(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    space: BranchSpace,
-    known: Profile,
-    progress: Callable[[str], None],
-) -> Profile:
-    """Return a profile whose operators add up to the measured runs, with hand-over as it is where branches meet.
-
-    Args:
-        known: the operators, as they were timed one by one.
-
-    Raises:
-        UnavailableError: the device failed.
-    """
-    operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
-    for like, members in platform.classes().items():
-        name = members[0].name
-        if isinstance(session, Refuser) and session.refused(graph, name):
-            continue
-        progress(f"timing {len(space.runs.runs)} runs of branches on {name}")
-        whole_s = known.whole_s[like]
-        apart = _time(session, graph, Plan(graph.digest, tuple(Stage(r, name) for r in space.runs.runs)))
-        overhead_s[like] = max(0.0, (apart.latency_s.median - whole_s) / (len(space.runs.runs) - 1))
-        operator_s[like] = _rescaled(space, known.operator_s[like], apart.stage_s, overhead_s[like], whole_s)
-    for a, b in _side_by_side(platform):
-        if not all(np.isfinite(known.whole_s[p.like]) for p in (a, b)):
-            continue
-        progress(f"timing joins of {a.name} and {b.name}")
-        pair = "|".join(sorted((a.like, b.like)))
-        hand_over_s[pair] = _join_s(session, graph, space, a, b, operator_s, overhead_s)
-    return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
-
-
-def _rescaled(
-    space: BranchSpace, operator_s: tuple[float, ...], stage_s: tuple[float, ...], overhead_s: float, whole_s: float
-) -> tuple[float, ...]:
-    """Return operators' times that add up to their runs', in proportion, and all of them to the whole model."""
-    found = np.array(operator_s)
-    for run, took_s in zip(space.runs.runs, stage_s, strict=True):
-        inside = list(run)
-        total = float(found[inside].sum())
-        wanted = max(0.0, took_s - overhead_s)
-        found[inside] = found[inside] * (wanted / total) if total > 0 else wanted / len(inside)
-    total = float(found.sum())
-    if total > 0:
-        found *= max(0.0, whole_s - overhead_s) / total
-    return tuple(float(s) for s in found)
-
-
-def _join_s(
-    session: Session,
-    graph: Graph,
-    space: BranchSpace,
-    a: Processor,
-    b: Processor,
-    operator_s: Mapping[str, Sequence[float]],
-    overhead_s: Mapping[str, float],
-) -> float:
-    """Return what a stage pays for each tensor that a stage on another lane wrote, with all groups side by side.
-
-    That is what it waits beyond the end of that stage, and what it takes longer than behind one on its own lane, since
-    what it reads lies in another core's cache.
-    """
-    lanes = [a.name] * len(space.runs.runs)
-    for group in space.runs.groups:
-        for number, branch in enumerate(space.runs.branches(group)):
-            for run in branch:
-                lanes[run] = (a, b)[number % 2].name
-    plan = space.plan(lanes)
-    like = {p.name: p.like for p in (a, b)}
-    usual_s = [
-        sum(operator_s[like[s.processor]][o] for o in s.operators) + overhead_s[like[s.processor]] for s in plan.stages
-    ]
-    writer = {t: s.processor for s in plan.stages for o in s.operators for t in graph.operators[o].outputs}
-    handed = [
-        sum(writer.get(t, s.processor) != s.processor for t in graph.boundary(s.operators).inputs) for s in plan.stages
-    ]
-    found = []
-    with closing(session.load(graph, plan)) as candidate:
-        candidate.run(2)
-        for _ in range(_JOINS):
-            timeline = candidate.run(1).timeline
-            if timeline is not None:
-                took_s = {e.stage: e.end_s - e.start_s for e in timeline.events}
-                colder_s = sum(took_s[i] - usual_s[i] for i, count in enumerate(handed) if count)
-                found.append((sum(waits_s(graph, plan, timeline)) + max(0.0, colder_s)) / max(1, sum(handed)))
-    return max(0.0, float(np.median(found))) if found else 0.0
 
 
 def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
@@ -267,18 +166,3 @@ def run_costs(space: BranchSpace, costs: ChainCosts) -> GraphCosts:
     together = np.stack([costs.operator_s[:, list(run)].sum(axis=1) for run in space.runs.runs], axis=1)
     of_operators = GraphCosts.of_chain(space.runs.graph, costs)
     return GraphCosts(costs.platform, together, of_operators.overhead_s, of_operators.hand_over_s[: len(graph.tensors)])
-
-
-def _side_by_side(platform: Platform) -> list[tuple[Processor, Processor]]:
-    """Return one pair of lanes that can run at once for each pair of kinds that has one."""
-    found: Mapping[tuple[str, ...], tuple[Processor, Processor]] = {
-        tuple(sorted((a.like, b.like))): (a, b)
-        for a, b in reversed(list(combinations(platform.processors, 2)))
-        if not a.excludes(b)
-    }
-    return list(found.values())
-
-
-def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
-    with closing(session.load(graph, plan)) as candidate:
-        return measure(candidate, _POLICY)

@@ -18,7 +18,8 @@ from evaluators.registry import make_evaluator
 from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds
-from optimizer.branches import branch_baselines, branch_profile
+from optimizer.branch_profile import branch_profile
+from optimizer.branches import branch_baselines
 from optimizer.coexecution import coexecution_baselines, coexecution_profile
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable

@@ -12,7 +12,7 @@ import pytest
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from optimizer.branches import branch_profile
+from optimizer.branch_profile import branch_profile
 from optimizer.profile import profile
 from search_spaces.branch_space import BranchSpace
 from search_spaces.graph import Graph
@@ -87,4 +87,4 @@ def test_runs_and_joins_are_timed_on_the_device(session: LitertSession, squeezen
     (like,) = found.whole_s
     total = sum(found.operator_s[like]) + found.overhead_s[like]
     assert total == pytest.approx(known.whole_s[like])
-    assert 0 < found.hand_over_s[f"{like}|{like}"] < known.whole_s[like]
+    assert 0 <= found.hand_over_s[f"{like}|{like}"] < known.whole_s[like]

@@ -3,7 +3,7 @@
 ``python -m tests.benchmarks.seed_003_branches OUT.json --models squeezenet1_1,googlenet,inception_v3``
 
 The bound counts what was measured: each run of a branch as a stage, what starting a stage costs, and what a join costs
-(:func:`optimizer.branches.branch_profile`); on these the best plan is proven. What is reached of it is the gain of the
+(:mod:`optimizer.branch_profile`); on these the best plan is proven. What is reached of it is the gain of the
 best plan, measured in pairs against the whole model on one core, over the gain that the bound allows. Where the bound
 allows nothing, "sequential" is the right answer.
 """
@@ -21,7 +21,8 @@ import numpy as np
 from evaluators.comparison import Comparison, ComparisonPolicy, compare
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from optimizer.branches import branch_baselines, branch_beliefs, branch_profile, predictor
+from optimizer.branch_profile import branch_profile
+from optimizer.branches import branch_baselines, branch_beliefs, predictor
 from optimizer.profile import profile
 from optimizer.provenance import provenance
 from search_spaces.branch_space import BranchSpace
