@@ -301,7 +301,10 @@ def _next(result: Result) -> list[Text]:
         return []
     plan = str(result.run_dir / "best" / "plan.json")
     folder = Text("run folder  ").append(str(result.run_dir))
-    if result.deployed is None:  # the evaluator only predicts, and has no files to run
+    if result.deployed is None:  # the evaluator has no files to run
+        if isinstance(result, WorkloadResult):
+            again = shlex.join(["optimize", "execute", str(result.run_dir)])
+            return [folder, Text("run it      ").append(again, style="cyan")]
         return [folder]
     runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
     quoted = json.dumps(plan, ensure_ascii=False)

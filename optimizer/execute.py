@@ -10,6 +10,7 @@ from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES, PricedCandidate, Pricing
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.console import interval_ms
+from optimizer.execute_hosted import execute_hosted, study_of
 from optimizer.execute_workload import execute_workload
 from search_spaces.errors import UsageError, shown
 
@@ -33,10 +34,12 @@ def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
         UnavailableError: this machine cannot run it.
     """
     path = plan_of(plan)
-    if is_workload_plan(path):
+    files = is_workload_plan(path)
+    study = None if files else study_of(path)
+    if files or study is not None:
         if stream:
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
-        return execute_workload(path, as_json=as_json)
+        return execute_workload(path, as_json=as_json) if study is None else execute_hosted(study, as_json=as_json)
     with PlanRunner(path) as runner:
         runner.run_seeded()
         deployed = runner.deployment

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from evaluators.litert.workload_runner import WorkloadRunner
 from evaluators.workload.outcome import Outcome
 from search_spaces.errors import shown
 
-_FEWEST, _MOST, _LIMIT_S = 5, 200, 3.0
+FEWEST, MOST, LIMIT_S = 5, 200, 3.0
+"""Runs of a workload at least and at most, and the seconds that they may take beyond the least."""
+
 _FIGURES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms", "throughput_per_s", "misses", "rejected")
 
 
@@ -29,17 +33,36 @@ def execute_workload(path: Path, *, as_json: bool) -> str:
         runner.run()
         outcomes: list[Outcome] = []
         begin_s = time.monotonic()
-        while len(outcomes) < _MOST and (len(outcomes) < _FEWEST or time.monotonic() - begin_s < _LIMIT_S):
+        while len(outcomes) < MOST and (len(outcomes) < FEWEST or time.monotonic() - begin_s < LIMIT_S):
             outcomes.append(runner.run())
         files, failures = runner.files, runner.failures
-    document: dict[str, Any] = {"schema_version": 1, "workload": files.name, "runs": len(outcomes)}
+    return render(files.name, files.names, outcomes, failures, as_json=as_json)
+
+
+def render(
+    name: str,
+    names: Sequence[str],
+    outcomes: Sequence[Outcome],
+    failures: Mapping[str, str],
+    *,
+    as_json: bool,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Return what to print of some runs of a workload.
+
+    Args:
+        names: of the instances, those first that go first.
+        failures: instance → why it failed.
+        more: of the JSON document; ``outputs`` is told in words, too.
+    """
+    document: dict[str, Any] = {"schema_version": 1, "workload": name, "runs": len(outcomes)}
     figures = [o.to_json() for o in outcomes]
     for key in _FIGURES:
         known = [f[key] for f in figures if f[key] is not None]
         document[key] = statistics.median(known) if known else None
     each = zip(*(o.latencies_s for o in outcomes), strict=True)
-    document["instances_ms"] = {n: statistics.median(t) * 1e3 for n, t in zip(files.names, each, strict=True)}
-    document["failures"] = failures
+    document["instances_ms"] = {n: statistics.median(t) * 1e3 for n, t in zip(names, each, strict=True)}
+    document |= {"failures": dict(failures), **more}
     return json.dumps(document, indent=2) if as_json else "\n".join(_lines(document))
 
 
@@ -56,4 +79,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         told = document["failures"].get(instance)
         shown_name = instance if instance.isprintable() else shown(instance)
         lines.append(f"{shown_name}: {told or f'{took_ms:.4g} ms'}")
+    if (outputs := document.get("outputs")) is not None:
+        verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
+        lines.append(f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole models'")
+    elif "outputs" in document:
+        lines.append("all of this is predicted: nothing was run")
     return lines

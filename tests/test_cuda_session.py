@@ -21,6 +21,9 @@ from evaluators.cuda.session import CudaEvaluator
 from evaluators.registry import make_evaluator
 from evaluators.workload.host import Host
 from optimizer.cli import main
+from optimizer.config import parse_config
+from optimizer.workload_ranks import grids_of
+from optimizer.workload_study import read_problem
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
@@ -30,6 +33,7 @@ from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import with_pools
 from search_spaces.workload import workload_of
+from search_spaces.workload_space import WorkloadSpace
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch (the extra cuda)")
@@ -196,3 +200,33 @@ def test_a_study_of_several_models(
     prices = [json.loads(line) for line in Path("run/trials.jsonl").read_text().splitlines() if '"prices"' in line]
     assert prices
     assert "one process per model" not in str(found["baselines"])
+
+
+@needs_torch
+def test_decomposed_models_are_priced_and_run() -> None:
+    model = "vgg11@0.25/32+spectrum"
+    evaluator = CudaEvaluator("cpu")
+    values = {"model": f"{model}×2", "budget": "1", "space": "tucker", "max_error": "0.3", "evaluator": "cuda"}
+    problem = read_problem(parse_config({**values, "processors": "stream0,stream1"}), evaluator)
+    grids = {digest: sets[2:3] for digest, sets in grids_of(problem.workload, problem.choices).items()}
+    ((digest, (ranks,)),) = grids.items()
+    arguments = problem.workload, problem.joined, problem.platform, problem.objective
+    with evaluator.host(*arguments) as session:
+        prices = json.loads(json.dumps(session.price(None, lambda _: None, grids)))
+        (times,) = prices["triple_s"][digest].values()
+        assert set(times) == {str(layer) for layer in ranks}
+        assert min(times.values()) > 0.0
+        error = session.decomposed_error(problem.joined.components[0].graph, ranks)
+        assert error is not None
+        assert error > 0.0
+        space = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, 2, [[ranks]])
+        plan = space.plan_at(space.cardinality() - 1)
+        assert len(plan.ranks) == 2 * len(ranks)
+        assert len(plan.stages) == 4
+        assert session.simulator.run(plan).answered == 2
+        with closing(session.load(problem.joined.graph, plan)) as candidate:
+            assert candidate.run(2).stage_s.shape == (2, 4)
+            agreement = candidate.verify()
+            assert agreement is not None
+            assert agreement.max_rel_error == pytest.approx(error, rel=1e-2)
+            assert agreement.tolerance == 0.3

@@ -185,11 +185,21 @@ def test_ranks_are_searched_with_lanes_and_the_result_tells_them(capsys: pytest.
     assert main(["report", "run"]) == 0
     capsys.readouterr()
     assert "Convolutions decomposed (Tucker-2)" in Path("run/report.html").read_text()
+    assert main(["execute", "run", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["mean_ms"] == pytest.approx(outcomes["best"]["mean_ms"])
+    assert set(again["instances_ms"]) == set(result["workload"]["instances"])
+    assert main(["execute", "run/best/plan.json"]) == 0
+    assert "nothing was run" in capsys.readouterr().out
     for command, problem in (("explain", "its plan is of several models"), ("export", "its evaluator writes no files")):
         assert main([command, "run"]) == 2
         assert problem in capsys.readouterr().err
-    again = run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
-    assert "convolutions run as Tucker-2 triples" in again
+    table = run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
+    assert "convolutions run as Tucker-2 triples" in table
+    assert "optimize execute run" in table
+    Path("run/config.yaml").unlink()
+    assert main(["execute", "run"]) == 2
+    assert "config.yaml: cannot be read" in capsys.readouterr().err
 
 
 def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(

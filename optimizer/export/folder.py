@@ -54,8 +54,10 @@ def export_run(run: Path, out: Path) -> Exported:
     if not study.result.get("complete", True):
         raise RunFolderError(f"{run}: the study is not finished", f"go on with: optimize --out {run} and its options")
     if "workload" in study.result:
-        runs = f"optimize execute {run} runs it" if is_workload_plan(best) else "its evaluator writes no files"
-        raise RunFolderError(f"{run}: a plan of several models is complete in {best}; it is not exported", runs)
+        files = f"its files in {best} are complete" if is_workload_plan(best) else "its evaluator writes no files"
+        raise RunFolderError(
+            f"{run}: a plan of several models is not exported; {files}", f"optimize execute {run} runs it"
+        )
     if not (best / "stage_0.tflite").exists():
         raise RunFolderError(
             f"{run}: the study has no stage files: its evaluator, {study.result['evaluator']!r}, only predicts",

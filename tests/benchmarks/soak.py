@@ -2,25 +2,31 @@
 
 ``python -m tests.benchmarks.soak OUT.json [N]`` deploys three models (one of them twice) on this machine's cores, lets
 them be asked in closed loops, periodically and at random until N requests (default 10,000) have come, and writes how
-many were answered, and the memory of every lane at the beginning and at the end.
+many were answered, and the memory of every lane at the beginning and at the end. With ``--gpu`` they run on the streams
+of an NVIDIA GPU (extra ``cuda``), one of them decomposed; the memory is then that of the process that computes, and
+what PyTorch has taken of the device's. ``--device cpu`` shows on any machine that this runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from evaluators.cuda.session import CudaEvaluator
+from evaluators.cuda.workload import CudaRun, CudaWorkload
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload_runner import WorkloadRunner
 from optimizer.config import parse_config
 from optimizer.provenance import provenance
+from optimizer.workload_ranks import grids_of
 from optimizer.workload_study import read_problem
-from search_spaces.arrangement import Arrangement
+from search_spaces.arrangement import Arrangement, joined_ranks
 
 WORKLOAD = """\
 name: soak
@@ -28,6 +34,16 @@ models:
   - {model: squeezenet1_1, count: 2, arrival: {kind: closed, requests: 40}}
   - {model: mobilenet_v1@0.25, arrival: {kind: periodic, period_ms: 6, requests: 60}, deadline_ms: 100, priority: 1}
   - {model: mobilenet_v1@0.5, arrival: {kind: poisson, rate_per_s: 100, requests: 60}, queue: 60}
+"""
+GPU_WORKLOAD = """\
+name: soak
+models:
+  - {model: squeezenet1_1, count: 2, arrival: {kind: closed, requests: 40}}
+  - {model: mobilenet_v1@0.25, arrival: {kind: periodic, period_ms: 6, requests: 60}, deadline_ms: 100, priority: 1}
+  - model: squeezenet1_1@0.5/64+spectrum
+    arrival: {kind: poisson, rate_per_s: 100, requests: 60}
+    queue: 60
+    tucker: {max_error: 0.3}
 """
 EACH = 2 * 40 + 60 + 60
 SETTLED = 3  # runs after which memory is looked at for the first time
@@ -67,6 +83,72 @@ def soak(count: int) -> dict[str, Any]:
             }
 
 
+def soak_gpu(count: int, device: str) -> dict[str, Any]:
+    """Run on a GPU's streams and return what came of it."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "soak.yaml"
+        path.write_text(GPU_WORKLOAD)
+        evaluator = CudaEvaluator(device)
+        problem = read_problem(parse_config({"model": str(path), "budget": "1", "evaluator": "cuda"}), evaluator)
+        names = [p.name for p in problem.space.platform.processors]
+        lanes = ((names[0], names[-1]), (names[1], names[-1]), (names[-1],), (names[-1],))
+        grids = grids_of(problem.workload, problem.choices)
+        (grid, *_) = next(iter(grids.values()))[-2:]
+        plan = Arrangement("fifo", (0, 1, 2, 3), ((12,), (12,), (), ()), lanes, ((), (), (), grid)).plan(problem.joined)
+        if plan.ranks != joined_ranks(((), (), (), grid), problem.joined):
+            raise SystemExit("the plan has other ranks")
+        arguments = problem.workload, problem.joined, problem.platform, problem.objective
+        with evaluator.host(*arguments) as session, closing(session.load(problem.joined.graph, plan)) as candidate:
+            return {**_rounds(session, candidate, count), "runtime": session.facts()["facts"]}
+
+
+def _rounds(session: CudaWorkload, candidate: CudaRun, count: int) -> dict[str, Any]:
+    """Run until so many requests have come."""
+    first = _agreement(candidate)
+    answered = asked = rejected = 0
+    begin_s, makespans = time.monotonic(), list[float]()
+    memory = _taken(session)
+    pid = session._bench.client.pid
+    for number in range(-(-count // EACH) + SETTLED):
+        if number == SETTLED:
+            memory = _taken(session)
+            begin_s, answered, asked, rejected = time.monotonic(), 0, 0, 0
+        candidate.run(1)
+        found = candidate.outcome
+        makespans.append(found.makespan_s)
+        answered, asked = answered + found.answered, asked + found.count
+        rejected += sum(r.rejected for each in found.requests for r in each)
+    seconds = round(time.monotonic() - begin_s, 1)
+    last, end = _agreement(candidate), _taken(session)
+    return {
+        "requests": asked,
+        "answered": answered,
+        "lost": asked - answered - rejected,
+        "rejected": rejected,
+        "processes_that_died": int(session._bench.client.pid != pid),
+        "outputs_off": {"at_first": first, "at_the_end": last},
+        "seconds": seconds,
+        "makespan_ms": round(statistics.median(makespans) * 1e3, 2),
+        "taken_kib": {"after_600": memory, "at_the_end": end},
+        "grown_kib": {name: end[name] - before for name, before in memory.items()},
+    }
+
+
+def _agreement(candidate: CudaRun) -> float:
+    """Return how far outputs are off, relative, the worst of all instances; more than is allowed ends the soak."""
+    found = candidate.verify()
+    if found is None or not found.accepted:
+        raise SystemExit(f"the plan computes something else: {found}")
+    return found.max_rel_error
+
+
+def _taken(session: CudaWorkload) -> dict[str, int]:
+    """Return the memory (KiB) of the process that computes, of this one, and of the device."""
+    pid = session._bench.client.pid
+    device = int(session.facts()["used_nbytes"]) // 1024
+    return {"computing process": _anonymous_kib(str(pid)), "parent": _anonymous_kib("self"), "device": device}
+
+
 def deploy(path: Path, folder: Path) -> None:
     """Write the plan: closed loops on one core in two jobs, the others on whichever is free."""
     evaluator = LitertEvaluator()
@@ -87,22 +169,37 @@ def resident(runner: WorkloadRunner) -> dict[str, int]:
     """Return the memory (KiB) that each lane, and this process, holds and shares with nobody's file."""
     found = {}
     for name, pid in (*((f"lane {i}", p) for i, p in enumerate(runner.processes())), ("parent", "self")):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        found[name] = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+        found[name] = _anonymous_kib(str(pid))
     return found
+
+
+def _anonymous_kib(pid: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def _differ(one: Any, other: Any) -> bool:
     return bool(one.tobytes() != other.tobytes())
 
 
-if __name__ == "__main__":
-    total = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("count", type=int, nargs="?", default=10_000)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args()
+    words = f" {options.count}" + (f" --gpu --device {options.device}" if options.gpu else "")
     document = {
         "schema_version": 1,
-        "command": f"python -m tests.benchmarks.soak OUT.json {total}",
+        "command": f"python -m tests.benchmarks.soak OUT.json{words}",
         "provenance": provenance(),
-        "workload": WORKLOAD,
-        **soak(total),
+        "workload": GPU_WORKLOAD if options.gpu else WORKLOAD,
+        **(soak_gpu(options.count, options.device) if options.gpu else soak(options.count)),
     }
-    Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

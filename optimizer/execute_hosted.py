@@ -1,0 +1,89 @@
+"""Run a plan of several models again where its evaluator writes no files: from the models, as the study did.
+
+That is what ``optimize execute`` does with a study on a GPU's streams, or on a cost model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+from evaluators.base import Agreement
+from evaluators.registry import make_evaluator
+from evaluators.workload.host import Host
+from evaluators.workload.outcome import Outcome
+from optimizer.config import StudyConfig, parse_config
+from optimizer.execute_workload import FEWEST, LIMIT_S, MOST, render
+from optimizer.run import CONFIG, read_manifest
+from optimizer.workload_study import read_problem
+from search_spaces.arrangement import jobs_of
+from search_spaces.errors import PlanError, RunFolderError
+from search_spaces.plan import Plan
+
+
+def study_of(path: Path) -> Path | None:
+    """Return the run folder of several models that a plan lies in, given by itself or its folder; None for others."""
+    folder = path if path.is_dir() else path.parent
+    found = folder.parent if folder.name == "best" else folder
+    return found if (found / "best" / "workload.json").is_file() and read_manifest(found) is not None else None
+
+
+def execute_hosted(run: Path, *, as_json: bool) -> str:
+    """Run the best plan of a study some times, compare outputs with the whole models', and return what to print.
+
+    Raises:
+        RunFolderError: the study's settings are damaged, or its models are others now.
+        PlanError: the plan is damaged.
+        UnavailableError: this machine cannot run it.
+    """
+    config = parse_config({name: value for name, value in _settings(run).items() if name in StudyConfig.model_fields})
+    plan = _plan(run / "best" / "plan.json")
+    evaluator = make_evaluator(config.evaluator)
+    problem = read_problem(config, evaluator)
+    if plan.graph_digest != problem.joined.graph.digest:
+        raise RunFolderError(f"{run}: its models are others now", "search again")
+    outcomes: list[Outcome] = []
+    arguments = problem.workload, problem.joined, problem.platform, problem.objective
+    with (
+        cast("Host", evaluator).host(*arguments) as session,
+        closing(session.load(problem.joined.graph, plan)) as candidate,
+    ):
+        candidate.run(1)
+        begin_s = time.monotonic()
+        while len(outcomes) < MOST and (len(outcomes) < FEWEST or time.monotonic() - begin_s < LIMIT_S):
+            candidate.run(1)
+            outcomes.append(candidate.outcome)
+        agreement = candidate.verify()
+    names = [problem.joined.components[k].name for k in jobs_of(plan, problem.joined)]
+    return render(problem.workload.name, names, outcomes, {}, as_json=as_json, more=_outputs(agreement))
+
+
+def _outputs(agreement: Agreement | None) -> Mapping[str, Any]:
+    if agreement is None:
+        return {"outputs": None}
+    error = agreement.max_rel_error
+    return {"outputs": {"max_rel_error": error, "allowed": agreement.tolerance, "accepted": agreement.accepted}}
+
+
+def _settings(run: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise RunFolderError(f"{run / CONFIG}: cannot be read: {error}", "search again") from error
+    if not isinstance(found, Mapping):
+        raise RunFolderError(f"{run / CONFIG}: holds no settings", "search again")
+    return found
+
+
+def _plan(path: Path) -> Plan:
+    import json
+
+    try:
+        return Plan.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PlanError(f"{path}: cannot be read: {error}", "search again") from error
