@@ -5,7 +5,7 @@
 The bound counts what was measured: each run of a branch as a stage, what starting a stage costs, and what a join costs
 (:mod:`optimizer.branch_profile`); on these the best plan is proven. What is reached of it is the gain of the
 best plan, measured in pairs against the whole model on one core, over the gain that the bound allows. Where the bound
-allows nothing, "sequential" is the right answer.
+allows no more than such a comparison can tell, "sequential" is the right answer.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from search_spaces.platform import Platform
 
 Row = dict[str, Any]
 JOINT = "joint"
+PRECISION = 0.003
 
 
 def tell(text: str) -> None:
@@ -58,7 +59,7 @@ def against(session: LitertSession, graph: Graph, whole: Plan, plan: Plan, secon
     return compare(
         lambda: session.load(graph, whole, fresh=True),
         lambda: session.load(graph, plan, fresh=True),
-        ComparisonPolicy(precision=0.003, max_s=seconds, max_rounds=30),
+        ComparisonPolicy(precision=PRECISION, max_s=seconds, max_rounds=30),
         np.random.default_rng(0),
     )
 
@@ -102,7 +103,7 @@ def measured(session: LitertSession, graph: Graph, platform: Platform, threads: 
     }
     if JOINT in rows:
         gain = 1.0 - 1.0 / rows[JOINT]["speedup"]
-        found["reached"] = gain / allowed if allowed > 0 else None
+        found["reached"] = gain / allowed if allowed > PRECISION else "sequential: there is nothing to be had"
         direct = against(session, graph, both, plans[JOINT], seconds)
         found["joint over two threads"] = {"speedup": direct.speedup, "ci95": list(direct.ci95)}
     else:
