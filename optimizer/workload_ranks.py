@@ -105,7 +105,10 @@ def grids_of(workload: Workload, choices: Mapping[int, RankChoices]) -> dict[str
 
 
 def _warn_of_none(choices: RankChoices, model: str, most: float) -> None:
-    least = min((choices.loss(*place) ** 0.5 for place in choices.places), default=float("inf"))
+    if not choices.places:
+        _LOGGER.warning("%s: no triple takes fewer multiply-accumulates than its convolution: it stays as it is", model)
+        return
+    least = min(choices.loss(*place) ** 0.5 for place in choices.places)
     if least > most:
         _LOGGER.warning(
             "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g), so it stays as it is: allow a "

@@ -206,15 +206,15 @@ def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ("--model", MODELS, *ALLOWED)
-    study(capsys, *words, "--budget", "8", "--out", "parts")
-    study(capsys, *words, "--budget", "14", "--out", "parts")
-    study(capsys, *words, "--budget", "14", "--out", "whole")
+    study(capsys, *words, "--budget", "4", "--out", "parts")
+    study(capsys, *words, "--budget", "9", "--out", "parts")
+    study(capsys, *words, "--budget", "9", "--out", "whole")
 
     def tried(name: str) -> list[str]:
         return [r.data["digest"] for r in read_log(Path(name) / "trials.jsonl").records if r.kind == "trial"]
 
     assert tried("parts") == tried("whole")
-    told = run(capsys, "--model", MODELS, "--tucker", "--max-error", "0.1", "--budget", "14", "--out", "parts", code=2)
+    told = run(capsys, "--model", MODELS, "--tucker", "--max-error", "0.1", "--budget", "9", "--out", "parts", code=2)
     assert "holds another study" in told
 
 
@@ -297,9 +297,7 @@ def test_an_error_that_nothing_keeps_is_told_and_the_study_goes_on(capsys: pytes
 
 
 @pytest.mark.litert
-def test_decomposed_models_are_measured_and_their_files_compute_what_they_should(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_decomposed_models_are_measured_and_their_files_compute_what_they_should() -> None:
     model = "vgg11@0.25/32+spectrum"
     values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "space": "tucker", "max_error": "0.3"}
     evaluator = LitertEvaluator()
@@ -307,28 +305,31 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
     grids = grids_of(problem.workload, problem.choices)
     lanes = problem.space.platform
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
-        prices = json.loads(json.dumps(session.price(None, lambda _: None, {d: g[1:2] for d, g in grids.items()})))
+        ((_, (_, ranks, *_)),) = grids.items()
+        prices = json.loads(json.dumps(session.price(None, lambda _: None, {d: [ranks] for d in grids})))
         table = prices["triple_s"][problem.joined.components[0].graph.digest]
         assert set(table) == {lanes.processors[0].like}
         assert all(took_s > 0.0 for each in table.values() for took_s in each.values())
         session.price(prices, lambda _: pytest.fail("measured again"), grids)
-        variants = find_variants(
-            session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
-        )
-        space = WorkloadSpace(problem.workload, problem.joined, lanes, 2, variants.sets)
-        plain = space.plan_at(space.cardinality() - len(space.ranks))
-        assert len(plain.stages) == 4
-        plan = space.plan(replace(arrangement(plain, space.joined), ranks=space.ranks.chosen({0: 1})))
+        arguments = problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
+        for variant in find_variants(session, *arguments).of[0]:  # none where the machine was busy
+            assert 0.0 < variant.error <= 0.3
+        error = session.decomposed_error(problem.joined.components[0].graph, ranks)
+        space = WorkloadSpace(problem.workload, problem.joined, lanes, 2, [[ranks]])
+        plan = space.plan_at(space.cardinality() - 1)
+        assert len(plan.stages) == 4
+        assert len(plan.ranks) == 2 * len(ranks)
         assert math.isfinite(session.simulator.run(plan).makespan_s)
         with closing(session.load(space.joined.graph, plan)) as candidate:
             candidate.run(1)
             agreement = candidate.verify()
             assert agreement is not None
-            assert agreement.max_rel_error == pytest.approx(variants.of[0][0].error)
+            assert agreement.max_rel_error == pytest.approx(error)
+            assert agreement.tolerance == 0.3
         Path("files").mkdir()
         deployed = session.deploy(Path("files"), plan)
         assert deployed is not None
-        assert deployed.max_rel_error == pytest.approx(variants.of[0][0].error)
+        assert deployed.max_rel_error == pytest.approx(error)
     with WorkloadRunner("files") as runner:
         assert runner.run().answered == 2
         assert len({o.tobytes() for name in runner.names for o in runner.outputs(name)}) == 1
