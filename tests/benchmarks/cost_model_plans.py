@@ -1,8 +1,9 @@
 """Target 4 of the cost model: random plans on this machine's lanes, predicted and measured.
 
-``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 8`` measures hand-overs and contention, then visits
-in turns, again and again: 200 random plans (cuts, lanes, branches side by side, two models at once), whole models on
-each kind of lane, and pairs of models beside each other and one after the other. It adds to what DATA holds.
+``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 9`` visits in turns, again and again: 200 random
+plans (cuts, lanes, branches side by side, two models at once), whole models on each kind of lane, and pairs of models
+beside each other and one after the other; now and then it calibrates hand-overs and contention. It adds to what DATA
+holds.
 ``python -m tests.benchmarks.cost_model_plans evaluate DATA CPU_DATA OUT.json`` compares with predictions; ``CPU_DATA``
 is what ``cost_model_cpu measure`` wrote (:mod:`tests.benchmarks.cost_model_plans_errors` says how).
 """
@@ -14,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -54,7 +55,8 @@ TWO = (
 )
 BESIDE = SINGLE[:5]
 EACH = 20
-_VISIT_S, _SETTLE_S = 0.02, 0.01
+CALIBRATED_EVERY = 3
+_VISIT_S, _SETTLE_S = 0.015, 0.008
 _LEAST_RUNS, _MOST_RUNS = 4, 40
 
 
@@ -134,19 +136,30 @@ def beside_and_apart(graph: Graph) -> tuple[Plan, Plan]:
     return Plan(graph.digest, tuple(stages[0])), Plan(graph.digest, tuple(stages[1]))
 
 
-def visit(session: Session, graph: Graph, plan: Plan) -> tuple[float, list[float]]:
-    """Return the median latency of a plan that is compiled anew, and of its stages, in about 30 ms."""
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a plan took: the medians of its latency and of its stages, and when stages began in the last run."""
+
+    latency_s: float
+    stage_s: list[float]
+    start_s: list[float]
+
+
+def visit(session: Session, graph: Graph, plan: Plan) -> Took:
+    """Compile a plan anew and run it for about 30 ms."""
     with closing(session.load(graph, plan, fresh=True)) as candidate:
         once_s = float(candidate.run(2).latency_s[1])
         candidate.run(int(np.clip(_SETTLE_S / once_s, 1, _MOST_RUNS)))
         batch = candidate.run(int(np.clip(_VISIT_S / once_s, _LEAST_RUNS, _MOST_RUNS)))
-    return float(np.median(batch.latency_s)), [float(s) for s in np.median(batch.stage_s, axis=0)]
+    events = sorted(batch.timeline.events, key=lambda e: e.stage) if batch.timeline else []
+    stage_s = [float(s) for s in np.median(batch.stage_s, axis=0)]
+    return Took(float(np.median(batch.latency_s)), stage_s, [e.start_s for e in events])
 
 
 def visit_beside(session: Session, graph: Graph) -> list[float]:
     """Return how many times as long each of two models takes beside the other as on its own."""
     beside, apart = beside_and_apart(graph)
-    took = [np.array(visit(session, graph, plan)[1]) for plan in (apart, beside, apart)]
+    took = [np.array(visit(session, graph, plan).stage_s) for plan in (apart, beside, apart)]
     return [float(r) for r in took[1] / (took[0] + took[2]) * 2]
 
 
@@ -167,8 +180,9 @@ def measure(data: Path, minutes: float) -> None:
 
         def add(visited: str, graph: Graph, plan: Plan, **told: Any) -> None:
             def make() -> None:
-                latency_s, stage_s = visit(session, graph, plan)
-                write(visit=visited, latency_s=latency_s, stage_s=[float(f"{s:.4g}") for s in stage_s], **told)
+                took = visit(session, graph, plan)
+                stages = {n: [float(f"{s:.4g}") for s in getattr(took, n)] for n in ("stage_s", "start_s")}
+                write(visit=visited, latency_s=took.latency_s, **stages, **told)
 
             visits.append(make)
 
@@ -180,13 +194,14 @@ def measure(data: Path, minutes: float) -> None:
         for names in combinations(BESIDE, 2):
             pair = bench.loaded(two_at_once(names))
             visits.append(lambda names=names, pair=pair: write(beside=names, slowdown=visit_beside(session, pair)))  # type: ignore[misc]
-        for one, other in pairs(platform):
-            write(link=asdict(time_link(session, bench.loaded, one, other)))
-            if not one.excludes(other):
-                write(contention=asdict(time_contention(session, bench.loaded, one, other)))
         rng = np.random.default_rng(begun)
         count = 0
         while time.monotonic() < end_s:
+            if count // len(visits) % CALIBRATED_EVERY == 0:
+                for one, other in pairs(platform):
+                    write(link=asdict(time_link(session, bench.loaded, one, other)))
+                    if not one.excludes(other):
+                        write(contention=asdict(time_contention(session, bench.loaded, one, other)))
             for index in rng.permutation(len(visits)):
                 if time.monotonic() > end_s:
                     break
@@ -202,7 +217,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("cpu_data", type=Path, nargs="?")
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=9.0)
     options = parser.parse_args()
     if options.what == "measure":
         measure(options.data, options.minutes)

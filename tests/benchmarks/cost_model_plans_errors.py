@@ -95,9 +95,9 @@ class Fits:
 
     def slower(self, lane: str, families: set[str]) -> float:
         """Return how much slower a lane was beside the plans than in CPU_DATA, by models of other families."""
-        known = {m.name: m.whole_s for m in self.timed[lane]}
-        others = [name for name in SINGLE if family(name) not in families]
-        return float(np.median([self.found.latency_s[f"whole {name} {lane}"] / known[name] for name in others]))
+        took, known = self.found.latency_s, {m.name: m.whole_s for m in self.timed[lane]}
+        others = [name for name in SINGLE if family(name) not in families and f"whole {name} {lane}" in took]
+        return float(np.median([took[f"whole {name} {lane}"] / known[name] for name in others]))
 
     def simulator(self, graph: Graph, names: Sequence[str], mode: str) -> PlanSimulator:
         """Return a simulator of the plans of some models in one file."""
@@ -123,10 +123,12 @@ class Fits:
         operator_s, invocation_s = table.operator_s * slower[:, None], table.invocation_s * slower
         if measured:
             for row, kind in enumerate(kinds):
-                operator_s[row] = self._measured_s(names, kind, operator_s[row], float(invocation_s[row]))
+                operator_s[row] = self._measured_s(names, kind, operator_s[row], float(invocation_s[row]), slower[row])
         return PlanSimulator(graph, self.platform, replace(table, operator_s=operator_s, invocation_s=invocation_s))
 
-    def _measured_s(self, names: Sequence[str], kind: str, predicted_s: Seconds, invocation_s: float) -> Seconds:
+    def _measured_s(
+        self, names: Sequence[str], kind: str, predicted_s: Seconds, invocation_s: float, slower: float
+    ) -> Seconds:
         """Return what operators took in CPU_DATA, each model brought to what it took as a whole beside the plans."""
         found, first = predicted_s.copy(), 0
         for name in names:
@@ -137,7 +139,8 @@ class Fits:
                 np.isnan(model.operator_s), found[rows] * model.whole_s / found[rows].sum(), model.operator_s
             )
             own[[f.free for f in model.features]] = 0.0
-            found[rows] = own * (self.found.latency_s[f"whole {name} {kind}"] - invocation_s) / own.sum()
+            whole_s = self.found.latency_s.get(f"whole {name} {kind}", model.whole_s * slower)
+            found[rows] = own * (whole_s - invocation_s) / own.sum()
         return found
 
 
