@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Evaluator, Session
-from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.calibrate_nets import network
 from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
@@ -119,6 +119,8 @@ def calibrate(
         raise UsageError(f"--minutes {minutes:g}: give {LEAST_MINUTES:g} to {MOST_MINUTES:g} minutes")
     if out.suffix not in SUFFIXES:
         raise UsageError(f"--out {out}: a profile is a .json or .yaml file", f"give {out.with_suffix('.json')}")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}", "make it first")
     measurer = make_evaluator(evaluator)
     platform = choose_platform(measurer, processors)
     end_s = time.monotonic() + 60.0 * minutes
@@ -189,7 +191,7 @@ def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell
             seed = next_network(mine, measured.refused.get(lane.like, 0))
             tell(f"timing network {number + 1} on {lane.name}")
             try:
-                timed = bench.time(lane, networks([f"net{seed}"], seed)[0])
+                timed = bench.time(lane, network(f"net{seed}", seed))
             except UnavailableError as error:
                 measured.refuse(lane.like)
                 log.append("refused", {"like": lane.like, "seed": seed, "reason": error.what})

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
-from evaluators.cost_model.calibrate_nets import MOST_MACS, networks
+from evaluators.cost_model.calibrate_nets import MOST_MACS, network, networks
 from evaluators.cost_model.calibrate_profile import Timed, next_network
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.files import from_json, read_profile, to_json
@@ -19,6 +21,7 @@ from evaluators.cost_model.indicators import explained, indicators, width_names
 from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.machine_match import operator_seconds
 from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.recent import multiplies_matrices, with_duties
 from evaluators.testing import SyntheticEvaluator
 from optimizer.calibrate import Measured, calibrate
 from optimizer.calibrate_refine import refine
@@ -61,11 +64,45 @@ def timed_networks(count: int, seed: int = 1) -> list[TimedModel]:
 def test_networks_are_the_same_again_affordable_and_lawful() -> None:
     for one, again in zip(networks(["a", "b"], 3), networks(["a", "b"], 3), strict=True):
         assert one.graph().digest == again.graph().digest
-    for draft in networks([f"n{i}" for i in range(10)], 4):
+    some = [*networks([f"n{i}" for i in range(10)], 4), *(network(f"n{seed}", seed) for seed in range(10))]
+    for draft in some:
         graph = draft.graph()
         assert len(graph.operators) >= 6
         assert max(cost.macs for cost in operator_costs(graph)) <= 1.01 * MOST_MACS
         assert draft.nbytes < 150_000_000
+    assert {"BATCH_MATMUL", "CONV_2D"} <= {o.kind for draft in some for o in draft.graph().operators}
+
+
+def test_kernels_that_one_implementation_runs_are_learnt_together() -> None:
+    kernels = fit_processor(timed_networks(6), tune=False).kernels
+    assert kernels["winograd"] == kernels["conv"]
+    assert kernels["grouped"] == kernels["conv"]
+    assert kernels["pointwise/strided"] == kernels["conv"]
+    assert kernels["fully_connected/rows"] == kernels["pointwise"]
+    assert kernels["fully_connected/vector"] != kernels["pointwise"]
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e-2))
+def test_a_duty_is_a_share(seed: int, second_s: float) -> None:
+    features = operator_features(network("net", seed % 8).graph())
+    seconds = np.random.default_rng(seed).uniform(0.0, second_s, len(features))
+    duties = [f.duty for f in with_duties(features, seconds)]
+    assert all(-1e-9 <= duty <= 1.0 + 1e-9 for duty in duties)
+    if not any(multiplies_matrices(f) and not f.free for f in features):
+        assert max(duties) == 0.0
+
+
+def test_a_duty_rises_with_products_and_fades_behind_them() -> None:
+    plane = (28, 28, 64)
+    product, other = (
+        OperatorFeatures(kernel, "CONV_2D", 10**7, 10**5, 10**4, 10**5, plane, plane)
+        for kernel in ("pointwise", "conv")
+    )
+    fading = [f.duty for f in with_duties([product, *[other] * 5], np.full(6, 1e-3))]
+    assert fading[1:] == sorted(fading[1:], reverse=True)
+    assert fading[1] == max(fading)
+    assert [f.duty for f in with_duties([product] * 3, np.full(3, 1e-3))] == pytest.approx([1.0] * 3)
+    assert [f.duty for f in with_duties([other] * 3, np.array([1e-3, np.nan, 1e-3]))] == [0.0] * 3
 
 
 def test_a_fit_predicts_what_it_has_not_seen() -> None:
@@ -122,6 +159,8 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
     """Let calibrations time few networks and small models, and look less hard for length scales."""
     patch.setattr("evaluators.cost_model.process._MOST_TUNED", 30)
     patch.setattr("evaluators.cost_model.calibrate_fit._TILES", (Tile(), Tile(1, 16)))
+    patch.setattr("evaluators.cost_model.calibrate_fit._NEAR_S", (3e-3,))
+    patch.setattr("evaluators.cost_model.calibrate_fit._CACHE_BYTES", (0.0,))
     patch.setattr("optimizer.calibrate.MOST_NETS", 4)
     patch.setattr("optimizer.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
 
@@ -167,7 +206,7 @@ def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., A
     told: list[str] = []
     again = calibrated(tell=told.append)
     assert told == ["12 timings of an earlier start are used"]
-    features = operator_features(networks(["net"], 1)[0].graph())
+    features = operator_features(network("net", 1).graph())
     one, two = (p.predict(features, "cpu", warn=False).seconds for p in (again.profile, profile))
     assert one == pytest.approx(two, rel=1e-3)  # the log rounds
 
@@ -192,9 +231,11 @@ def test_wrong_input(tmp_path: Path, copied: Path) -> None:
         calibrate(tmp_path / "x.json", minutes=0.0)
     with pytest.raises(UsageError, match=r"a profile is a \.json or \.yaml file"):
         calibrate(tmp_path / "x.txt")
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
+        calibrate(tmp_path / "nowhere" / "x.json")
     with pytest.raises(ProfileError, match="is damaged"):
         Measured().add(Record(1, "timed", {"name": "net1"}))
-    timed = Timed("net3", "core", operator_features(networks(["net3"], 3)[0].graph()), np.zeros(0), 1.0, 1.0, 3)
+    timed = Timed("net3", "core", operator_features(network("net3", 3).graph()), np.zeros(0), 1.0, 1.0, 3)
     data = timed.to_json() | {"operator_s": [-1.0] * len(timed.features)}
     with pytest.raises(ProfileError, match="which is no time"):
         Measured().add(Record(1, "timed", data))

@@ -14,15 +14,22 @@ from evaluators.cost_model.kernels import TERMS, KernelModel, Tile, term
 from tests.cost_model import features
 
 PRICES = st.dictionaries(st.sampled_from(TERMS), st.floats(0.0, 1.0), min_size=1)
-TILES = st.builds(Tile, st.integers(1, 32), st.integers(1, 32), st.integers(1, 32))
+TILES = st.builds(
+    Tile,
+    *(st.integers(1, 32),) * 3,
+    narrow=st.just(0),
+    near_s=st.sampled_from([0.0, 3e-3]),
+    cache_bytes=st.sampled_from([0.0, 1e6]),
+)
+NARROW = st.builds(Tile, st.integers(1, 32), st.integers(1, 64), narrow=st.integers(1, 16), near_s=st.just(1e-3))
 
 
-@given(st.lists(features(), min_size=1, max_size=5), PRICES, TILES)
+@given(st.lists(features(), min_size=1, max_size=5), PRICES, TILES | NARROW)
 def test_times_are_never_negative(operators: list[OperatorFeatures], prices: dict[str, float], tile: Tile) -> None:
     assert (KernelModel(prices, tile).base_s(columns(operators)) >= 0).all()
 
 
-@given(features(), PRICES, TILES, st.sampled_from(["macs", "read_bytes", "written_bytes", "weight_bytes"]))
+@given(features(), PRICES, TILES | NARROW, st.sampled_from(["macs", "read_bytes", "written_bytes", "weight_bytes"]))
 def test_more_work_or_traffic_never_takes_less(
     operator: OperatorFeatures, prices: dict[str, float], tile: Tile, field: str
 ) -> None:
@@ -39,6 +46,35 @@ def test_a_last_tile_counts_whole(operator: OperatorFeatures, tile: Tile) -> Non
     assert tiled >= exact * (1 - 1e-12)
     full = replace(operator, input=(1, 1, tile.depth), output=(tile.pixels, 1, tile.channels * operator.groups))
     assert term("macs", columns([full]), tile)[0] == pytest.approx(operator.macs)
+
+
+@given(features(), NARROW)
+def test_either_wide_or_narrow_tiles_are_computed(operator: OperatorFeatures, tile: Tile) -> None:
+    rows = columns([operator])
+    wide, narrow = (term(name, rows, tile)[0] for name in ("macs", "narrow"))
+    assert min(wide, narrow) == 0.0
+    assert wide + narrow >= operator.macs * (1 - 1e-12)
+    assert (operator.output[2] / operator.groups < tile.channels) or narrow == 0.0
+
+
+@given(features(), st.floats(1e-4, 1.0))
+def test_weights_come_from_nearby_or_afar(operator: OperatorFeatures, interval_s: float) -> None:
+    rows = columns([replace(operator, interval_s=interval_s)])
+    far, near = (term(name, rows, Tile(near_s=3e-3))[0] for name in ("far_weight", "near_weight"))
+    assert far + near == pytest.approx(operator.weight_bytes)
+    assert far <= near or interval_s >= 3e-3
+    assert term("near_weight", rows, Tile())[0] == 0.0
+
+
+def test_what_ran_before_slows_a_kernel_that_it_sways() -> None:
+    operators = [replace(grid()[0], duty=duty) for duty in (0.0, 0.1, 1.0)]
+    plain, swayed = (KernelModel({"macs": 1e-9}, swayed=s).base_s(columns(operators)) for s in (0.0, 0.1))
+    assert len(set(plain)) == 1
+    assert plain[0] == pytest.approx(swayed[0])
+    assert swayed[0] < swayed[1] < swayed[2]
+    assert swayed[2] / swayed[0] == pytest.approx(np.exp(0.1), rel=1e-2)
+    assert KernelModel({}, swayed=0.1).remembers
+    assert not KernelModel({"macs": 1.0}).remembers
 
 
 @given(features(), st.floats(0.1, 10.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,23 +11,47 @@ from evaluators.cost_model.columns import Array, Columns, columns
 from evaluators.cost_model.features import OperatorFeatures
 from evaluators.cost_model.fit import OPERATOR_TERMS, WholeModel, fit_overheads, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel, Tile, term
-from evaluators.cost_model.process import Process, fit_process, together
+from evaluators.cost_model.process import Process, fit_process, shape_features, together
 from evaluators.cost_model.profile import ProcessorProfile
+from evaluators.cost_model.recent import sway, with_duties
 from search_spaces.errors import ProfileError
 
 MEASURED = 0.04
 """Standard deviation of one operator's time, relative; short ones are known to half a microsecond."""
 _CLOCK_S = 5e-7
 
-_TILES = tuple(Tile(p, c, 1) for p in (1, 6, 7, 8, 14) for c in (1, 16, 32, 64))
-_TERMS: Mapping[str, tuple[str, ...]] = {"fully_connected": ("launch", "macs", "weight", "written")}
-_TILED = frozenset({"conv", "winograd", "pointwise", "grouped"})
+_TILES = tuple(
+    Tile(pixels, channels, narrow=narrow)
+    for pixels in (1, 6, 7, 8, 14)
+    for channels, narrow in ((1, 0), (16, 0), (32, 0), (32, 16), (64, 0), (64, 16))
+)
+_NEAR_S = (0.0, 1e-3, 2e-3, 3.3e-3, 6e-3, 1.2e-2, 3e-2)
+_CACHE_BYTES = (0.0, 5e5, 1e6, 2e6, 4e6, 1.6e7)
+_SHRUNK, _MOST_SWAYED = 0.1, 0.5
+_FIRST = Tile(near_s=3.3e-3, cache_bytes=2e6)
+
+_BEYOND = ("read_beyond", "written_beyond")
+_MATRIX = (
+    *("launch", "macs", "narrow", "steps", "patches", "read", "written", *_BEYOND, "ragged"),
+    *("far_weight", "near_weight", "far_pointers", "near_pointers"),
+)
+_TERMS: Mapping[str, tuple[str, ...]] = {
+    **{kernel: (*terms, *_BEYOND) for kernel, terms in OPERATOR_TERMS.items()},
+    **dict.fromkeys(("conv", "pointwise", "transpose_conv"), _MATRIX),
+    "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written"),
+}
+_TILED = frozenset({"conv", "pointwise"})
 _LEAST_FINE, _LEAST = 6, 3
 _MOST_POINTS = 1000
 _RANGES = ("macs", "read", "weight", "written")
 
-# Kernels that one implementation runs; the shape tells which.
-_ONE_KERNEL: Mapping[str, str] = {"winograd": "conv"}
+# Kernels that one implementation runs: a product of matrices, or one that finds its rows by pointers.
+_ONE_KERNEL: Mapping[str, str] = {
+    "winograd": "conv",
+    "grouped": "conv",
+    "pointwise/strided": "conv",
+    "fully_connected/rows": "pointwise",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +74,7 @@ class TimedModel:
     def at_their_pace(self) -> list[OperatorFeatures]:
         """Return the features, each with the time from one inference to the next."""
         pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
-        return [replace(f, interval_s=pace_s) for f in self.features]
+        return with_duties([replace(f, interval_s=pace_s) for f in self.features], self.operator_s)
 
     @property
     def whole(self) -> WholeModel:
@@ -86,10 +110,12 @@ def fit_processor(
         like = (tuned or {}).get(key)
         # The coarse model of kernels that have fine ones only stands in for kinds that were not timed.
         stand_in = "/" not in key and any(f.fine != f.key for f in picked)
-        kernels[key] = _fit_kernel(picked, seconds[where], like, noise, tune=tune and not stand_in)
-    for twin, key in _ONE_KERNEL.items():
-        if key in kernels:
-            kernels[twin] = kernels[key]
+        kernels[key] = _fit_kernel(key, picked, seconds[where], like, noise, tune=tune and not stand_in)
+    for key in tuple(kernels):
+        kernel, colon, dtype = key.partition(":")
+        for twin in (twin for twin, one in _ONE_KERNEL.items() if one == kernel):
+            coarse, slash, fine = twin.partition("/")
+            kernels[f"{coarse}{colon}{dtype}{slash}{fine}"] = kernels[key]
     if not kernels:
         raise ProfileError("no kind of operator was timed often enough to fit", f"time {_LEAST} or more of a kind")
     return _with_overheads(kernels, models)
@@ -101,34 +127,36 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
     for index, feature in enumerate(features):
         if feature.free or np.isnan(seconds[index]):
             continue
-        key = _ONE_KERNEL.get(feature.kernel, feature.kernel) + feature.key.removeprefix(feature.kernel)
-        found.setdefault(key, []).append(index)
-        if feature.fine != feature.key:
-            found.setdefault(feature.fine, []).append(index)
+        one = _implementation(feature)
+        for key in {one} if one else {feature.key, feature.fine}:
+            found.setdefault(key, []).append(index)
     return {key: where for key, where in found.items() if len(where) >= (_LEAST_FINE if "/" in key else _LEAST)}
 
 
+def _implementation(feature: OperatorFeatures) -> str | None:
+    """Return the key of the kernel that runs operators of several kinds, this one among them; None where none does."""
+    coarse, slash, fine = feature.fine.partition("/")
+    kernel, colon, dtype = coarse.partition(":")
+    one = _ONE_KERNEL.get(f"{kernel}{slash}{fine}")
+    return one and f"{one}{colon}{dtype}"
+
+
 def _fit_kernel(
-    features: Sequence[OperatorFeatures], seconds: Array, like: KernelModel | None, noise: float, *, tune: bool
+    key: str,
+    features: Sequence[OperatorFeatures],
+    seconds: Array,
+    like: KernelModel | None,
+    noise: float,
+    *,
+    tune: bool,
 ) -> KernelModel:
     rows = columns(features)
-    kernel = features[0].kernel
-    terms = _TERMS.get(kernel, OPERATOR_TERMS[kernel])
-    choice = (like.tile,) if like else _TILES if kernel in _TILED else (Tile(),)
-    best, least = None, np.inf
-    for tile in choice:
-        table = np.stack([term(name, rows, tile) for name in terms], axis=1)
-        prices = _prices(table, seconds)
-        loss = float(np.mean(np.log(table @ prices / seconds) ** 2))
-        if loss < least:
-            best, least = (tile, {n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}), loss
-    if best is None:
-        raise ProfileError(f"no terms fit the {kernel} operators; their times are no numbers")
-    tile, named = best
+    kernel = key.partition("/")[0].partition(":")[0]
+    model = _base(rows, seconds, _TERMS[kernel], like, kernel in _TILED)
     ranges = {name: (float(getattr(rows, name).min()), float(getattr(rows, name).max())) for name in _RANGES}
-    model = KernelModel(named, tile, ranges=ranges, samples=len(seconds))
+    model = replace(model, ranges=ranges, samples=len(seconds))
     residual = np.log(seconds / np.maximum(model.base_s(rows), 1e-9))
-    keys = [tuple(row) for row in _table(rows)]
+    keys = [tuple(row) for row in np.round(shape_features(rows), 1)]
     first, mean, deviation = together(keys, residual, noise)
     clock = _CLOCK_S / seconds[first]
     deviation = np.hypot(deviation, np.minimum(clock, 0.5))
@@ -140,35 +168,68 @@ def _fit_kernel(
     return replace(model, sigma=round(float(1.4826 * np.median(np.abs(left)) + 0.01), 4))
 
 
-def _prices(table: Array, seconds: Array) -> Array:
-    """Return positive prices that come nearest to the logarithms of times: what is left over is learnt as a factor."""
+def _base(rows: Columns, seconds: Array, terms: Sequence[str], like: KernelModel | None, tiled: bool) -> KernelModel:
+    """Return prices on the tile that fits best: how work is cut is looked for first, then what stays near."""
+    if like is not None:
+        return _priced(rows, seconds, terms, like.tile)[0]
+    best, least = _priced(rows, seconds, terms, _FIRST)
+    steps: list[Callable[[Tile], list[Tile]]] = [
+        lambda tile: [replace(t, near_s=tile.near_s, cache_bytes=tile.cache_bytes) for t in _TILES] if tiled else [],
+        lambda tile: [replace(tile, near_s=near_s) for near_s in _NEAR_S] if "far_weight" in terms else [],
+        lambda tile: [replace(tile, cache_bytes=nbytes) for nbytes in _CACHE_BYTES],
+    ]
+    for step in steps:
+        for tile in step(best.tile):
+            model, loss = _priced(rows, seconds, terms, tile)
+            if loss < least:
+                best, least = model, loss
+    return best
+
+
+def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> tuple[KernelModel, float]:
+    """Return prices on a tile, and the mean of what they are off, as a logarithm."""
+    table = np.stack([term(name, rows, tile) for name in terms], axis=1)
+    prices, swayed = _prices(table, seconds, sway(rows.duty))
+    model = KernelModel({n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}, tile, swayed=swayed)
+    return model, float(np.mean(np.abs(np.log(np.maximum(model.base_s(rows), 1e-9) / seconds))))
+
+
+def _prices(table: Array, seconds: Array, swayed: Array) -> tuple[Array, float]:
+    """Return positive prices, and a sway, that come nearest to the logarithms of times.
+
+    What is left over is learnt as a factor, so that it is factors that count here, too; those far off count less.
+    """
     from scipy.optimize import least_squares
 
-    start = nonnegative_prices(table, seconds)
-    share = (table / seconds[:, None]).mean(axis=0)
-    least = 0.01 / np.maximum(share, 1e-30)  # a hundredth of the usual time
     used = table.any(axis=0)
+    terms = table[:, used]
+    start = nonnegative_prices(table, seconds)[used]
+    least = 0.01 / np.maximum((terms / seconds[:, None]).mean(axis=0), 1e-30)  # a hundredth of the usual time
 
     def residual(theta: Array) -> Array:
-        result: Array = np.log(table[:, used] @ np.exp(theta) / seconds)
-        return result
+        result: Array = np.log(terms @ np.exp(theta[:-1]) / seconds) + theta[-1] * swayed
+        return np.append(result, _SHRUNK * theta[-1])
 
-    first = np.log(np.maximum(start, least)[used])
-    found = least_squares(residual, first, bounds=(first - 8.0, first + 4.0), max_nfev=60)
+    def slope(theta: Array) -> Array:
+        parts = terms * np.exp(theta[:-1])
+        shares = np.column_stack([parts / parts.sum(axis=1)[:, None], swayed])
+        return np.vstack([shares, [*np.zeros(terms.shape[1]), _SHRUNK]])
+
+    first = np.log(np.maximum(start, least))
+    low, high = np.append(first - 8.0, 0.0), np.append(first + 4.0, _MOST_SWAYED)
+    found = least_squares(
+        residual, np.append(first, 0.02), slope, bounds=(low, high), max_nfev=60, loss="soft_l1", f_scale=0.1
+    )
     prices = np.zeros(table.shape[1])
-    prices[used] = np.exp(found.x)
-    return prices
-
-
-def _table(rows: Columns) -> Array:
-    return np.stack([getattr(rows, name) for name in Columns.__slots__], axis=1)
+    prices[used] = np.exp(found.x[:-1])
+    return prices, round(float(found.x[-1]), 4)
 
 
 def _spread_out(count: int) -> list[int]:
-    """Return which of many shapes to learn from: all, or an even share of them."""
+    """Return which of many shapes to learn from: all, or some of them drawn at random."""
     if count <= _MOST_POINTS:
         return list(range(count))
-    return [int(i) for i in np.linspace(0, count - 1, _MOST_POINTS)]
+    return sorted(int(i) for i in np.random.default_rng(0).choice(count, _MOST_POINTS, replace=False))
 
 
 def _with_overheads(kernels: Mapping[str, KernelModel], models: Sequence[TimedModel]) -> ProcessorProfile:

@@ -2,19 +2,21 @@
 
 An operator's time depends on what runs before it, since that fills the caches; so operators are timed as parts of
 small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of drawn kinds
-and widths while they stay affordable.
+and widths while they stay affordable. Some walks know two kinds of operators only: what a core ran just before changes
+how it runs the next operator (:mod:`evaluators.cost_model.recent`), and where everything is mixed nothing tells that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
 
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Value
+from search_spaces.models.zoo.transformer import attention
 
 MOST_MACS = 400_000_000
 MOST_WEIGHTS = 6_000_000
@@ -56,8 +58,12 @@ class _Walk:
         self.seen.setdefault(value.shape, []).append(value)
 
 
-def random_network(name: str, rng: Rng, operators: int = 24) -> Draft:
-    """Return a network of about ``operators`` operators; the same seed draws the same one."""
+def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collection[str] = ()) -> Draft:
+    """Return a network of about ``operators`` operators; the same seed draws the same one.
+
+    Args:
+        kinds: that it is made of, beside a first convolution; all where none is named.
+    """
     net = Builder(name)
     image = rng.random() < 0.35
     size = int(np.exp(rng.uniform(math.log(96.0 if image else 4.0), math.log(300.0 if image else 150.0))))
@@ -70,9 +76,9 @@ def random_network(name: str, rng: Rng, operators: int = 24) -> Draft:
         walk.step(net.binary("MUL", walk.x, x, "gate"))
     while walk.count < operators:
         before = walk.count
-        kinds = [k for k in _STEPS if not (walk.x.shape[3] == 3 and k != "conv")]
-        weights = np.array([_SHARES.get(k, 1.0) for k in kinds])
-        _STEPS[kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]](walk)
+        steps = ["conv"] if walk.x.shape[3] == 3 else [k for k in _STEPS if not kinds or k in kinds]
+        weights = np.array([_SHARES.get(k, 1.0) for k in steps])
+        _STEPS[steps[int(rng.choice(len(steps), p=weights / weights.sum()))]](walk)
         if walk.count == before:  # it did not fit: narrow the network, which always fits
             _pointwise(walk, most=64)
     _head(walk)
@@ -97,6 +103,20 @@ def random_dense(name: str, rng: Rng) -> Draft:
             x = net.affine(x, f"norm{layer}")
         if rng.random() < 0.5:
             x = net.softmax(x, f"softmax{layer}")
+    return net.finish(x)
+
+
+def random_attention(name: str, rng: Rng) -> Draft:
+    """Return layers of attention between fully connected ones, as transformers have them."""
+    net = Builder(name)
+    heads, size = int(rng.choice([1, 2, 3, 4, 6, 8])), 8 * int(rng.integers(2, 9))
+    tokens, width = int(np.exp(rng.uniform(2.5, 5.6))), heads * size
+    x = net.input((1, tokens, width))
+    for layer in range(3):
+        query, key, value = (net.fully_connected(x, width, f"{which}{layer}", keep=True) for which in "qkv")
+        y = attention(net, query, key, value, heads, f"attention{layer}", None)
+        y = net.fully_connected(y, width, f"out{layer}", keep=True)
+        x = net.affine(net.add(x, y, f"sum{layer}"), f"norm{layer}")
     return net.finish(x)
 
 
@@ -256,10 +276,32 @@ _SHARES: Mapping[str, float] = {
 }
 
 
+_FEW = (
+    *(("conv", "pool"), ("conv", "add"), ("conv", "depthwise"), ("conv", "grouped")),
+    *(("pointwise", "depthwise"), ("pointwise", "add"), ("pointwise", "concat"), ("pointwise", "unary")),
+)
+_ANY_KINDS = 80
+
+
 def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
-    """Return a network for each name; every fifth is one of dense layers."""
+    """Return a network for each name: every fifth is one of dense layers.
+
+    From the 81st on, in turns of ten, four know few kinds of operators and one is of attention.
+    """
     found = []
     for index, name in enumerate(names):
-        rng = np.random.default_rng([seed, index])
-        found.append(random_dense(name, rng) if index % 5 == 4 else random_network(name, rng))
+        found.append(_drawn(name, np.random.default_rng([seed, index]), index, few=index >= _ANY_KINDS))
     return found
+
+
+def network(name: str, seed: int) -> Draft:
+    """Return the network of a seed; of ten in a row four know few kinds of operators, and two have dense layers."""
+    return _drawn(name, np.random.default_rng([seed, 0]), seed, few=True)
+
+
+def _drawn(name: str, rng: Rng, turn: int, *, few: bool) -> Draft:
+    if turn % 5 == 4:
+        return random_attention(name, rng) if few and turn % 10 == 9 else random_dense(name, rng)
+    if few and turn % 2:
+        return random_network(name, rng, kinds=_FEW[int(rng.integers(len(_FEW)))])
+    return random_network(name, rng)

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
 from evaluators.cost_model.calibrate_measure import check_seconds
-from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.calibrate_nets import network
 from evaluators.cost_model.columns import Array, columns
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.fit import errors_of
@@ -83,7 +83,7 @@ class Timed:
 
         try:
             name, seed = str(data["name"]), data["seed"]
-            made = draft(name) if seed is None else networks([name], int(seed))[0]
+            made = draft(name) if seed is None else network(name, int(seed))
             features = operator_features(made.graph())
             operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
             found = cls(
@@ -121,7 +121,7 @@ def next_network(timed: Sequence[Timed], refused: int = 0, candidates: int = _CA
     """
     first = (len(timed) + refused) * candidates
     seeds = range(first, first + candidates)
-    drawn = [operator_features(networks([f"net{seed}"], seed)[0].graph()) for seed in seeds]
+    drawn = [operator_features(network(f"net{seed}", seed).graph()) for seed in seeds]
     if len(timed) < SPACE_FILLING:
         scores = _novelty(drawn, [f for t in timed for f in t.features])
     else:

@@ -30,6 +30,7 @@ class Columns:
     groups: Array
     inputs: Array
     interval: Array  # seconds between two uses of the same weights; 0 where unknown
+    duty: Array  # share of the time just before that matrix products took
 
     def __getitem__(self, rows: npt.NDArray[np.intp] | slice) -> Columns:
         return Columns(*(getattr(self, name)[rows] for name in self.__slots__))
@@ -52,7 +53,8 @@ def columns(features: Sequence[OperatorFeatures]) -> Columns:
             f.groups,
             f.inputs,
             f.interval_s,
+            f.duty,
         )
         for f in features
     ]
-    return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 13).T)
+    return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 14).T)

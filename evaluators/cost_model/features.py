@@ -58,6 +58,7 @@ class OperatorFeatures:
         free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
         interval_s: seconds from one inference to the next: what others leave of its weights in the last cache by then
             decides how quickly they come; 0 where unknown.
+        duty: how much of the time just before matrix products took (:mod:`evaluators.cost_model.recent`), from 0 to 1.
         resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
     """
 
@@ -78,6 +79,7 @@ class OperatorFeatures:
     free: bool = False
     resident_bytes: int = 0
     interval_s: float = 0.0
+    duty: float = 0.0
 
     @property
     def key(self) -> str:
@@ -88,11 +90,14 @@ class OperatorFeatures:
     def fine(self) -> str:
         """Which finer model predicts it where there is one.
 
-        Kernels that map elements differ from kind to kind, depthwise ones are written for one size of filter each, and
-        a product with one vector waits for its weights.
+        Kernels that map elements differ from kind to kind, depthwise ones are written for one size of filter each, a
+        pointwise convolution that skips pixels is no plain product of matrices, and a product with one vector waits for
+        its weights.
         """
         if self.kernel == "depthwise":
             return f"{self.key}/{self.filter[0] * self.filter[1]}"
+        if self.kernel == "pointwise" and self.stride != (1, 1):
+            return f"{self.key}/strided"
         if self.kernel == "fully_connected":
             return f"{self.key}/vector" if self.output[0] * self.output[1] == 1 else f"{self.key}/rows"
         if self.kernel not in _FINE:

@@ -13,37 +13,86 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from evaluators.cost_model.columns import Array, Columns
 from evaluators.cost_model.correction import Correction
 from evaluators.cost_model.process import Process
+from evaluators.cost_model.recent import sway
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a kernel cuts its work: what is left over in the last tile is computed all the same.
+    """How a kernel cuts its work (what is left over in the last tile is computed all the same), and what stays near.
 
     Attributes:
         pixels: output pixels of one tile.
         channels: output channels of one tile.
         depth: input channels that are multiplied at once.
+        narrow: output channels of the tiles of another kernel, which runs where there are fewer than ``channels``; 0
+            where there is none.
+        near_s: weights that are used again within about this time come from a near cache; 0: they all come from afar.
+        cache_bytes: activations beyond this do not stay in the cache that writes go to; 0: they all do.
     """
 
     pixels: int = 1
     channels: int = 1
     depth: int = 1
+    narrow: int = 0
+    near_s: float = 0.0
+    cache_bytes: float = 0.0
 
 
 def _up(values: Array, step: int) -> Array:
     return np.ceil(values / step) * step if step > 1 else values
 
 
-def _tiled_macs(c: Columns, tile: Tile) -> Array:
-    channels = c.channels / np.maximum(c.groups, 1.0)  # each group has tiles of its own
-    whole = np.maximum(c.pixels * channels * c.channels_in, 1.0)
-    padded = _up(c.pixels, tile.pixels) * _up(channels, tile.channels) * _up(c.channels_in, tile.depth)
+def _is_narrow(c: Columns, tile: Tile) -> npt.NDArray[np.bool_]:
+    result: npt.NDArray[np.bool_] = c.channels / np.maximum(c.groups, 1.0) < (tile.channels if tile.narrow else 0)
+    return result
+
+
+def _covered(c: Columns, tile: Tile) -> Array:
+    """Return how many output elements whole tiles cover; each group has tiles of its own."""
+    groups = np.maximum(c.groups, 1.0)
+    channels = c.channels / groups
+    wide = _up(channels, tile.channels)
+    if tile.narrow:
+        wide = np.where(_is_narrow(c, tile), _up(channels, tile.narrow), wide)
+    return _up(c.pixels, tile.pixels) * wide * groups
+
+
+def _all_macs(c: Columns, tile: Tile) -> Array:
+    whole = np.maximum(c.pixels * c.channels * c.channels_in, 1.0)
+    padded = _covered(c, tile) * _up(c.channels_in, tile.depth)
     result: Array = c.macs * np.maximum(padded, whole) / whole
     return result
+
+
+def _wide_macs(c: Columns, tile: Tile) -> Array:
+    macs = _all_macs(c, tile)
+    return np.where(_is_narrow(c, tile), 0.0, macs) if tile.narrow else macs
+
+
+def _narrow_macs(c: Columns, tile: Tile) -> Array:
+    return np.where(_is_narrow(c, tile), _all_macs(c, tile), 0.0) if tile.narrow else np.zeros_like(c.macs)
+
+
+def _near(c: Columns, tile: Tile) -> Array:
+    """Return the share of what was used in the last inference that a near cache still holds."""
+    if not tile.near_s:
+        return np.zeros_like(c.macs)
+    result: Array = 1.0 / (1.0 + (c.interval / tile.near_s) ** _STEEP)
+    return result
+
+
+def _beyond(values: Array, tile: Tile) -> Array:
+    return np.maximum(0.0, values - tile.cache_bytes) if tile.cache_bytes else np.zeros_like(values)
+
+
+def _pointers(c: Columns) -> Array:
+    """Return how many rows of its input a convolution finds by pointers; it reads them as it reads weights."""
+    return c.pixels * c.taps
 
 
 _PLAIN: Mapping[str, Callable[[Columns], Array]] = MappingProxyType(
@@ -55,11 +104,26 @@ _PLAIN: Mapping[str, Callable[[Columns], Array]] = MappingProxyType(
         "far": lambda c: c.read - c.resident,
         "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements that are multiplied, one filter
         "inputs": lambda c: c.inputs,
+        "ragged": lambda c: np.where(c.channels % _VECTOR > 0, c.pixels * c.channels, 0.0),  # rows end within one
     }
 )
-_TILED: Mapping[str, Callable[[Columns, Tile], Array]] = MappingProxyType({"macs": _tiled_macs})
+_TILED: Mapping[str, Callable[[Columns, Tile], Array]] = MappingProxyType(
+    {
+        "macs": _wide_macs,
+        "narrow": _narrow_macs,
+        "steps": lambda c, tile: _covered(c, tile) * c.taps,  # each place of a filter is a loop of its own
+        "far_weight": lambda c, tile: c.weight * (1.0 - _near(c, tile)),
+        "near_weight": lambda c, tile: c.weight * _near(c, tile),
+        "far_pointers": lambda c, tile: _pointers(c) * (1.0 - _near(c, tile)),
+        "near_pointers": lambda c, tile: _pointers(c) * _near(c, tile),
+        "read_beyond": lambda c, tile: _beyond(c.read, tile),
+        "written_beyond": lambda c, tile: _beyond(c.written, tile),
+    }
+)
 
 TERMS = (*_TILED, *_PLAIN)
+_STEEP = 4  # how sharply what a near cache holds ends
+_VECTOR = 16
 _MOST_CORRECTED = 2.5  # in either direction, as a logarithm
 
 
@@ -79,6 +143,7 @@ class KernelModel:
         ranges: name of a column (:class:`Columns`) → least and greatest value in the fit.
         samples: operators in the fit; of a fit from whole models, operators in all of them.
         correction: of the sum of terms; None where there was none to learn from.
+        swayed: logarithm of how much longer it takes where nothing but matrix products ran just before.
     """
 
     prices: Mapping[str, float]
@@ -87,13 +152,19 @@ class KernelModel:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     samples: int = 0
     correction: Correction | Process | None = None
+    swayed: float = 0.0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what ran before an operator, or when it ran last, plays a part."""
+        return bool(self.tile.near_s or self.swayed or isinstance(self.correction, Process))
 
     def base_s(self, rows: Columns) -> Array:
         """Return the sum of terms for each operator, in seconds, shape ``(n,)``; it grows with work and bytes."""
         total = np.zeros_like(rows.macs)
         for name, price in self.prices.items():
             total += price * term(name, rows, self.tile)
-        return total
+        return total * np.exp(self.swayed * sway(rows.duty)) if self.swayed else total
 
     def predict(self, rows: Columns) -> tuple[Array, Array]:
         """Return the time of each operator in seconds and its relative standard deviation, shape ``(n,)``."""

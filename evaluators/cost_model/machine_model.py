@@ -120,13 +120,15 @@ class Loaded:
 def middle(runs: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean of the runs that are neither among the quickest quarter nor among the slowest, by their sums.
 
+    Of three runs or more one at least is left out at either end: it may have been disturbed.
+
     A model and its kernels are averaged alike, so that the kernels' means add up to the model's whatever the number of
     runs; the least of each kernel, or the upper of two runs, would be off by a tenth where runs are few.
 
     Args:
         runs: of each what its kernels took, or what it took alone.
     """
-    left_out = len(runs) // 4
+    left_out = max(len(runs) // 4, min(1, (len(runs) - 1) // 2))
     kept = sorted(runs, key=sum)[left_out : len(runs) - left_out]
     return [sum(values) / len(kept) for values in zip(*kept, strict=True)]
 

@@ -25,8 +25,8 @@ from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
 
-_VISIT_S, _SETTLE_S = 0.02, 0.01
-_MOST_RUNS = 30
+_VISIT_S, _SETTLE_S = 0.05, 0.01
+_LEAST_RUNS, _MOST_RUNS = 3, 40
 _ROUNDED_S = 5e-7
 
 
@@ -98,7 +98,7 @@ class _Visited:
             once_s = watched.run()
             if once_s < _VISIT_S:  # else what coming from elsewhere costs the first run is little
                 once_s = max(1e-6, watched.run())
-            runs = int(min(max(_VISIT_S / once_s, 1), _MOST_RUNS))
+            runs = int(min(max(_VISIT_S / once_s, _LEAST_RUNS), _MOST_RUNS))
             for _ in range(int(min(_SETTLE_S / once_s, _MOST_RUNS))):
                 watched.run()
             each = [watched.events() for _ in range(runs)]

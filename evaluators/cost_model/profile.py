@@ -12,11 +12,12 @@ import numpy as np
 from evaluators.cost_model.columns import Array, columns
 from evaluators.cost_model.features import OperatorFeatures
 from evaluators.cost_model.kernels import KernelModel
+from evaluators.cost_model.recent import with_duties
 from search_spaces.errors import ProfileError
 
 TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
 UNSEEN_SIGMA = 1.0
-_LONG_S, _PASSES = 0.1, 2
+_LONG_S, _PASSES, _ROUGH_S_PER_MAC = 0.1, 3, 2e-11
 
 COLD_BYTES = 256 << 10
 """So much of a tensor lies in the cache of the core that wrote it, and is missed in that of another; see ``cold_s``."""
@@ -29,7 +30,7 @@ STANDS_IN: Mapping[str, tuple[str, ...]] = {
     "grouped": ("conv", "winograd"),
     "depthwise": ("grouped", "conv"),
     "fully_connected": ("pointwise", "matmul"),
-    "matmul": ("fully_connected", "pointwise"),
+    "matmul": ("pointwise", "fully_connected"),
     "transpose_conv": ("conv", "winograd"),
     "pool": ("mean", "elementwise", "copy", "concat"),
     "mean": ("pool", "elementwise", "copy", "concat"),
@@ -176,11 +177,12 @@ class CostProfile:
         if warn:
             for concern in self.concerns(features, processor):
                 warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
-        # How soon weights are used again depends on the result: begin with what takes long.
-        pace_s = _LONG_S
-        for _ in range(_PASSES):
-            found = self._predict([f if f.interval_s else replace(f, interval_s=pace_s) for f in features], processor)
-            pace_s = float(found.seconds.sum())
+        # How soon weights are used again, and what runs when, depends on the result: begin with what takes long.
+        seconds, pace_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
+        for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
+            paced = [f if f.interval_s else replace(f, interval_s=pace_s) for f in features]
+            found = self._predict(with_duties(paced, seconds), processor)
+            seconds, pace_s = found.seconds, float(found.seconds.sum())
         return found
 
     def _predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
