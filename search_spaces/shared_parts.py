@@ -11,7 +11,7 @@ from typing import Literal
 from search_spaces.branches import branch_groups, walk
 from search_spaces.errors import RewriteError
 from search_spaces.graph import Graph
-from search_spaces.rewrites.splits import Axis, Sides, Split, divide, extent
+from search_spaces.rewrites.splits import Axis, Sides, Split, divide, extent, is_flat
 
 GRID = 16
 """Into how many equal steps a share is told."""
@@ -109,9 +109,16 @@ class SharedParts:
                 seen.add(cuts[step])
                 with suppress(RewriteError):
                     found[step] = divide(self.graph, Split(first, last, axis, (cuts[step],)))
-        if not found:
+        if not found and not self._goes_on(first, last, axis):
             self._dead[first, axis] = min(last, self._dead.get((first, axis), last))
         return dict(sorted(found.items()))
+
+    def _goes_on(self, first: int, last: int, axis: Axis) -> bool:
+        """Return whether a chain may only be too short: what each side computes for itself is read behind it."""
+        made = (tensor for index in range(first, last) for tensor in self.graph.operators[index].outputs)
+        return any(
+            is_flat(self.graph, t, axis) and any(c >= last for c in self.graph.consumers.get(t, ())) for t in made
+        )
 
     def step(self, part: Part) -> int | None:
         """Return at which step of :data:`GRID` a part is split, or None where it is at none."""

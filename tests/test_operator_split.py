@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.operator_split import SplitGraph, split_operators
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
 from search_spaces.rewrites.windows import Window
+from search_spaces.shared_parts import SharedParts
 from tests.split_models import SAME, VALID, Layers, layers
 from tests.tflite_models import Array, run_pieces
 
@@ -150,6 +152,25 @@ def test_a_mean_over_height_is_a_sum_of_the_sides(tmp_path: Path) -> None:
     drawn.done()
     found = agree(drawn, (Split(0, 2, "height", (4,)),), None, exact=False)
     assert "CONCATENATION" not in {o.kind for o in found.graph.operators}
+
+
+def test_factors_of_a_normalisation_are_computed_on_both_sides(tmp_path: Path) -> None:
+    drawn = Layers((1, 9, 5, 4))
+    wide = drawn.conv(8)
+    mean = drawn.mean()
+    shape = (1, 1, 1, 8)
+    shifted = drawn.layer("ADD", [mean, drawn.constant(8)], shape, schema.AddOptionsT())
+    factor = drawn.layer("MUL", [shifted, drawn.constant(1, 1, 1, 8)], shape, schema.MulOptionsT())
+    drawn.layer("MUL", [wide, factor], (1, 9, 5, 8), schema.MulOptionsT())
+    drawn.layer("SUB", [drawn.last, shifted], (1, 9, 5, 8), schema.SubOptionsT())
+    drawn.conv(8)
+    drawn.done()
+    graph = agree(drawn, (Split(0, 2, "height", (4,)), Split(2, 7, "height", (3,))), None, exact=False).graph
+    assert sum(o.kind == "CONCATENATION" for o in graph.operators) == 2, "of both convolutions, and nothing between"
+    parts = SharedParts(read_model(drawn.net.write(tmp_path / "model.tflite")))
+    assert parts.steps(2, 7, "height")
+    assert not parts.steps(2, 5, "height"), "the last of them reads what another operator needs, too"
+    assert not parts.steps(1, 7, "height"), "the mean is known when the sides have met"
 
 
 @pytest.mark.parametrize(

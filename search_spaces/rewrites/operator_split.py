@@ -216,7 +216,7 @@ class _Side:
     def _input(self, tensor: int, need: Part | None) -> int:
         """Return the part of a tensor that an operator reads."""
         if need is None:
-            return tensor
+            return self.made[tensor][0] if tensor in self.made else tensor
         if self._graph.tensors[tensor].constant:
             return self._structure.part(tensor, need)
         held, rows = self.made.get(tensor, (tensor, (0, self._graph.tensors[tensor].shape[need.dimension])))

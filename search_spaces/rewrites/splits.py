@@ -3,7 +3,8 @@
 An operator is local along an axis if a run of its output's indices there follows from a run of its input's, with a few
 more for windows (the halo). A chain of local operators can be split as a whole: each side computes all of it from its
 slice of what the chain reads, halos again and again, and the sides meet once, at the end. A convolution reads all
-channels, so along channels it can only begin a chain.
+channels, so along channels it can only begin a chain. What has one index only along the axis (the factors of a
+normalisation) and is read within the chain alone, each side computes for itself.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from itertools import pairwise
 
 from search_spaces.errors import RewriteError
 from search_spaces.graph import Graph
-from search_spaces.rewrites.locality import MEETS_IN_A_SUM, Axis, Need, axis_of, needs, what
+from search_spaces.rewrites.locality import MEETS_IN_A_SUM, Axis, Need, Part, axis_of, needs, what
 from search_spaces.rewrites.windows import Range
 
-__all__ = ["Axis", "Piece", "Sides", "Split", "divide"]
+__all__ = ["Axis", "Piece", "Sides", "Split", "divide", "is_flat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,13 @@ def extent(graph: Graph, first: int, last: int, axis: Axis) -> int:
             f"it has the operators 0 to {len(graph.operators) - 1}",
         )
     return _length(graph, _measured(graph, last - 1, axis), axis, last - 1)
+
+
+def is_flat(graph: Graph, tensor: int, axis: Axis) -> bool:
+    """Return whether a tensor has one index only along an axis, so that each side of a split would need all of it."""
+    shape = graph.tensors[tensor].shape
+    place = axis_of(shape, axis)
+    return place is not None and shape[place] == 1
 
 
 def divide(graph: Graph, split: Split) -> Sides:
@@ -156,13 +164,14 @@ def _side(graph: Graph, split: Split, own: Mapping[int, Range]) -> tuple[Piece, 
             if read == -1 or not split.first <= graph.producer.get(read, -1) < split.last:
                 continue
             source = graph.operators[graph.producer[read]]
-            if need is None or (split.axis == "height" and source.kind in MEETS_IN_A_SUM):
+            inner = Part(0, 0, 1) if need is None and read not in own and is_flat(graph, read, split.axis) else need
+            if inner is None or (split.axis == "height" and source.kind in MEETS_IN_A_SUM):
                 raise RewriteError(
                     f"{split}: {what(graph, index)} needs all that operator {graph.producer[read]} ({source.kind}) "
                     f"computes, not a part of it",
                     f"let the chain end before operator {index}",
                 )
-            before = wanted.get(read, (need.first, need.last))
-            wanted[read] = min(before[0], need.first), max(before[1], need.last)
+            before = wanted.get(read, (inner.first, inner.last))
+            wanted[read] = min(before[0], inner.first), max(before[1], inner.last)
         pieces.append(Piece(index, rows, found))
     return tuple(reversed(pieces))
