@@ -36,3 +36,9 @@ def test_what_a_drifting_machine_does_to_all_is_told_from_what_models_take(
 def test_one_visit_is_at_the_usual_pace() -> None:
     assert slowness(["one"], [1.0]).tolist() == [0.0]
     assert usual_times([[1.0, 2.0]], np.zeros(1)).tolist() == [1.0, 2.0]
+
+
+def test_visits_that_were_disturbed_do_not_count() -> None:
+    rows = [[1.0, 2.0], [9.0, 2.0], [1.0, 2.2], [30.0, 40.0]]
+    assert usual_times(rows, np.zeros(4)).tolist() == [1.0, 2.1]
+    assert usual_times(rows, np.log([1.0, 10.0, 1.0, 1.0])).tolist() == [0.95, 1.1]

@@ -1,7 +1,7 @@
 """Target 1 of the cost model: this machine's CPU, models whose whole family was kept out of the fit.
 
 ``python -m tests.benchmarks.cost_model_cpu prepare DATA`` writes models and packs their weights;
-``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4`` visits 75 models of the zoo and 80
+``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4`` visits 75 models of the zoo and 100
 generated networks in turns on a lane (``cpu0``: one thread, ``cpu``: all cores), and adds to what DATA holds;
 ``python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT.json`` fits and compares.
 
@@ -9,7 +9,8 @@ Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2
 from the generated networks and all other families, and predicts that family's models at all their widths and sizes.
 Length scales of the fit come from the generated networks alone. Predicted is the latency of a whole model as one
 stage; what is fitted are the times of kernels within models, and whole models of the other families. All models are
-visited in turns, and brought to one pace by what the others took just before and after.
+visited in turns, and brought to one pace by what the others took just before and after; of the visits to a model the
+quicker half count, since the others were disturbed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
 from evaluators.cost_model.calibrate_measure import reference_network
 from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.columns import Array
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
 from evaluators.cost_model.machine_match import operator_seconds
@@ -54,7 +56,7 @@ regnet_y_32gf@0.125 regnet_y_32gf@0.125/160 posenet posenet@0.5 posenet/128 yolo
 retinaface/320 retinaface@0.5/320 retinaface@0.5/192 fast_style_transfer/240x320 fast_style_transfer@0.5/240x320
 mobilebert/64 mobilebert@0.5/64 vit_b16@0.25 vit_b16@0.5/112
 """.split()  # noqa: SIM905 - a list of 75 quoted names is harder to read
-NETS, SEED = 80, 3
+NETS, SEED = 100, 3
 GENERATED = "generated"
 
 
@@ -140,16 +142,20 @@ def drift(data: Path, lane: str) -> dict[str, Any]:
     """Return how unsteady the machine was, as relative differences: what no prediction can be nearer than.
 
     ``pace`` is what it did to all models at a time, which is allowed for; ``visits`` how far two visits to one model
-    differ all the same; ``halves`` how far the medians of a model's odd and even visits differ, and of its earlier and
-    later ones: the second number of each is that of the worst tenth.
+    differ all the same; ``halves`` how far what a model usually takes by its odd and even visits differs, and by its
+    earlier and later ones: the second number of each is that of the worst tenth.
     """
     rows = [row for row in rows_of(data) if row["lane"] == lane]
     names = np.array([row["model"] for row in rows])
     slower = slowness(list(names), [row["whole_s"] for row in rows])
     own = np.log([row["whole_s"] for row in rows]) - slower
     by_model = [own[names == name] for name in dict.fromkeys(names)]
-    odd = [abs(np.median(v[::2]) - np.median(v[1::2])) for v in by_model if len(v) > 1]
-    later = [abs(np.median(v[: len(v) // 2]) - np.median(v[len(v) // 2 :])) for v in by_model if len(v) > 1]
+
+    def usual(logs: Array) -> float:
+        return float(np.log(usual_times(np.exp(logs)[:, None].tolist(), np.zeros(len(logs)))[0]))
+
+    odd = [abs(usual(v[::2]) - usual(v[1::2])) for v in by_model if len(v) > 1]
+    later = [abs(usual(v[: len(v) // 2]) - usual(v[len(v) // 2 :])) for v in by_model if len(v) > 1]
 
     def usual_and_worst(values: Sequence[Any]) -> list[float]:
         return [round(float(np.percentile(values, q)), 4) for q in (50, 90)]
