@@ -48,12 +48,15 @@ def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
     """Return, for each stage that waited for another lane last, how long after that stage's end it began."""
     if timeline is None:
         return []
-    place = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
+    places: dict[int, list[int]] = {}  # several of an operator that is split
+    for index, stage in enumerate(plan.stages):
+        for o in stage.operators:
+            places.setdefault(o, []).append(index)
     events = {event.stage: event for event in timeline.events}
     found: list[float] = []
     ended: dict[str, float] = {}
     for index, stage in enumerate(plan.stages):
-        needs = {place[p] for o in stage.operators for p in graph.predecessors(o)} - {index}
+        needs = {at for o in stage.operators for p in graph.predecessors(o) for at in places[p]} - {index}
         last = max(needs, key=lambda i: events[i].end_s, default=None)
         elsewhere = last is not None and plan.stages[last].processor != stage.processor
         if last is not None and elsewhere and events[last].end_s >= ended.get(stage.processor, 0.0):

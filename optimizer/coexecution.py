@@ -23,7 +23,9 @@ from search_spaces.cuts import every_layer
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
+from search_spaces.rewrites.splits import Axis
+from search_spaces.shared_parts import GRID, Part
 
 GREEDY = "CoDL's greedy chains"
 SINGLE = "operators split one by one"
@@ -33,11 +35,17 @@ _RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 2.5
 
 
 def coexecution_profile(
-    session: Session, graph: Graph, platform: Platform, known: Profile, progress: Callable[[str], None]
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    space: CoexecutionSpace,
+    known: Profile,
+    progress: Callable[[str], None],
 ) -> Profile:
     """Return a profile in which starting a part, and meeting another core, are read off the clock where they happen.
 
     As differences of two latencies they drown in noise on large models, and where chains begin and end hangs on them.
+    Cores meet where every operator is shared by both: one that waited for long, as behind a model's half, would sleep.
 
     Args:
         known: the operators, as they were timed; what has a memory of its own stays as it is.
@@ -56,11 +64,28 @@ def coexecution_profile(
         rest_s = max(0.0, known.whole_s[like] - overhead_s[like])
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
     for a, b in reversed(list(combinations(cores, 2))) if count > 1 else ():
-        plan = chain_plan(graph, (count // 2,), [a.name, b.name])
+        progress(f"timing how {a.name} and {b.name} meet")
+        plan = space.plan(_shared_by(space, a, b, known))
         waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
         if waits:
             hand_over_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
     return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
+
+
+def _shared_by(space: CoexecutionSpace, a: Processor, b: Processor, known: Profile) -> list[Part]:
+    """Return every operator as a part, shared so that both cores take about as long, or whole where it cannot be."""
+    first = round(GRID * known.whole_s[b.like] / (known.whole_s[a.like] + known.whole_s[b.like]))
+    found = []
+    for operator in range(len(space.graph.operators)):
+        axes: tuple[Axis, ...] = ("height", "channels")
+        split = [(axis, steps) for axis in axes if (steps := space.steps(operator, operator + 1, axis))]
+        if not split:
+            found.append(Part(operator, operator + 1, (a.name,)))
+            continue
+        axis, steps = split[0]
+        sides = steps[min(steps, key=lambda step: abs(step - first))]
+        found.append(Part(operator, operator + 1, (a.name, b.name), axis, sides.split.cuts[0]))
+    return found
 
 
 def _runs(session: Session, graph: Graph, plan: Plan) -> Sequence[Batch]:

@@ -377,7 +377,7 @@ def _measured_profile(study: _Study, session: Session, warm: Warm | None) -> Pro
     if isinstance(study.space, BranchSpace):
         found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
     elif isinstance(study.space, CoexecutionSpace):
-        found = coexecution_profile(session, study.graph, study.platform, found, study.watcher.message)
+        found = coexecution_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
     return _with_ranks(study, session, found)
 
 

@@ -35,7 +35,7 @@ from search_spaces.rewrites.views import without_copies
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core
 from tests.test_branches import Recipe, built, network, recipes
-from tests.test_study_ends import Quiet
+from tests.short_studies import Quiet
 
 TWO = Platform("two", (one_core(0), one_core(1)))
 
@@ -222,7 +222,8 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
     with evaluator.prepare(platform) as session:
         known = profile(session, graph, platform)
-        found = coexecution_profile(session, graph, platform, known, lambda _: None)
+        space = CoexecutionSpace(graph, platform)
+        found = coexecution_profile(session, graph, platform, space, known, lambda _: None)
     (like,) = found.operator_s
     assert sum(found.operator_s[like]) + found.overhead_s[like] == pytest.approx(found.whole_s[like])
     assert 0 < found.overhead_s[like] < 0.05
