@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ _TILES = tuple(
     for pixels in (1, 6, 7, 8, 14)
     for channels, narrow in ((1, 0), (16, 0), (32, 0), (32, 16), (64, 0), (64, 16))
 )
-_NEAR_S = (0.0, 1e-3, 2e-3, 3.3e-3, 6e-3, 1.2e-2, 3e-2)
+_NEAR_S = (0.0, 5e-4, 1e-3, 1.5e-3, 2e-3, 2.7e-3, 3.5e-3, 4.5e-3, 6e-3, 1e-2, 2e-2)
 _CACHE_BYTES = (0.0, 5e5, 1e6, 2e6, 4e6, 1.6e7)
 _SHRUNK, _MOST_SWAYED = 0.1, 0.5
 _FIRST = Tile(near_s=3.3e-3, cache_bytes=2e6)
@@ -105,12 +105,18 @@ def fit_processor(
     if bad.size:
         raise ProfileError(f"an operator to fit has the time {seconds[bad[0]]}", "times are positive seconds")
     kernels: dict[str, KernelModel] = {}
-    for key, where in _groups(features, seconds).items():
-        picked = [features[i] for i in where]
+    timed = {
+        key: (columns([features[i] for i in where]), seconds[where])
+        for key, where in _groups(features, seconds).items()
+    }
+    near_s = 0.0 if tuned else _near_s(timed)
+    for key, (rows, took) in timed.items():
         like = (tuned or {}).get(key)
-        # The coarse model of kernels that have fine ones only stands in for kinds that were not timed.
-        stand_in = "/" not in key and any(f.fine != f.key for f in picked)
-        kernels[key] = _fit_kernel(key, picked, seconds[where], like, noise, tune=tune and not stand_in)
+        base = _priced(rows, took, _terms(key), like.tile)[0] if like else _base(key, rows, took, near_s)
+        # The coarse model of kernels that have fine ones only stands in for kinds that were not timed. What terms leave
+        # over of kernels with tiles is too little to tell length scales by: usual ones predict unseen families better.
+        usual = _kernel(key) in _TILED or any(fine.startswith(f"{key}/") for fine in timed)
+        kernels[key] = _corrected(base, rows, took, like, noise, tune=tune and not usual)
     for key in tuple(kernels):
         kernel, colon, dtype = key.partition(":")
         for twin in (twin for twin, one in _ONE_KERNEL.items() if one == kernel):
@@ -141,18 +147,10 @@ def _implementation(feature: OperatorFeatures) -> str | None:
     return one and f"{one}{colon}{dtype}"
 
 
-def _fit_kernel(
-    key: str,
-    features: Sequence[OperatorFeatures],
-    seconds: Array,
-    like: KernelModel | None,
-    noise: float,
-    *,
-    tune: bool,
+def _corrected(
+    model: KernelModel, rows: Columns, seconds: Array, like: KernelModel | None, noise: float, *, tune: bool
 ) -> KernelModel:
-    rows = columns(features)
-    kernel = key.partition("/")[0].partition(":")[0]
-    model = _base(rows, seconds, _TERMS[kernel], like, kernel in _TILED)
+    """Return a kernel that has prices with what its neighbours correct, and where it was fitted."""
     ranges = {name: (float(getattr(rows, name).min()), float(getattr(rows, name).max())) for name in _RANGES}
     model = replace(model, ranges=ranges, samples=len(seconds))
     residual = np.log(seconds / np.maximum(model.base_s(rows), 1e-9))
@@ -168,22 +166,38 @@ def _fit_kernel(
     return replace(model, sigma=round(float(1.4826 * np.median(np.abs(left)) + 0.01), 4))
 
 
-def _base(rows: Columns, seconds: Array, terms: Sequence[str], like: KernelModel | None, tiled: bool) -> KernelModel:
-    """Return prices on the tile that fits best: how work is cut is looked for first, then what stays near."""
-    if like is not None:
-        return _priced(rows, seconds, terms, like.tile)[0]
-    best, least = _priced(rows, seconds, terms, _FIRST)
-    steps: list[Callable[[Tile], list[Tile]]] = [
-        lambda tile: [replace(t, near_s=tile.near_s, cache_bytes=tile.cache_bytes) for t in _TILES] if tiled else [],
-        lambda tile: [replace(tile, near_s=near_s) for near_s in _NEAR_S] if "far_weight" in terms else [],
-        lambda tile: [replace(tile, cache_bytes=nbytes) for nbytes in _CACHE_BYTES],
-    ]
-    for step in steps:
-        for tile in step(best.tile):
-            model, loss = _priced(rows, seconds, terms, tile)
-            if loss < least:
-                best, least = model, loss
-    return best
+def _terms(key: str) -> tuple[str, ...]:
+    return _TERMS[_kernel(key)]
+
+
+def _kernel(key: str) -> str:
+    return key.partition("/")[0].partition(":")[0]
+
+
+def _near_s(timed: Mapping[str, tuple[Columns, Array]]) -> float:
+    """Return how long weights stay near on a processor, whatever kernel reads them: what fits best over all of them."""
+    loss = np.zeros(len(_NEAR_S))
+    for key, (rows, seconds) in timed.items():
+        if "far_weight" in _terms(key):
+            tile = _cut(key, rows, seconds, _FIRST)
+            kept = [_priced(rows, seconds, _terms(key), replace(tile, near_s=near_s))[1] for near_s in _NEAR_S]
+            loss += len(seconds) * np.array(kept)
+    return _NEAR_S[int(loss.argmin())]
+
+
+def _cut(key: str, rows: Columns, seconds: Array, first: Tile) -> Tile:
+    """Return the tile that fits best."""
+    if _kernel(key) not in _TILED:
+        return first
+    tiles = [replace(tile, near_s=first.near_s, cache_bytes=first.cache_bytes) for tile in _TILES]
+    return min(tiles, key=lambda tile: _priced(rows, seconds, _terms(key), tile)[1])
+
+
+def _base(key: str, rows: Columns, seconds: Array, near_s: float) -> KernelModel:
+    """Return prices on the tile and with the cache that fit best."""
+    tile = _cut(key, rows, seconds, replace(_FIRST, near_s=near_s if "far_weight" in _terms(key) else 0.0))
+    found = [_priced(rows, seconds, _terms(key), replace(tile, cache_bytes=nbytes)) for nbytes in _CACHE_BYTES]
+    return min(found, key=lambda one: one[1])[0]
 
 
 def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> tuple[KernelModel, float]:
