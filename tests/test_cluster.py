@@ -21,11 +21,11 @@ import pytest
 from optimizer.campaign_cluster import pack, unpack
 from optimizer.cli import main
 from search_spaces.errors import RunFolderError
+from tests.campaign_files import MODEL, answers, written
 from tests.remote_agents import ROOT
 
 distributed = pytest.importorskip("distributed", reason="campaigns on a cluster need the extra 'cluster'")
 
-MODEL = "squeezenet1_1@0.25/64"
 CAMPAIGN = (
     f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: [random, auto], seed: [0, 1], budget: 6}}\n"
 )
@@ -62,19 +62,6 @@ def _told(process: subprocess.Popen[str], what: str) -> str:
     raise AssertionError(f"it ended without {what!r}")
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "c.yaml"
-    path.write_text(text)
-    return path
-
-
-def rows(folder: Path) -> list[list[str]]:
-    import csv
-
-    with (folder / "results.csv").open() as file:
-        return [[row[name] for name in ("study", "plan", "latency_ms")] for row in csv.DictReader(file)]
-
-
 def test_a_cluster_finds_what_this_machine_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, here, there = written(tmp_path, CAMPAIGN), tmp_path / "here", tmp_path / "there"
     assert main(["run", str(path), "--out", str(here), "-q"]) == 0
@@ -83,7 +70,7 @@ def test_a_cluster_finds_what_this_machine_finds(tmp_path: Path, capsys: pytest.
         killed.start()
         assert main(["run", str(path), "--out", str(there), "-q", "--scheduler", address]) == 0
         killed.join()
-        assert rows(there) == rows(here)
+        assert answers(there) == answers(here)
         assert main(["run", str(path), "--out", str(there), "-q", "--scheduler", address]) == 0  # nothing is run again
         measuring = written(tmp_path, f"name: y\nmatrix: {{model: {MODEL}, budget: 5}}\n")
         assert main(["run", str(measuring), "--out", str(tmp_path / "y"), "-q", "--scheduler", address]) == 2
