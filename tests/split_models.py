@@ -182,7 +182,7 @@ def layers(draw: st.DrawFn, *, int8: bool = False, most: int = 4) -> Layers:
         size = draw(st.integers(1, min(4, h, w)))
         stride, padding = draw(st.integers(1, 3)), draw(st.sampled_from((SAME, VALID)))
         dilation = draw(st.integers(1, 2)) if stride == 1 and min(h, w) > 2 * size else 1
-        # Behind another layer LiteRT 2.3 itself computes nothing of a pooling of single values: not even twice the same.
+        # Behind another layer LiteRT 2.3 computes nothing of a pooling of single values: not even twice the same.
         kind = draw(st.sampled_from([k for k in kinds if size > 1 or k not in ("max", "average")]))
         if kind == "conv":
             groups = draw(st.sampled_from((1, 1, 2))) if not int8 and c % 2 == 0 else 1
