@@ -23,10 +23,10 @@ from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from tests.short_studies import Quiet
 from tests.strategies import one_core
 from tests.test_branch_space import CORES
 from tests.test_branches import Recipe, built, network, recipes
-from tests.test_study_ends import Quiet
 
 FOUR = network(("in", "x"), *(("x", f"b{i}") for i in range(4)), *((f"b{i}", "y") for i in range(4)), ("y", "out"))
 CPU_NPU = Platform(

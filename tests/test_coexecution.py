@@ -32,10 +32,10 @@ from search_spaces.platform import Platform
 from search_spaces.rewrites.lowering import Lowering
 from search_spaces.rewrites.splits import extent
 from search_spaces.rewrites.views import without_copies
+from tests.short_studies import Quiet
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core
 from tests.test_branches import Recipe, built, network, recipes
-from tests.short_studies import Quiet
 
 TWO = Platform("two", (one_core(0), one_core(1)))
 

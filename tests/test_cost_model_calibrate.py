@@ -32,15 +32,7 @@ from optimizer.study import run_study
 from search_spaces.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.intensity import operator_costs
 from search_spaces.models import zoo
-
-
-class Quiet:
-    """Nobody who is told."""
-
-    def message(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def opened(self, run: Any, history: Any, space_size: int) -> None: ...
-    def trial(self, trial: Any) -> None: ...
+from tests.short_studies import Quiet
 
 
 def true_s(feature: OperatorFeatures) -> float:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import shlex
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -23,81 +16,27 @@ from rich.console import Console
 from evaluators.base import Agreement
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
 from optimizer import study
-from optimizer.config import StudyConfig
 from optimizer.console import render
 from optimizer.history import History, Trial
 from optimizer.records import Record, header
-from optimizer.result import Result
-from optimizer.run import RunFolder
-from optimizer.storage import TrialLog, read_log
-from optimizer.study import run_study
 from search_spaces.chain import ChainSpace
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from tests.short_studies import Killed, Quiet, go, killed_at, records, tried, verdict
 
 EVALUATOR = SyntheticEvaluator(
     noise=Noise(run=0.01, instance=0.003, spike_share=0.05),
     interaction=lambda plan: 1.0 + int(plan.digest[:4], 16) / 2**18,
     fails=lambda plan: len(plan.stages) == 3 and int(plan.digest[-1], 16) < 2,
 )
-ROOT = Path(__file__).parents[1]
-
-
-class Killed(BaseException):
-    """Stands for a process that is gone: nobody catches it."""
-
-
-class Quiet:
-    """A watcher that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.trials: list[Trial] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def warn(self, text: str) -> None:
-        self.messages.append(text)
-
-    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        pass
-
-    def trial(self, trial: Trial) -> None:
-        self.trials.append(trial)
 
 
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_evaluator", lambda _: EVALUATOR)
     monkeypatch.setattr("search_spaces.models.load", lambda *_: example_graph(9))
-
-
-def go(folder: Path, *, watcher: Quiet | None = None, **changed: Any) -> Result:
-    values = {"model": "example", "budget": 26, "max_stages": 3, "evaluator": "synthetic", "out": folder} | changed
-    return run_study(StudyConfig.model_validate(values), watcher or Quiet(), ["optimize"])
-
-
-def tried(folder: Path) -> list[Any]:
-    """Return everything in the log that the search decided and measured."""
-    found = []
-    for record in records(folder):
-        if record.kind in {"trial", "baseline"}:
-            trial = Trial.from_json(record.data)
-            found.append(
-                (trial.number, trial.plan.digest, trial.origin, trial.median_s, trial.failure, trial.repeat_of)
-            )
-    return found
-
-
-def records(folder: Path) -> tuple[Record, ...]:
-    return read_log(folder / "trials.jsonl").records
-
-
-def verdict(folder: Path) -> Any:
-    return next(r.data for r in reversed(records(folder)) if r.kind == "verdict")
 
 
 @pytest.fixture(scope="module")
@@ -113,24 +52,6 @@ def uninterrupted(
         go(folder / "run", sampler=sampler)
         known[sampler] = tried(folder / "run"), verdict(folder / "run"), len(records(folder / "run"))
     return known[sampler]
-
-
-def killed_at(patch: pytest.MonkeyPatch, append: int, *, after: bool) -> None:
-    """Have the process die at an append to the log, before anything is written or when all of it is."""
-    original = TrialLog.append
-    count = 0
-
-    def dying(self: TrialLog, kind: str, data: Any) -> Record:
-        nonlocal count
-        count += 1
-        if count == append and not after:
-            raise Killed
-        record = original(self, kind, data)
-        if count == append:
-            raise Killed
-        return record
-
-    patch.setattr(TrialLog, "append", dying)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
@@ -332,99 +253,3 @@ def test_a_killed_verdict_is_made_again(
     assert not any(r.kind == "verdict" for r in records(tmp_path / "run"))
     go(tmp_path / "run", sampler="tpe")
     assert (tried(tmp_path / "run"), verdict(tmp_path / "run")) == (wanted, decided)
-
-
-# Real processes
-
-COMMAND = [sys.executable, "-m", "optimizer.cli", "--model", "squeezenet1_1", "--evaluator", "synthetic"]
-
-
-def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-
-
-def wait_for_trials(log: Path, count: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not log.exists() or log.read_bytes().count(b'"kind":"trial"') < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_kill_minus_nine_at_random_moments(tmp_path: Path) -> None:
-    arguments = ["--budget", "40", "--max-stages", "3", "--study", "s", "-q"]
-    whole = start([*arguments, "--out", "whole"], tmp_path)
-    assert whole.wait(120) == 0
-    whole.communicate()
-    for count in (1, 9, 25):
-        process = start([*arguments, "--out", "killed"], tmp_path)
-        wait_for_trials(tmp_path / "killed" / "trials.jsonl", count, process)
-        process.kill()
-        process.communicate()
-        found = tried(tmp_path / "killed")
-        assert len(found) >= count
-        assert found == tried(tmp_path / "whole")[: len(found)]
-    process = start([*arguments, "--out", "killed"], tmp_path)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    assert tried(tmp_path / "killed") == tried(tmp_path / "whole")
-    assert verdict(tmp_path / "killed") == verdict(tmp_path / "whole")
-
-
-def interrupted_and_resumed(arguments: list[str], folder: Path, tmp_path: Path, number: int) -> list[str]:
-    process = start([*arguments, "--json"], tmp_path)
-    wait_for_trials(folder / "trials.jsonl", 4, process)
-    begin_s = time.monotonic()
-    os.killpg(process.pid, number)  # as a terminal does: everyone gets it
-    stdout, stderr = process.communicate(timeout=30)
-    assert time.monotonic() - begin_s < 5
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    document = json.loads(stdout)
-    assert document["complete"] is False
-    assert document["best"]["latency_ms"]["median"] > 0
-    last = stderr.splitlines()[-1]
-    assert last.startswith("optimize: interrupted; go on with: optimize ")
-    return shlex.split(last.partition("go on with: ")[2])[1:]
-
-
-def end_of(process: subprocess.Popen[str]) -> Any:
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    return json.loads(stdout)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_prints_the_command_that_goes_on(tmp_path: Path, number: int) -> None:
-    folder = tmp_path / "runs" / "my study"
-    arguments = ["--budget", "60", "--sampler", "random", "--out", "runs/my study"]
-    command = interrupted_and_resumed(arguments, folder, tmp_path, number)
-    before = tried(folder)
-    again = subprocess.Popen(
-        [sys.executable, "-m", "optimizer.cli", *command, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    document = end_of(again)
-    assert document["complete"]
-    assert document["unique_plans"] == 60
-    assert tried(folder)[: len(before)] == before
-
-
-@pytest.mark.litert
-def test_an_interrupt_while_the_device_measures(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    arguments = ["--evaluator", "litert", "--budget", "500", "--out", "run"]
-    command = interrupted_and_resumed(arguments, folder, tmp_path, signal.SIGINT)
-    assert command[:2] == ["--model", "squeezenet1_1"]

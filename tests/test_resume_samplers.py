@@ -10,8 +10,8 @@ import pytest
 from optimizer.samplers import SAMPLERS
 from optimizer.samplers.policy import Weights
 from search_spaces.errors import UsageError
-from tests.test_resume import Killed, killed_at, tried
-from tests.test_resume import go as run
+from tests.short_studies import Killed, killed_at, tried
+from tests.short_studies import go as run
 
 
 def go(folder: Path, sampler: str) -> None:

@@ -22,17 +22,16 @@ from evaluators.comparison import Comparison
 from evaluators.machine import problems
 from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer import study
-from optimizer.config import StudyConfig
 from optimizer.console import render
-from optimizer.history import History, Trial
 from optimizer.result import Result
-from optimizer.run import RunFolder
 from optimizer.storage import read_log
-from optimizer.study import Interrupted, run_study
+from optimizer.study import Interrupted
 from search_spaces.errors import UnstableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from tests.short_studies import Quiet
+from tests.short_studies import go as short_study
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = {"governor": "powersave", "load": 0.4, "steal": 0.0, "clock_hz": 2e9, "versions": {"x": "1"}}
@@ -66,20 +65,6 @@ class Evaluator:
             yield Telling(inner)
 
 
-class Quiet:
-    def message(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
-
-    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        pass
-
-    def trial(self, trial: Trial) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_evaluator", lambda _: Evaluator())
@@ -87,8 +72,7 @@ def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def go(folder: Path, watcher: Quiet | None = None) -> Result:
-    values = {"model": "example", "budget": 15, "max_stages": 3, "evaluator": "synthetic", "out": folder}
-    return run_study(StudyConfig.model_validate(values), watcher or Quiet(), ["optimize"])
+    return short_study(folder, budget=15, watcher=watcher)
 
 
 def interrupt(*_: object) -> Agreement | None:

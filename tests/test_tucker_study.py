@@ -18,7 +18,7 @@ from optimizer.ranks import CHAIN, UNIFORM
 from optimizer.storage import read_log
 from optimizer.study import run_study
 from search_spaces.models import load
-from tests.test_study_ends import Quiet
+from tests.short_studies import Quiet
 
 MODEL = "vgg11@0.25/32+spectrum"
 PIXEL: dict[str, Any] = {
