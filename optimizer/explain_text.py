@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from optimizer.exact.bound import model_error
-from optimizer.explain import Explanation, Told, borders
+from optimizer.explanation import Explanation, Told
 from optimizer.report.document import Block, Column, Table, Text, shown
+from search_spaces.plan import Plan
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -118,9 +119,9 @@ def _by_stages(found: Explanation) -> Table:
         (
             k.stages,
             _ms(k.predicted_s),
-            borders(k.predicted) if k.predicted else "none fits",
+            _borders(k.predicted) if k.predicted else "none fits",
             _ms(k.measured_s),
-            borders(k.measured) if k.measured and k.stages <= 8 else "",
+            _borders(k.measured) if k.measured and k.stages <= 8 else "",
         )
         for k in found.by_stages
     )
@@ -152,7 +153,7 @@ def render(found: Explanation) -> Group:
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
-    parts: list[RichText | RichTable] = [RichText(f"{found.run}: {borders(found.plan)}", style="bold")]
+    parts: list[RichText | RichTable] = [RichText(f"{found.run}: {_borders(found.plan)}", style="bold")]
     for block in blocks(found):
         parts.append(RichText())
         if isinstance(block, Text):
@@ -168,3 +169,13 @@ def render(found: Explanation) -> Group:
                 table.add_row(*(RichText(shown(row[i], block.columns[i].form)) for i in used))
             parts.append(table)
     return Group(*parts)
+
+
+def _borders(plan: Plan) -> str:
+    """Return a chain as ``0–9 cpu0 | 10–21 gpu``."""
+    return " | ".join(
+        f"{s.operators[0]}–{s.operators[-1]} {s.processor}"
+        if len(s.operators) == s.operators[-1] - s.operators[0] + 1
+        else f"{len(s.operators)} operators {s.processor}"
+        for s in plan.stages
+    )
