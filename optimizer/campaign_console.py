@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optimizer.campaign_table import Tables
     from optimizer.history import History, Trial
     from optimizer.run import RunFolder
-    from optimizer.study import Watcher
+    from optimizer.study_ends import Watcher
 
 # About what a study takes beside its trials (profile, known plans, final comparison), and each trial, in seconds;
 # 87 to 96 s for VGG16 with 200 trials is `optimize --model vgg16 --budget 200` on two cores of a Xeon.
@@ -86,7 +86,7 @@ class ProgressCampaign:
 
 
 class _StudyWatcher:
-    """See :class:`optimizer.study.Watcher`."""
+    """See :class:`optimizer.study_ends.Watcher`."""
 
     def __init__(self, campaign: ProgressCampaign, name: str) -> None:
         self._campaign = campaign

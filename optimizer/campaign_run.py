@@ -35,7 +35,8 @@ from optimizer.campaign_file import CampaignFile
 from optimizer.config import StudyConfig, command_line
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.provenance import provenance
-from optimizer.study import Interrupted, Watcher, run_study
+from optimizer.study import run_study
+from optimizer.study_ends import Interrupted, Watcher
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
 
 SCHEMA_VERSION = 1

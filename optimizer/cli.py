@@ -209,7 +209,8 @@ def _config(options: argparse.Namespace) -> StudyConfig:
 
 def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: bool, verbose: bool) -> int:
     from optimizer.console import ProgressWatcher, make_console, render
-    from optimizer.study import Interrupted, run_study
+    from optimizer.study import run_study
+    from optimizer.study_ends import Interrupted
 
     try:
         with ProgressWatcher(config.budget, quiet=quiet, verbose=verbose) as watcher:

@@ -46,7 +46,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 class ProgressWatcher:
-    """Shows a bar with trials, best so far, distinct plans and time left; see :class:`optimizer.study.Watcher`."""
+    """Shows a bar with trials, best so far, distinct plans and time left; see :class:`optimizer.study_ends.Watcher`."""
 
     def __init__(self, budget: int, *, quiet: bool, verbose: bool) -> None:
         self._console = make_console(stderr=True)
@@ -75,17 +75,17 @@ class ProgressWatcher:
         self._progress.stop()
 
     def message(self, text: str) -> None:
-        """See :class:`optimizer.study.Watcher`."""
+        """See :class:`optimizer.study_ends.Watcher`."""
         self._progress.update(self._task, description=text)
         if self._verbose or (not self._console.is_terminal and not self._quiet):
             self._console.print(text, style="dim", markup=False)
 
     def warn(self, text: str) -> None:
-        """See :class:`optimizer.study.Watcher`."""
+        """See :class:`optimizer.study_ends.Watcher`."""
         self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """See :class:`optimizer.study.Watcher`."""
+        """See :class:`optimizer.study_ends.Watcher`."""
         self._history = history
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
@@ -97,7 +97,7 @@ class ProgressWatcher:
             )
 
     def trial(self, trial: Trial) -> None:
-        """See :class:`optimizer.study.Watcher`."""
+        """See :class:`optimizer.study_ends.Watcher`."""
         if self._history is None:
             return
         ranking = self._history.ranking()

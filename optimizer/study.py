@@ -6,10 +6,8 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from evaluators.base import Agreement, Deployer, Session
 from evaluators.comparison import ComparisonPolicy
@@ -40,12 +38,13 @@ from optimizer.samplers import make_sampler
 from optimizer.shared import PROFILE, SharedStudy
 from optimizer.shared_loop import SharedLoop
 from optimizer.sharing import placed, sharing
+from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of_damage
 from optimizer.warm import Warm, begin_warm
 from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
-from search_spaces.errors import OptimizeError, UnstableError, UsageError
+from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -55,41 +54,6 @@ from search_spaces.space import EnumerableSpace
 
 _PRECISION, _COMPARE_S = 0.005, 6.0
 _NO_OTHER = "the model's optimum"
-_KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
-
-
-class Watcher(Protocol):
-    """Who is told how a study goes; see :mod:`optimizer.console`."""
-
-    def message(self, text: str) -> None:
-        """Tell what is being done now."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Tell what the person must know, whatever else is shown."""
-        ...
-
-    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """Tell that the run folder is open and what it held."""
-        ...
-
-    def trial(self, trial: Trial) -> None:
-        """Tell of a finished trial."""
-        ...
-
-
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """The person ended a study early; everything measured is in the run folder.
-
-    Attributes:
-        result: what is known so far, or None where nothing was measured.
-        resume_command: goes on with the study.
-    """
-
-    def __init__(self, result: Result | None, resume_command: str) -> None:
-        super().__init__(resume_command)
-        self.result = result
-        self.resume_command = resume_command
 
 
 @dataclass(slots=True)
@@ -109,13 +73,6 @@ class _Study:
     front: Front | None = None  # of several objectives
     restored: int = 0  # plans that the log knew
     shared: SharedStudy | None = None
-
-    def kept_verdict(self, run: RunFolder) -> Verdict | None:
-        """Return the verdict that the log holds, unless plans were measured since."""
-        last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
-        if last is None or last.kind != "verdict" or len(self.history.known) != self.restored:
-            return None
-        return Verdict.from_json(last.data)
 
     def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         return Result(
@@ -175,34 +132,14 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         RunFolder.create_or_resume(
             config, model_digest=graph.digest, fingerprint=fingerprint, command=command, lanes=lanes
         ) as run,
+        kept_at_the_end(study, run),
     ):
-        try:
-            for damage in run.contents.damage:
-                watcher.warn(f"trial log: {damage}")
-            if run.contents.original is not None:
-                watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
-            for change in run.changes:
-                watcher.warn(change)
-            study.history.restore(run.contents.records)
-            study.restored = len(study.history.known)
-            watcher.opened(run, study.history, space.cardinality())
-            with evaluator.prepare(platform, run.path) as session:
-                return _search(study, run, session)
-        except UnstableError as error:
-            write_json(run.path / "result.json", study.result(run, None, None).to_json())
-            hint = f"what was measured is saved; when the machine is quiet, go on with: {run.resume_command}"
-            raise UnstableError(error.what, hint) from None
-        except KeyboardInterrupt:
-            raise _interrupted(study, run) from None
-
-
-def _interrupted(study: _Study, run: RunFolder) -> Interrupted:
-    """Write down what is known so far; a study that was finished before keeps its result."""
-    result = study.result(run, None, None) if study.history.known else None
-    with suppress(OptimizeError):
-        if result is not None and study.kept_verdict(run) is None:
-            write_json(run.path / "result.json", result.to_json())
-    return Interrupted(result, run.resume_command)
+        tell_of_damage(run, watcher)
+        study.history.restore(run.contents.records)
+        study.restored = len(study.history.known)
+        watcher.opened(run, study.history, space.cardinality())
+        with evaluator.prepare(platform, run.path) as session:
+            return _search(study, run, session)
 
 
 def _search(study: _Study, run: RunFolder, session: Session) -> Result:
@@ -253,7 +190,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     watchman.restore(run.contents.records)
     loop.run_outside(b for b in named if not in_space(study.space, b.plan))
     study.exhausted = loop.run()
-    verdict = study.kept_verdict(run)  # a finished study that is asked again has nothing new to measure
+    verdict = kept_verdict(study, run)  # a finished study that is asked again has nothing new to measure
     study.front = find_front(config, history, study.baselines, loop, study.watcher.message)
     if verdict is None and study.front is not None:
         verdict = at_knee(study.front, history, study.baselines)

@@ -26,7 +26,7 @@ from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, in_space, measure_plan
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import SAMPLERS, make_sampler
-from optimizer.study import Interrupted, Watcher
+from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of_damage
 from optimizer.watch import Watchman
 from optimizer.workload_baselines import baseline_lanes, first_plans, workload_baselines
 from optimizer.workload_limits import check, memory_violations
@@ -45,7 +45,7 @@ from optimizer.workload_result import WorkloadResult, summary
 from optimizer.workload_search import WorkloadProposer
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
-from search_spaces.errors import UnavailableError, UnstableError, UsageError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.joined_graph import JoinedGraph, merge
 from search_spaces.models import load
 from search_spaces.plan import Plan
@@ -62,7 +62,6 @@ _OPTIMA, _TOLD_RUNS, _TOLD_S = 4, 9, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
 _DECIDED = ComparisonPolicy(max_s=8.0, min_pairs=3)
-_KINDS = ("trial", "baseline", "verdict")
 
 
 @dataclass(slots=True)
@@ -195,36 +194,26 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
     problem = read_problem(config, evaluator)
     config = config.model_copy(update={"space": config.space if config.space == TUCKER else SPACE})
     study = _Study(config, problem, watcher, History(problem.space.distributions()))
-    with RunFolder.create_or_resume(
-        config,
-        model_digest=f"{problem.joined.graph.digest}+{problem.workload.digest}",
-        fingerprint={"evaluator": config.evaluator, "platform": problem.platform.to_json()},
-        command=command,
-        lanes=[f"{p.name} ({p.like})" for p in problem.space.platform.processors],
-    ) as run:
-        try:
-            for damage in run.contents.damage:
-                watcher.warn(f"trial log: {damage}")
-            for change in run.changes:
-                watcher.warn(change)
-            if (ranks := next((r.data for r in run.contents.records if r.kind == RANKS), None)) is not None:
-                study.allow(Variants.from_json(ranks))
-            study.history.restore(run.contents.records)
-            study.restored = len(study.history.known)
-            if problem.variants is not None or not problem.choices:
-                watcher.opened(run, study.history, problem.space.cardinality())
-            host = cast("Host", evaluator)
-            with host.host(problem.workload, problem.joined, problem.platform, problem.objective, run.path) as session:
-                return _search(study, run, session)
-        except UnstableError as error:
-            write_json(run.path / "result.json", study.result(run, None, None).to_json())
-            hint = f"what was measured is saved; when the machine is quiet, go on with: {run.resume_command}"
-            raise UnstableError(error.what, hint) from None
-        except KeyboardInterrupt:
-            found = study.result(run, None, None) if study.history.known else None
-            if found is not None and _kept_verdict(study, run) is None:
-                write_json(run.path / "result.json", found.to_json())
-            raise Interrupted(found, run.resume_command) from None
+    with (
+        RunFolder.create_or_resume(
+            config,
+            model_digest=f"{problem.joined.graph.digest}+{problem.workload.digest}",
+            fingerprint={"evaluator": config.evaluator, "platform": problem.platform.to_json()},
+            command=command,
+            lanes=[f"{p.name} ({p.like})" for p in problem.space.platform.processors],
+        ) as run,
+        kept_at_the_end(study, run),
+    ):
+        tell_of_damage(run, watcher)
+        if (ranks := next((r.data for r in run.contents.records if r.kind == RANKS), None)) is not None:
+            study.allow(Variants.from_json(ranks))
+        study.history.restore(run.contents.records)
+        study.restored = len(study.history.known)
+        if problem.variants is not None or not problem.choices:
+            watcher.opened(run, study.history, problem.space.cardinality())
+        host = cast("Host", evaluator)
+        with host.host(problem.workload, problem.joined, problem.platform, problem.objective, run.path) as session:
+            return _search(study, run, session)
 
 
 def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> WorkloadResult:
@@ -266,7 +255,7 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
     watchman.restore(run.contents.records)
     loop.run_outside(b for b in problem.baselines if not in_space(problem.space, b.plan))
     study.exhausted = loop.run()
-    verdict = _kept_verdict(study, run)
+    verdict = kept_verdict(study, run)
     if verdict is None:
         verdict = decide(
             problem.joined.graph,
@@ -371,11 +360,3 @@ def _told(study: _Study, session: WorkloadSession, plan: Plan) -> dict[str, Any]
             outcomes.append(candidate.outcome)
     predicted = study.simulator.run(plan) if study.simulator is not None else None
     return summary(study.problem.workload, study.problem.objective, outcomes, predicted, plan, study.problem.joined)
-
-
-def _kept_verdict(study: _Study, run: RunFolder) -> Verdict | None:
-    """Return the verdict that the log holds, unless plans were measured since."""
-    last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
-    if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
-        return None
-    return Verdict.from_json(last.data)

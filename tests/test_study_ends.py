@@ -25,7 +25,7 @@ from optimizer import study
 from optimizer.console import render
 from optimizer.result import Result
 from optimizer.storage import read_log
-from optimizer.study import Interrupted
+from optimizer.study_ends import Interrupted
 from search_spaces.errors import UnstableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

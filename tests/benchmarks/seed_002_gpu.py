@@ -42,7 +42,8 @@ from optimizer.provenance import provenance
 from optimizer.result import Result
 from optimizer.run import LOG, RunFolder
 from optimizer.storage import read_log
-from optimizer.study import Interrupted, run_study
+from optimizer.study import run_study
+from optimizer.study_ends import Interrupted
 from search_spaces.coexecution import GRID, CoexecutionSpace, Part
 from search_spaces.errors import OptimizeError, PlanError, UnavailableError
 from search_spaces.graph import Graph
@@ -56,7 +57,7 @@ Row = dict[str, Any]
 
 
 class Teller:
-    """Tells how a study goes on standard error; see :class:`~optimizer.study.Watcher`."""
+    """Tells how a study goes on standard error; see :class:`~optimizer.study_ends.Watcher`."""
 
     def message(self, text: str) -> None:
         """See there."""

@@ -1,0 +1,105 @@
+"""Who is told how a study goes, how it ends before its time, and what it then keeps; of one model or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from evaluators.base import Agreement
+from optimizer.decide import Verdict
+from optimizer.history import History, Trial
+from optimizer.result import Result
+from optimizer.run import RunFolder, write_json
+from search_spaces.errors import OptimizeError, UnstableError
+
+_KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
+
+
+class Watcher(Protocol):
+    """Who is told how a study goes; see :mod:`optimizer.console`."""
+
+    def message(self, text: str) -> None:
+        """Tell what is being done now."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Tell what the person must know, whatever else is shown."""
+        ...
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        """Tell that the run folder is open and what it held."""
+        ...
+
+    def trial(self, trial: Trial) -> None:
+        """Tell of a finished trial."""
+        ...
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """The person ended a study early; everything measured is in the run folder.
+
+    Attributes:
+        result: what is known so far, or None where nothing was measured.
+        resume_command: goes on with the study.
+    """
+
+    def __init__(self, result: Result | None, resume_command: str) -> None:
+        super().__init__(resume_command)
+        self.result = result
+        self.resume_command = resume_command
+
+
+class Underway(Protocol):
+    """A study between its beginning and its end.
+
+    Attributes:
+        restored: how many plans the log knew when the run folder was opened.
+    """
+
+    history: History
+    restored: int
+
+    def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
+        """Return what is known so far."""
+        ...
+
+
+def kept_verdict(study: Underway, run: RunFolder) -> Verdict | None:
+    """Return the verdict that the log holds, unless plans were measured since."""
+    last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
+    if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
+        return None
+    return Verdict.from_json(last.data)
+
+
+def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
+    """Tell what was wrong with the run folder's log, and what has changed since the study began."""
+    for damage in run.contents.damage:
+        watcher.warn(f"trial log: {damage}")
+    if run.contents.original is not None:
+        watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
+    for change in run.changes:
+        watcher.warn(change)
+
+
+@contextmanager
+def kept_at_the_end(study: Underway, run: RunFolder) -> Iterator[None]:
+    """Write down what is known where a study ends before its time; one that was finished before keeps its result.
+
+    Raises:
+        UnstableError: as it came, with how to go on.
+        Interrupted: the person pressed Ctrl-C.
+    """
+    try:
+        yield
+    except UnstableError as error:
+        write_json(run.path / "result.json", study.result(run, None, None).to_json())
+        hint = f"what was measured is saved; when the machine is quiet, go on with: {run.resume_command}"
+        raise UnstableError(error.what, hint) from None
+    except KeyboardInterrupt:
+        result = study.result(run, None, None) if study.history.known else None
+        with suppress(OptimizeError):
+            if result is not None and kept_verdict(study, run) is None:
+                write_json(run.path / "result.json", result.to_json())
+        raise Interrupted(result, run.resume_command) from None
