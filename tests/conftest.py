@@ -41,3 +41,9 @@ def squeezenet(cache_folder: Path) -> Graph:
 def mobilenet(cache_folder: Path) -> Graph:
     """MobileNet v1: a chain of 31 operators, 17 MB."""
     return load("mobilenet_v1")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs in a folder of its own, into which run folders go by default."""
+    monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What a person meets at the command line: one line for whatever is wrong, its exit code, and data on stdout only."""
+"""What a person meets at the command line where something is wrong: one line, its exit code, and nothing lost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,15 +15,10 @@ from optimizer.cli import main
 from optimizer.storage import read_log
 from search_spaces.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
+from tests.commands import SYNTHETIC, command, one_line
 from tests.disks import small_disk
 
-ROOT = Path(__file__).parents[1]
-SYNTHETIC = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--max-stages", "2", "--sampler", "random", "-q"]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 2) -> str:
@@ -41,29 +34,6 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
         lines.append(err.strip())
     assert lines[0] == lines[1]
     return lines[0]
-
-
-def command(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command as a process of its own."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
-    return subprocess.run(
-        [sys.executable, "-m", "optimizer.cli", *arguments],
-        stdout=options.pop("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        env=env,
-        timeout=120,
-        **options,
-    )
-
-
-def one_line(run: subprocess.CompletedProcess[str], code: int) -> str:
-    assert run.returncode == code, run.stderr
-    assert not run.stdout
-    assert run.stderr.startswith("optimize: ")
-    assert run.stderr.count("\n") == 1
-    return run.stderr.strip()
 
 
 # Wrong words
@@ -271,140 +241,3 @@ def test_a_corrupt_trial_log_is_reported_and_survived(capsys: pytest.CaptureFixt
     (tmp_path / "run" / "trials.jsonl").write_bytes(os.urandom(5000))
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["unique_plans"] == 16
-
-
-# What comes out
-
-
-def test_the_json_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([*SYNTHETIC, "--budget", "14", "--out", "run", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    document = json.loads(out)
-    assert {
-        "schema_version",
-        "model",
-        "platform",
-        "evaluator",
-        "objective",
-        "best",
-        "baselines",
-        "speedup",
-        "model_bound_ms",
-        "gap",
-        "trials",
-        "unique_plans",
-        "cache_hits",
-        "wall_s",
-        "run_dir",
-    } <= set(document)
-    assert document["unique_plans"] == 14
-    assert document["trials"] == 14 + document["cache_hits"]
-    for plan in (document["best"], *document["baselines"].values()):
-        assert plan["plan"]["stages"]
-        if plan["latency_ms"]:
-            assert {"median", "ci95", "samples"} <= set(plan["latency_ms"])
-            low, high = plan["latency_ms"]["ci95"]
-            assert low <= plan["latency_ms"]["median"] <= high
-            assert plan["latency_ms"]["samples"] == len(plan["latency_ms"]["values"])
-    assert {"ratio", "ci95", "significant"} <= set(document["speedup"])
-    assert document == json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {p.name for p in (tmp_path / "run").iterdir()} >= {
-        "manifest.json",
-        "config.yaml",
-        "trials.jsonl",
-        "result.json",
-        "best",
-    }
-
-
-def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SYNTHETIC, "--budget", "14", "--out", "run"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    for name in ("whole on cpu", "whole on cpu0", "layer length K=2", "parameter count K=4", "every layer"):
-        assert name in out
-    assert "best plan" in out
-    assert "run folder  run" in out
-    assert "optimize execute" not in out  # this evaluator leaves no files that run
-    assert "no plan takes less than" in out
-
-
-def test_what_is_printed_breaks_no_line_that_a_person_may_copy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    folder = "run " + 150 * "x"
-    assert main([*SYNTHETIC, "--budget", "3", "--out", folder]) == 0
-    assert f"run folder  {folder}\n" in capsys.readouterr().out
-
-
-def test_progress_goes_to_stderr_and_stays_out_of_the_way(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SYNTHETIC[:-1], "-v", "--budget", "3", "--out", "run", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["unique_plans"] == 3
-    assert "#0 whole on cpu: " in err
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool) -> None:
-    assert main([*SYNTHETIC, "--dry-run", *(["--json"] if as_json else [])]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert not list(tmp_path.iterdir())
-    if as_json:
-        assert json.loads(out)["operators"] == 39
-    else:
-        assert "whole on cpu" in out
-
-
-@pytest.mark.litert
-def test_a_short_job_and_its_plan(tmp_path: Path) -> None:
-    run = command(["--model", "squeezenet1_1", "--budget", "4", "--max-stages", "2", "--json", "-q", "--out", "run"])
-    remarks = [line for line in run.stderr.splitlines() if not line.startswith("optimize: the machine takes")]
-    assert (run.returncode, remarks) == (0, [])
-    document = json.loads(run.stdout)
-    assert document["best"]["identical"] is True
-    assert all(b["identical"] for b in document["baselines"].values() if b["latency_ms"])
-    assert document["gap"] is not None
-    executed = command(["execute", "run/best/plan.json", "--json"])
-    assert (executed.returncode, executed.stderr) == (0, "")
-    latency_ms = json.loads(executed.stdout)["latency_ms"]
-    assert 0 < latency_ms["median"] < 1000
-    (tmp_path / "run" / "best" / "stage_0.tflite").write_bytes(b"x" * 100)
-    assert "digest differs" in one_line(command(["execute", "run/best"]), 2)
-
-
-def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["execute", "--help"]):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 0
-        assert "--json" in capsys.readouterr().out
-
-
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    for arguments in ([*SYNTHETIC, "--dry-run"], [*SYNTHETIC, "--dry-run", "--json"]):
-        read, write = os.pipe()
-        os.close(read)
-        run = command(arguments, stdout=write)
-        os.close(write)
-        assert (run.returncode, run.stderr) == (0, "")
-
-
-def test_output_that_cannot_be_written_is_one_line() -> None:
-    with Path("/dev/full").open("w") as full:
-        run = command([*SYNTHETIC, "--budget", "2", "--out", "run", "--json"], stdout=full)
-    run.stdout = ""
-    assert "no space left" in one_line(run, 2)
-
-
-def test_a_terminal_without_unicode(tmp_path: Path) -> None:
-    run = command([*SYNTHETIC, "--budget", "12", "--out", "größe/run"], env={"PYTHONIOENCODING": "ascii"})
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "whole on cpu" in run.stdout
-
-
-def test_debug_gives_the_traceback() -> None:
-    with pytest.raises(Exception, match="vgg17"):
-        main(["--model", "vgg17", "--debug", "-q"])

@@ -17,10 +17,7 @@ from optimizer.storage import read_log
 STUDY = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "snapdragon855", "--max-stages", "3"]
 STUDY += ["--budget", "40", "--sampler", "random", "-q", "--out", "run"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def trials() -> list[Mapping[str, Any]]:

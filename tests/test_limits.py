@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,7 @@ STUDY = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", 
 STUDY += ["--processors", "1large,1small,gpu", "--budget", "20", "-q"]
 STUDY += ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def energy_mj(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[float, float]:

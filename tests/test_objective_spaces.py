@@ -19,6 +19,7 @@ from optimizer.exact.front import undominated
 from optimizer.objective_spaces import least_work
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from tests.commands import answered
 
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu", "--budget", "6"]
 POWERS = ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
@@ -27,17 +28,11 @@ REFUSED = {
     *((space, name) for space in ("coexecution", "tucker") for name in ("throughput", "memory")),
 }
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def study(capsys: pytest.CaptureFixture[str], space: str, *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["--model", MODELS[space], "--space", space, *STUDY, *POWERS, *words, "-q", "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return answered(capsys, ["--model", MODELS[space], "--space", space, *STUDY, *POWERS, *words, "-q"])
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "latency"])

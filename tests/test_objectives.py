@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,17 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform
+from tests.commands import answered
 
 MODEL = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--max-stages", "3"]
 STUDY = [*MODEL, "--processors", "1large,1small,gpu", "--budget", "30", "-q"]
 POWERS = ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*STUDY, *words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return answered(capsys, [*STUDY, *words])
 
 
 @pytest.mark.parametrize("name", ["throughput", "energy", "memory", "occupancy"])

@@ -14,10 +14,7 @@ from optimizer.samplers.policy import Weights, roll_out
 
 TRAIN = ["pretrain", "--model", "squeezenet1_1", "--platform", "snapdragon855", "--max-stages", "3"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_a_policy_is_trained_kept_and_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,16 @@ from optimizer.records import encode, header
 from optimizer.storage import read_log
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from tests.commands import answered
 
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"]
-STUDY += ["--max-stages", "2", "-q", "--json"]
+STUDY += ["--max-stages", "2", "-q"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def study(capsys: pytest.CaptureFixture[str], model: str, out: str, *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["--model", model, *STUDY, "--out", out, *words]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return answered(capsys, ["--model", model, *STUDY, "--out", out, *words])
 
 
 def tried(out: str) -> set[str]:

@@ -14,13 +14,11 @@ from optimizer.config import parse_config
 from optimizer.storage import read_log
 from optimizer.workload_search import WorkloadProposer
 from optimizer.workload_study import read_problem
+from tests.commands import answered
 
 ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -30,8 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 
 def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(capsys, *words, "--json"))
-    return found
+    return answered(capsys, [*words, *ON])
 
 
 def test_the_best_plan_is_no_worse_than_any_baseline(capsys: pytest.CaptureFixture[str]) -> None:

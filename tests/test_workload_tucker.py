@@ -31,6 +31,7 @@ from search_spaces.errors import PlanError, RunFolderError
 from search_spaces.models.litert import read_model
 from search_spaces.plan import LayerRanks
 from search_spaces.workload_space import WorkloadSpace
+from tests.commands import answered
 from tests.test_workload import space_of
 
 VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64+spectrum"
@@ -38,10 +39,7 @@ MODELS = f"{VGG}×2,{SQUEEZENET}"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
 ALLOWED = ["--tucker", "--max-error", "0.2"]
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -51,8 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 
 def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(capsys, *words, "--json"))
-    return found
+    return answered(capsys, [*words, *ON])
 
 
 def ranked(space: WorkloadSpace, sets: list[list[tuple[LayerRanks, ...]]]) -> WorkloadSpace:
