@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
 from evaluators.litert.candidate import LitertCandidate
+from evaluators.litert.deployment import write_deployment
+from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertSession
+from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+
+def single_cores(platform: Platform) -> list[str]:
+    """Return the lanes that have one core each."""
+    return [p.name for p in platform.processors if len(p.options["cores"]) == 1]
+
+
+def three_lanes() -> Platform:
+    """All cores together and the first two of them alone, however many this machine has."""
+    found = local_platform()
+    alone = single_cores(found)
+    together = [p.name for p in found.processors if p.name not in alone]
+    return found.restrict([*together, *alone[:2]])
 
 
 def loaded(session: LitertSession, graph: Graph, plan: Plan, *, fresh: bool = False) -> LitertCandidate:
@@ -13,3 +36,37 @@ def loaded(session: LitertSession, graph: Graph, plan: Plan, *, fresh: bool = Fa
     candidate = session.load(graph, plan, fresh=fresh)
     assert isinstance(candidate, LitertCandidate)
     return candidate
+
+
+def agrees(session: LitertSession, graph: Graph, plan: Plan, runs: int = 3) -> None:
+    """Run a plan, and check that it computes what the whole model computes, bit for bit."""
+    with closing(session.load(graph, plan)) as candidate:
+        candidate.run(runs)
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.identical
+
+
+def pid_of(session: LitertSession, lane: str) -> int:
+    """Return the process of a lane."""
+    return session._lanes._lanes[lane].pid
+
+
+@contextmanager
+def signalled(pid: int, number: int, after_s: float = 0.05) -> Iterator[None]:
+    """Send a process a signal while something else goes on."""
+    timer = threading.Timer(after_s, os.kill, (pid, number))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def three_stages(folder: Path, graph: Graph, platform: Platform) -> Path:
+    """Write the files of a plan of three stages on two lanes."""
+    alone = single_cores(platform)
+    plan = chain_plan(graph, [11, 25], [alone[0], alone[-1], alone[0]])
+    assert graph.source is not None
+    write_deployment(folder, graph, plan, platform, graph.source.content_digest())
+    return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from tests.litert_loading import agrees
 
 pytestmark = [
     pytest.mark.litert,
@@ -46,14 +46,6 @@ def side_by_side(space: BranchSpace) -> Plan:
             for place, run in enumerate(branch):
                 lanes[run] = NAMES[(number + place) % 2]
     return space.plan(lanes)
-
-
-def agrees(session: LitertSession, graph: Graph, plan: Plan) -> None:
-    with closing(session.load(graph, plan)) as candidate:
-        candidate.run(3)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.identical
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "googlenet@0.25", "inception_v3@0.25", "resnet18@0.25"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
 from tests.disks import small_disk
+from tests.litert_loading import agrees
 
 pytestmark = pytest.mark.litert
 
@@ -25,12 +25,7 @@ LANES = [p.name for p in PLATFORM.processors]
 
 
 def works(session: LitertSession, graph: Graph) -> None:
-    plan = chain_plan(graph, [5, 20], [LANES[0], LANES[-1], LANES[0]])
-    with closing(session.load(graph, plan)) as candidate:
-        candidate.run(3)
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.identical
+    agrees(session, graph, chain_plan(graph, [5, 20], [LANES[0], LANES[-1], LANES[0]]))
 
 
 def small_file(content: bytes) -> Callable[[Path], None]:

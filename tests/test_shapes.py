@@ -13,7 +13,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.shapes import fix_shapes
 from search_spaces.models.stages import cut_stage
-from tests.test_stages import apart, same
+from tests.stage_models import apart, same
 from tests.tflite_models import TYPES, Net
 
 

@@ -19,9 +19,9 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
-from tests.litert_loading import loaded
+from tests.litert_loading import agrees, loaded
+from tests.stage_models import calling, counter
 from tests.test_shapes import flattening
-from tests.test_stages import calling, counter
 from tests.tflite_models import SHAPE, Net, nets, with_signature
 
 pytestmark = pytest.mark.litert
@@ -44,15 +44,6 @@ def apart(graph: Graph) -> Plan:
     """Every operator a stage, on all lanes in turns."""
     count = len(graph.operators)
     return chain_plan(graph, every_layer(graph), [NAMES[i % len(NAMES)] for i in range(count)])
-
-
-def agrees(session: LitertSession, graph: Graph, plan: Plan, runs: int = 3) -> None:
-    candidate = session.load(graph, plan)
-    candidate.run(runs)
-    agreement = candidate.verify()
-    candidate.close()
-    assert agreement is not None
-    assert agreement.identical
 
 
 @given(net=nets())

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from search_spaces.graph import Graph
 from search_spaces.models.writer import write_model
+from search_spaces.models.zoo.builder import Builder, Draft
 
 TYPES = schema.TensorType
 SHAPE = (1, 4, 4, 2)
@@ -159,6 +160,34 @@ def nets(draw: st.DrawFn, *, max_layers: int = 7) -> Net:
     return net.outputs(*wanted, ready[-1])
 
 
+def tiny() -> Draft:
+    """One layer of each kind, 4 KB in all."""
+    net = Builder("tiny")
+    x = net.input((1, 8, 8, 3))
+    x = net.conv(x, 4, 3, "conv", stride=2, activation="RELU6")
+    y = net.depthwise_conv(x, 3, "depthwise")
+    x = net.concat([net.add(x, y, "add"), net.max_pool(x, 2, 1, "max", "SAME")], "concat")
+    x = net.reshape(net.mean(net.average_pool(x, 2, 2, "average"), "mean"), (1, 1, 8), "reshape")
+    return net.finish(net.softmax(net.fully_connected(x, 5, "fc", activation="RELU")))
+
+
+def single(inputs: list[Any], buffers: list[Any] | None = None) -> Any:
+    """A model of one RESHAPE that reads ``inputs``."""
+    output = schema.TensorT(name="y", shape=[4], type=0, buffer=0)
+    operator = schema.OperatorT(
+        opcodeIndex=0, inputs=list(range(len(inputs))), outputs=[len(inputs)], builtinOptionsType=0
+    )
+    subgraph = schema.SubGraphT(
+        tensors=[*inputs, output], inputs=[0], outputs=[len(inputs)], operators=[operator], name="main"
+    )
+    code = schema.OperatorCodeT(
+        builtinCode=schema.BuiltinOperator.RESHAPE, deprecatedBuiltinCode=schema.BuiltinOperator.RESHAPE
+    )
+    return schema.ModelT(
+        version=3, operatorCodes=[code], subgraphs=[subgraph], buffers=[schema.BufferT(), *(buffers or [])]
+    )
+
+
 def with_signature(net: Net, key: str = "serve") -> Net:
     """Give the model a signature that lists its inputs in the other order than the subgraph."""
     main = net.model.subgraphs[0]
@@ -192,6 +221,20 @@ def some_inputs(graph: Graph, seed: int = 0) -> dict[int, Array]:
 def whole_model(graph: Graph) -> list[Piece]:
     assert graph.source is not None
     return [(str(graph.source.path), b"", graph.inputs, graph.outputs)]
+
+
+def plain_interpreter(graph: Graph) -> Any:
+    """Return the runtime with its own kernels, in which every tensor can be read after a run."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    assert graph.source is not None
+    interpreter = Interpreter(
+        str(graph.source.path),
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    interpreter.allocate_tensors()
+    return interpreter
 
 
 def run_pieces(pieces: Sequence[Piece], values: dict[int, Array], times: int = 1) -> list[dict[int, Array]]:
