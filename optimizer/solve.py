@@ -14,7 +14,7 @@ from evaluators.table.placement import is_placement, read_placement
 from evaluators.table.table import Objective, Table, check_objective, read_table
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.cpsat import PROVEN, check_time_limit
+from optimizer.exact.cpsat import PROVEN, check_time_limit, relative_gap
 from optimizer.exact.dag import best_plan
 from optimizer.exact.graph_costs import GraphCosts
 from optimizer.exact.period import least_period
@@ -60,7 +60,7 @@ class Solved:
     @property
     def gap(self) -> float:
         """How far the value can be above the best one, relative to the bound."""
-        return self.value / self.bound - 1.0 if self.bound > 0 else 0.0 if self.value == 0 else float("inf")
+        return relative_gap(self.value, self.bound)
 
     @property
     def proven(self) -> bool:

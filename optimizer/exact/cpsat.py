@@ -33,6 +33,11 @@ def solver_module() -> Any:
     return cp_model
 
 
+def relative_gap(value: float, bound: float) -> float:
+    """Return how far a value can be above the best one, relative to what none goes below."""
+    return value / bound - 1.0 if bound > 0 else 0.0 if value == 0 else math.inf
+
+
 def check_time_limit(seconds: float) -> float:
     """Return a solver's time limit.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.exact.bound import lower_bound
-from optimizer.exact.cpsat import PROVEN, check_time_limit
+from optimizer.exact.cpsat import PROVEN, check_time_limit, relative_gap
 from optimizer.exact.graph_costs import GraphCosts, as_plan, makespan_s
 from optimizer.exact.segment_model import SegmentPlan, solve_segment
 from optimizer.exact.segment_plans import all_chains, is_chain, list_schedule, segment_cost
@@ -54,9 +54,7 @@ class GraphSolution:
     @property
     def gap(self) -> float:
         """How far the plan can be from the best one, relative to the bound."""
-        return (
-            self.makespan_s / self.bound_s - 1.0 if self.bound_s > 0 else 0.0 if self.makespan_s == 0 else float("inf")
-        )
+        return relative_gap(self.makespan_s, self.bound_s)
 
     @property
     def proven(self) -> bool:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from evaluators.table.placement import PlacementProblem
-from optimizer.exact.cpsat import PROVEN, check_time_limit
+from optimizer.exact.cpsat import PROVEN, check_time_limit, relative_gap
 from optimizer.exact.placement_merge import merge
 from optimizer.exact.placement_model import solve_model
 from optimizer.exact.placement_order import first_solutions
@@ -39,7 +39,7 @@ class PlacementSolution:
     @property
     def gap(self) -> float:
         """How far the value can be above the best one, relative to the bound."""
-        return self.value / self.bound - 1.0 if self.bound > 0 else 0.0 if self.value == 0 else float("inf")
+        return relative_gap(self.value, self.bound)
 
     @property
     def proven(self) -> bool:
