@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from search_spaces.errors import UsageError, shown
+from search_spaces.yaml_file import composed, yaml_errors
 
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
@@ -272,38 +273,10 @@ def _explain(path: Path, lines: Mapping[Loc, int], error: ErrorDetails) -> Usage
 def _parsed(path: Path) -> tuple[Any, dict[Loc, int]]:
     import yaml
 
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise UsageError(f"{path}: is no regular file", "give the path of a campaign's YAML file")
-        with path.open("rb") as file:
-            content = file.read(MAX_NBYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path}: {reason.lower()}", "give the path of a campaign's YAML file") from error
-    if len(content) > MAX_NBYTES:
-        raise UsageError(f"{path}: a campaign file has at most {MAX_NBYTES} bytes")
-    try:
-        depth = 0
-        for event in yaml.parse(content, Loader=yaml.SafeLoader):
-            # A few lines of anchors can stand for gigabytes, and a few of brackets take minutes.
-            line = event.start_mark.line + 1 if event.start_mark else 1
-            if isinstance(event, yaml.AliasEvent):
-                raise UsageError(f"{path}:{line}: aliases (*{event.anchor}) are not read", "write the value out")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:
-                raise UsageError(f"{path}:{line}: is nested more than {_MAX_DEPTH} deep")
-        loader = yaml.SafeLoader(content)
-        node = loader.get_single_node()
-        if node is None:
-            raise UsageError(f"{path}:1: the file is empty", "a campaign has a name and a matrix")
-        lines: dict[Loc, int] = {}
-        return _plain(path, loader, node, (), lines), lines
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = path if mark is None else f"{path}:{mark.line + 1}"
-        raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error
+    node = composed(path, "a campaign", "a campaign has a name and a matrix", MAX_NBYTES, _MAX_DEPTH)
+    lines: dict[Loc, int] = {}
+    with yaml_errors(path):
+        return _plain(path, yaml.SafeLoader(""), node, (), lines), lines
 
 
 def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) -> Any:

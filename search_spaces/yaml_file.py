@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,19 @@ def parsed(path: Path, what: str) -> Value:
     Raises:
         UsageError: it is missing, too large or no YAML, has aliases, or is nested too deep.
     """
+    return Value(composed(path, what, f"it must describe {what}"), path)
+
+
+def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, most_depth: int = _MAX_DEPTH) -> Any:
+    """Return the root node of a file, whose scalars are yet to be made values.
+
+    Args:
+        what: see :func:`parsed`.
+        empty: what to do about a file without content.
+
+    Raises:
+        UsageError: see :func:`parsed`.
+    """
     import yaml
 
     hint = f"give the path of a YAML file of {what}"
@@ -103,29 +117,42 @@ def parsed(path: Path, what: str) -> Value:
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise UsageError(f"{path}: is no regular file", hint)
         with path.open("rb") as file:
-            content = file.read(MAX_NBYTES + 1)
+            content = file.read(most_nbytes + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{path}: {reason.lower()}", hint) from error
-    if len(content) > MAX_NBYTES:
-        raise UsageError(f"{path}: the file of {what} has at most {MAX_NBYTES} bytes")
-    try:
+    if len(content) > most_nbytes:
+        raise UsageError(f"{path}: the file of {what} has at most {most_nbytes} bytes")
+    with yaml_errors(path):
         depth = 0
         for event in yaml.parse(content, Loader=yaml.SafeLoader):
             # A few lines of anchors can stand for gigabytes, and a few of brackets take minutes.
             where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent):
-                raise UsageError(f"{where}: aliases (*{event.anchor}) are not read")
+                raise UsageError(f"{where}: aliases (*{event.anchor}) are not read", "write the value out")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:
-                raise UsageError(f"{where}: is nested more than {_MAX_DEPTH} deep")
+            if depth > most_depth:
+                raise UsageError(f"{where}: is nested more than {most_depth} deep")
         root = yaml.compose(content, Loader=yaml.SafeLoader)
+    if root is None:
+        raise UsageError(f"{path}:1: the file is empty", empty)
+    return root
+
+
+@contextmanager
+def yaml_errors(path: Path) -> Iterator[None]:
+    """Turn what the parser of YAML raises into one line.
+
+    Raises:
+        UsageError: with the place in the file ``path``, as far as it is known.
+    """
+    import yaml
+
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = path if mark is None else f"{path}:{mark.line + 1}"
         raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error
-    if root is None:
-        raise UsageError(f"{path}:1: the file is empty", f"it must describe {what}")
-    return Value(root, path)
