@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from search_spaces.models import load
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Limits, Platform, tell_apart
 from tests import strategies
+from tests.litert_loading import pid_of, signalled
 from tests.test_flattened import dense
 from tests.tflite_models import TYPES, Net
 
@@ -246,20 +246,6 @@ def test_a_plan_whose_adapter_is_gone(session: LitertSession, small: Graph, tmp_
     path.write_text(path.read_text().replace(SOFTWARE[0].name, "Voodoo 5 6000"))
     with pytest.raises(UnavailableError, match="no graphics adapter 'Voodoo 5 6000'"):
         PlanRunner(tmp_path)
-
-
-@contextmanager
-def signalled(pid: int, number: int, after_s: float) -> Iterator[None]:
-    timer = threading.Timer(after_s, os.kill, (pid, number))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
-
-
-def pid_of(session: LitertSession, lane: str) -> int:
-    return session._lanes._lanes[lane].pid
 
 
 def works(session: LitertSession, graph: Graph) -> None:

@@ -28,12 +28,12 @@ from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from tests import strategies
-from tests.litert_loading import loaded
+from tests.litert_loading import loaded, single_cores
 from tests.test_litert_program import Memory
 from tests.tflite_models import Net, nets
 
 PLATFORM = local_platform()
-SINGLES = [p.name for p in PLATFORM.processors if len(p.options["cores"]) == 1]
+SINGLES = single_cores(PLATFORM)
 ZOO = ["mobilenet_v1@0.25/64", "mobilenet_v1@0.25/64:int8", "squeezenet1_1@0.5/64:f16", "googlenet@0.25/64"]
 
 Case = tuple[Graph, Plan, Platform, dict[int, tuple[int, ...]]]

@@ -19,12 +19,12 @@ from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs, parameter_total, unknown_kinds
 from search_spaces.models import load
-from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo import VERSION, ZOO, draft
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.models.zoo.widths import eights, whole
 from search_spaces.platform import Platform, Processor
-from tests.tflite_models import Piece, run_pieces, some_inputs, whole_model
+from tests.stage_models import pieces
+from tests.tflite_models import plain_interpreter, run_pieces, some_inputs, whole_model
 
 # Parameters and multiply-accumulates (10⁹) as published, and where. torchvision: num_params and GFLOPS of the models'
 # pages, which count multiply-accumulates; its parameters hold two numbers a channel for batch normalisation, which
@@ -248,16 +248,8 @@ def test_a_draft_is_what_reading_its_file_gives(name: str, graphs: dict[str, Gra
 @pytest.mark.litert
 @pytest.mark.parametrize("name", ZOO)
 def test_a_model_runs_and_its_output_depends_on_its_input(name: str, graphs: dict[str, Graph]) -> None:
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
     graph = graphs[name]
-    assert graph.source is not None
-    interpreter = Interpreter(
-        str(graph.source.path),
-        experimental_preserve_all_tensors=True,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
-    interpreter.allocate_tensors()
+    interpreter = plain_interpreter(graph)
     results = []
     for seed in (1, 2):
         for index, values in some_inputs(graph, seed).items():
@@ -282,15 +274,10 @@ def test_random_stages_compute_what_the_whole_computes(name: str, graphs: dict[s
     given_values = some_inputs(graph)
     (wanted,) = run_pieces(whole_model(graph), given_values)
     random = np.random.default_rng(len(graph.operators))
-    for number in range(2):
+    for _ in range(2):
         plan = space.plan_at(int(random.integers(space.cardinality())))
-        pieces: list[Piece] = []
-        for index, stage in enumerate(plan.stages):
-            cut = cut_stage(graph, stage.operators)
-            path = tmp_path / f"{number}_{index}.tflite"
-            cut.write(path)
-            pieces.append((str(path), b"", cut.inputs, cut.outputs))
-        (found,) = run_pieces(pieces, given_values)
+        stages = pieces(graph, [s.operators for s in plan.stages], tmp_path)
+        (found,) = run_pieces(stages, given_values)
         for tensor in graph.outputs:
             assert found[tensor].tobytes() == wanted[tensor].tobytes()
 

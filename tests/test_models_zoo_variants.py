@@ -16,13 +16,13 @@ from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
-from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo import ZOO, calibration, draft, write
 from search_spaces.models.zoo.calibration import _outward
 from search_spaces.models.zoo.int8 import _scale
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.platform import Platform, Processor
-from tests.tflite_models import Array, Piece, run_pieces
+from tests.stage_models import pieces
+from tests.tflite_models import Array, plain_interpreter, run_pieces, whole_model
 
 # One of each kind of operator that is quantised: the smallest models that have it.
 MODELS = (
@@ -41,22 +41,9 @@ PLATFORM = Platform("one", (Processor("cpu", "cpu", {}, "cpu"),))
 pytestmark = pytest.mark.litert
 
 
-def whole(graph: Graph) -> list[Piece]:
-    assert graph.source is not None
-    return [(str(graph.source.path), b"", graph.inputs, graph.outputs)]
-
-
 def observed(graph: Graph, values: Array, name: str) -> Array:
     """Run a model with the runtime's own kernels, and return a tensor's real numbers."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    assert graph.source is not None
-    interpreter = Interpreter(
-        str(graph.source.path),
-        experimental_preserve_all_tensors=True,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
-    interpreter.allocate_tensors()
+    interpreter = plain_interpreter(graph)
     (given_input,) = interpreter.get_input_details()
     scale, zero = given_input["quantization"]
     if scale:
@@ -95,15 +82,10 @@ def test_random_stages_of_a_variant_compute_what_the_whole_computes(name: str, t
     tensor = graph.tensors[graph.inputs[0]]
     values = np.random.default_rng(1).uniform(-1, 1, tensor.shape) * (100 if tensor.dtype == "int8" else 1)
     given_values: dict[int, Array] = {graph.inputs[0]: values.astype(tensor.dtype)}
-    (wanted,) = run_pieces(whole(graph), given_values)
+    (wanted,) = run_pieces(whole_model(graph), given_values)
     space = ChainSpace(graph, PLATFORM, 4)
     plan = space.plan_at(int(np.random.default_rng(2).integers(space.cardinality())))
-    pieces: list[Piece] = []
-    for index, stage in enumerate(plan.stages):
-        cut = cut_stage(graph, stage.operators)
-        cut.write(tmp_path / f"{index}.tflite")
-        pieces.append((str(tmp_path / f"{index}.tflite"), b"", cut.inputs, cut.outputs))
-    (found,) = run_pieces(pieces, given_values)
+    (found,) = run_pieces(pieces(graph, [s.operators for s in plan.stages], tmp_path), given_values)
     assert all(found[t].tobytes() == wanted[t].tobytes() for t in graph.outputs)
 
 

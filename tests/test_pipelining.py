@@ -27,12 +27,12 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform
-from tests.litert_loading import loaded
+from tests.litert_loading import loaded, single_cores
 
 PLATFORM = SyntheticEvaluator().platform()
 LANES = [p.name for p in PLATFORM.processors]
 MACHINE = local_platform()
-SINGLES = [p.name for p in MACHINE.processors if len(p.options["cores"]) == 1]
+SINGLES = single_cores(MACHINE)
 WORK = st.floats(1e-4, 1e-2)
 
 
