@@ -82,6 +82,8 @@ NOT_RUN = {
     **{
         f"python -m tests.benchmarks.{words}": "measures for minutes"
         for words in (
+            "cost_model_cpu evaluate DATA OUT.json",
+            "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json",
             "seed_003_branches OUT.json",

@@ -94,6 +94,8 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
             error = LaneError(lanes[0], "gave no answer", fatal=True, silent=lanes, stopped=[stopped])
             text = blamed(error, times, candidate.plan, candidate._schedule)
             assert text.startswith(f"lane {stopped!r} gave no answer in stage {number} ")
+        own = LaneError(lanes[0], "LiteRT failed in stage 1: status 5", fatal=True, told=True)
+        assert blamed(own, times, candidate.plan, candidate._schedule) == own.what, "it knows best"
         pid = session._lanes._lanes[lanes[1]].pid
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(LaneError) as caught:

@@ -132,6 +132,10 @@ def test_unknown_names_are_met_with_near_ones() -> None:
         make_sampler("tpee", 0, 0)
     with pytest.raises(UsageError, match="did you mean auto or reinforce or tpe or random"):
         make_sampler("", 0, 0)
+    with pytest.raises(UsageError, match="did you mean auto"):
+        make_sampler("AUTO", 0, 0)
+    with pytest.raises(UsageError, match=r"a class is named optuna\.samplers:RandomSampler"):
+        make_sampler("optuna.samplers.RandomSampler", 0, 0)
     assert DEFAULT in SAMPLERS
 
 

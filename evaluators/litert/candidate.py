@@ -287,6 +287,8 @@ def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedu
     its end; what the system says of the lane counts first. Unless stages are recorded ``apart``, a later one may be
     meant.
     """
+    if error.told:
+        return error.what
     suspects = error.stopped or error.silent
     unfinished = (times[:, :, 1] == 0).any(axis=1)
     done = times[int(np.argmax(unfinished)), :, 1] > 0 if unfinished.any() else np.ones(len(plan.stages), bool)

@@ -72,9 +72,9 @@ class Crew(Lanes):
         """Return the number of a lane's process, or None where it is not running."""
         return self._lanes[name].pid if name in self._lanes else None
 
-    def _failed(self, name: str, reason: str, silent: Sequence[str] = ()) -> LaneError:
+    def _failed(self, name: str, reason: str, silent: Sequence[str] = (), *, told: bool = False) -> LaneError:
         for each in dict.fromkeys((name, *silent)):
             if each in self._lanes:
                 ended = self.end(each)
                 reason = ended if each == name and reason == "died" else reason
-        return LaneError(name, reason, fatal=True, silent=silent)
+        return LaneError(name, reason, fatal=True, silent=silent, told=told)

@@ -62,10 +62,18 @@ class LaneError(UnavailableError):
         fatal: whether the lanes are gone.
         silent: the lanes that had not answered; who waits for whom tells which of them failed.
         stopped: those of them that the system had stopped, as by a signal; they are to blame whatever they had done.
+        told: whether the lane itself gave the reason, with the stage.
     """
 
     def __init__(
-        self, lane: str, reason: str, *, fatal: bool, silent: Sequence[str] = (), stopped: Sequence[str] = ()
+        self,
+        lane: str,
+        reason: str,
+        *,
+        fatal: bool,
+        silent: Sequence[str] = (),
+        stopped: Sequence[str] = (),
+        told: bool = False,
     ) -> None:
         super().__init__(f"lane {lane!r} {reason}" if fatal else f"{lane}: {reason}")
         self.lane = lane
@@ -73,6 +81,7 @@ class LaneError(UnavailableError):
         self.fatal = fatal
         self.silent = tuple(silent) or (lane,)
         self.stopped = tuple(stopped)
+        self.told = told
 
 
 class Lanes:
@@ -182,8 +191,8 @@ class Lanes:
                 if "error" in answers[name]:
                     # The others may be waiting for this lane's next stage: nobody will come.
                     if waiting:
-                        raise self._failed(name, str(answers[name]["error"]))
-                    raise LaneError(name, str(answers[name]["error"]), fatal=False)
+                        raise self._failed(name, str(answers[name]["error"]), told=True)
+                    raise LaneError(name, str(answers[name]["error"]), fatal=False, told=True)
         return answers
 
     def processes(self) -> list[int]:
@@ -212,7 +221,7 @@ class Lanes:
             self._lanes[name] = _Process(answer["pid"], ours, runtime)
         return self._lanes[name]
 
-    def _failed(self, name: str, reason: str, silent: Sequence[str] = ()) -> LaneError:
+    def _failed(self, name: str, reason: str, silent: Sequence[str] = (), *, told: bool = False) -> LaneError:
         process = self._lanes[name]
         stopped = [lane for lane in silent if _is_stopped(self._lanes[lane].pid)]
         if reason == "died":
@@ -223,7 +232,7 @@ class Lanes:
             process.channel.close()
             del self._lanes[name]
         self._kill()
-        return LaneError(name, reason, fatal=True, silent=silent, stopped=stopped)
+        return LaneError(name, reason, fatal=True, silent=silent, stopped=stopped, told=told)
 
     def _kill(self) -> None:
         for process in list(self._lanes.values()):

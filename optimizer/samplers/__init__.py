@@ -118,7 +118,10 @@ def _find(name: str) -> SamplerKind:
         entry = find_entry("sampler", name)
         return _checked(name, load_entry("sampler", entry), origin(entry))
     if name not in SAMPLERS:
-        near = difflib.get_close_matches(name, SAMPLERS, n=3, cutoff=0.4) or list(SAMPLERS)
+        if "." in name:
+            module, _, last = name.rpartition(".")
+            raise UsageError(f"unknown sampler {name!r}", f"a class is named {module}:{last}")
+        near = difflib.get_close_matches(name.lower(), SAMPLERS, n=3, cutoff=0.4) or list(SAMPLERS)
         raise UsageError(f"unknown sampler {name!r}", f"did you mean {' or '.join(near)}? module:Class works too")
     kind = SAMPLERS[name]
     if kind.requires and importlib.util.find_spec(kind.requires) is None:
