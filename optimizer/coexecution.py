@@ -25,7 +25,8 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis
-from search_spaces.shared_parts import GRID, Part
+from search_spaces.shared_chains import GRID
+from search_spaces.shared_parts import Part
 
 GREEDY = "CoDL's greedy chains"
 SINGLE = "operators split one by one"
@@ -78,13 +79,13 @@ def _shared_by(space: CoexecutionSpace, a: Processor, b: Processor, known: Profi
     found = []
     for operator in range(len(space.graph.operators)):
         axes: tuple[Axis, ...] = ("height", "channels")
-        split = [(axis, steps) for axis in axes if (steps := space.steps(operator, operator + 1, axis))]
+        split = [(axis, cuts) for axis in axes if (cuts := space.cuts(operator, operator + 1, axis))]
         if not split:
             found.append(Part(operator, operator + 1, (a.name,)))
             continue
-        axis, steps = split[0]
-        sides = steps[min(steps, key=lambda step: abs(step - first))]
-        found.append(Part(operator, operator + 1, (a.name, b.name), axis, sides.split.cuts[0]))
+        axis, cuts = split[0]
+        cut = cuts[min(cuts, key=lambda step: abs(step - first))]
+        found.append(Part(operator, operator + 1, (a.name, b.name), axis, cut))
     return found
 
 

@@ -17,12 +17,16 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Share, Stage, canonical
 from search_spaces.platform import Platform
 from search_spaces.rewrites.splits import Axis, extent
-from search_spaces.shared_parts import GRID, How, Mode, Part, SharedParts
+from search_spaces.shared_chains import GRID, LONGEST
+from search_spaces.shared_parts import How, Mode, Part, SharedParts
 
 __all__ = ["GRID", "CoexecutionSpace", "How", "Mode", "Part"]
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+
+
+_AXES: tuple[Axis, ...] = ("height", "channels")
 
 
 class CoexecutionSpace(SharedParts):
@@ -112,8 +116,8 @@ class CoexecutionSpace(SharedParts):
             return None
         if how == "branches":
             return Part(first, last, (on, other), how, step) if step in self.branch_sets(first, last) else None
-        sides = self.steps(first, last, how).get(step) if how != "whole" else None
-        return None if sides is None else Part(first, last, (on, other), how, sides.split.cuts[0])
+        cut = self.cuts(first, last, how).get(step) if how != "whole" else None
+        return None if cut is None else Part(first, last, (on, other), how, cut)
 
     def parts(self, plan: Plan) -> tuple[Part, ...]:
         """Return the parts of a plan; what can be read as branches of a group side by side is read so.
@@ -190,15 +194,22 @@ class CoexecutionSpace(SharedParts):
         count = len(self.graph.operators)
         ways = [0] * count + [1]
         for first in reversed(range(count)):
-            ways[first] = sum(len(self.modes(first, last)) * ways[last] for last in range(first + 1, count + 1))
+            ways[first] = sum(self._count(first, last) * ways[last] for last in range(first + 1, count + 1))
         return tuple(ways)
+
+    def _count(self, first: int, last: int) -> int:
+        """Return the length of :meth:`modes`."""
+        splits = 0
+        if last - first <= LONGEST:
+            splits = sum(int((self.chains(last, axis).lengths >= last - first).sum()) for axis in _AXES)
+        pairs = len(self._all_pairs)
+        return len(self.platform.processors) + splits * pairs + len(self.branch_sets(first, last)) * (pairs // 2)
 
     def modes(self, first: int, last: int) -> list[Mode]:
         """Return in how many ways a part can be run: every one that a canonical plan can have."""
         found: list[Mode] = [("whole", lane.name) for lane in self.platform.processors]
-        axes: tuple[Axis, ...] = ("height", "channels")
-        for axis in axes:
-            found += [(axis, step, a, b) for step in self.steps(first, last, axis) for a, b in self._all_pairs]
+        for axis in _AXES:
+            found += [(axis, step, a, b) for step in self.cuts(first, last, axis) for a, b in self._all_pairs]
         ordered = [(a, b) for a, b in self._all_pairs if self._place[a] < self._place[b]]
         found += [("branches", which, a, b) for which in self.branch_sets(first, last) for a, b in ordered]
         return found
@@ -228,12 +239,12 @@ class CoexecutionSpace(SharedParts):
         first, count = 0, len(self.graph.operators)
         while first < count:
             for last in range(first + 1, count + 1):
-                modes = self.modes(first, last)
-                if index < len(modes) * self._ways[last]:
+                plans = self._count(first, last) * self._ways[last]
+                if index < plans:
                     break
-                index -= len(modes) * self._ways[last]
+                index -= plans
             which, index = divmod(index, self._ways[last])
-            parts.append(self.part(first, last, modes[which]))
+            parts.append(self.part(first, last, self.modes(first, last)[which]))
             first = last
         return self.plan(parts)
 
@@ -243,4 +254,4 @@ class CoexecutionSpace(SharedParts):
             return Part(first, last, (mode[1],))
         if mode[0] == "branches":
             return Part(first, last, (mode[2], mode[3]), mode[0], mode[1])
-        return Part(first, last, (mode[2], mode[3]), mode[0], self.steps(first, last, mode[0])[mode[1]].split.cuts[0])
+        return Part(first, last, (mode[2], mode[3]), mode[0], self.cuts(first, last, mode[0])[mode[1]])

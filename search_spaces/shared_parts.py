@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from search_spaces.branches import branch_groups, walk
-from search_spaces.errors import RewriteError
 from search_spaces.graph import Graph
-from search_spaces.rewrites.splits import Axis, Sides, Split, divide, extent, is_flat
-
-GRID = 16
-"""Into how many equal steps a share is told."""
+from search_spaces.rewrites.splits import Axis, Sides, Split, divide
+from search_spaces.shared_chains import LONGEST, ChainCuts, chain_cuts
 
 How = Axis | Literal["branches"]
 """How two processors share a part."""
 
 _MOST_BRANCHES = 4  # of a group that is a part: what goes where is then one of 14, and fits among the shares
-
-_TILE: Mapping[Axis, int] = {"height": 1, "channels": 8}  # of a kernel: channels are computed in blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ class Part:
 
 
 Mode = tuple[Literal["whole"], str] | tuple[How, int, str, str]
-"""How a part is run: whole on a processor; or shared, by a step of :data:`GRID` or a set of branches, on two."""
+"""How a part is run: whole on a processor; or shared, by a step of the grid or a set of branches, on two."""
 
 
 class SharedParts:
@@ -51,9 +45,8 @@ class SharedParts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._steps: dict[tuple[int, int, Axis], dict[int, Sides]] = {}
-        self._step_of: dict[tuple[int, int, Axis], dict[int, int]] = {}
-        self._dead: dict[tuple[int, Axis], int] = {}
+        self._chains: dict[tuple[int, Axis], ChainCuts] = {}
+        self._sides: dict[Split, Sides] = {}
 
     @cached_property
     def groups(self) -> Mapping[tuple[int, int], tuple[tuple[int, ...], ...]]:
@@ -82,49 +75,37 @@ class SharedParts:
         second = {o for i, b in enumerate(self.groups[part.first, part.last]) if part.cut >> i & 1 for o in b}
         return tuple(o for o in every if o not in second), tuple(sorted(second))
 
-    def steps(self, first: int, last: int, axis: Axis) -> Mapping[int, Sides]:
-        """Return, for a chain, the steps of :data:`GRID` at which it can be split in two, and the sides there.
+    def chains(self, last: int, axis: Axis) -> ChainCuts:
+        """Return where the chains that end before operator ``last`` can be split in two."""
+        if (last, axis) not in self._chains:
+            self._chains[last, axis] = chain_cuts(self.graph, last, axis)
+        return self._chains[last, axis]
 
-        Cuts along channels lie between two tiles of the kernels, where there are enough channels.
+    def cuts(self, first: int, last: int, axis: Axis) -> Mapping[int, int]:
+        """Return, for a chain, the steps of the grid at which it can be split in two, and the cuts there.
+
+        There are none where it is longer than :data:`~search_spaces.shared_chains.LONGEST`.
         """
-        key = (first, last, axis)
-        if key not in self._steps:
-            self._steps[key] = self._find_steps(first, last, axis)
-        return self._steps[key]
+        return self.chains(last, axis).of(last - first) if 0 < last - first <= LONGEST else {}
 
-    def _find_steps(self, first: int, last: int, axis: Axis) -> dict[int, Sides]:
-        # What no longer goes with one operator more does not go with others behind it either.
-        if last >= self._dead.get((first, axis), last + 1):
-            return {}
-        found: dict[int, Sides] = {}
-        try:
-            length = extent(self.graph, first, last, axis)
-        except RewriteError:
-            length = 0
-        tile = _TILE[axis] if length >= 2 * _TILE[axis] else 1
-        cuts = {step: round(step * length / GRID / tile) * tile for step in range(1, GRID)}
-        seen: set[int] = set()
-        for step in (GRID // 2, *(s for s in cuts if s != GRID // 2)):
-            if 0 < cuts[step] < length and cuts[step] not in seen:
-                seen.add(cuts[step])
-                with suppress(RewriteError):
-                    found[step] = divide(self.graph, Split(first, last, axis, (cuts[step],)))
-        if not found and not self._goes_on(first, last, axis):
-            self._dead[first, axis] = min(last, self._dead.get((first, axis), last))
-        return dict(sorted(found.items()))
+    def steps(self, first: int, last: int, axis: Axis) -> Mapping[int, Sides]:
+        """Return, for a chain, the steps of the grid at which it can be split in two, and the sides there."""
+        found = self.cuts(first, last, axis)
+        return {step: self.sides(Split(first, last, axis, (cut,))) for step, cut in found.items()}
 
-    def _goes_on(self, first: int, last: int, axis: Axis) -> bool:
-        """Return whether a chain may only be too short: what each side computes for itself is read behind it."""
-        made = (tensor for index in range(first, last) for tensor in self.graph.operators[index].outputs)
-        return any(
-            is_flat(self.graph, t, axis) and any(c >= last for c in self.graph.consumers.get(t, ())) for t in made
-        )
+    def sides(self, split: Split) -> Sides:
+        """Return the sides of a split; each is worked out once.
+
+        Raises:
+            RewriteError: it cannot be split like that.
+        """
+        if split not in self._sides:
+            self._sides[split] = divide(self.graph, split)
+        return self._sides[split]
 
     def step(self, part: Part) -> int | None:
-        """Return at which step of :data:`GRID` a part is split, or None where it is at none."""
+        """Return at which step of the grid a part is split, or None where it is at none."""
         if part.axis is None or part.axis == "branches":
             return None
-        key = (part.first, part.last, part.axis)
-        if key not in self._step_of:
-            self._step_of[key] = {sides.split.cuts[0]: step for step, sides in self.steps(*key).items()}
-        return self._step_of[key].get(part.cut)
+        found = self.cuts(part.first, part.last, part.axis)
+        return next((step for step, cut in found.items() if cut == part.cut), None)

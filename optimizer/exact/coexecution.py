@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from optimizer.exact.chain_costs import ChainCosts
+import numpy as np
+
+from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.shared_costs import TILES, Ints, SharedTables
+from optimizer.exact.shared_ways import Beliefs, Ways, by_first, pairs_of
 from search_spaces.coexecution import CoexecutionSpace, How, Part
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.rewrites.locality import axis_of
-from search_spaces.rewrites.splits import Axis, Piece, Sides
+from search_spaces.rewrites.splits import Axis, Piece, Sides, Split
 
 COPY_S_PER_BYTE = 1.0 / 8e9
 """What a slice or a concatenation takes on one core, where nobody has measured it."""
-
-_TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,6 @@ class Costed:
 
     parts: tuple[Part, ...]
     cost_s: float
-
-
-class _Way(NamedTuple):
-    """A part, what its sides take, and what it takes to bring them together."""
-
-    part: Part
-    first_s: float
-    second_s: float
-    join_s: float
 
 
 @dataclass(eq=False)
@@ -65,13 +57,19 @@ class CoexecutionModel:
     usual: dict[str, float] = field(default_factory=dict)
     copy_s_per_byte: float = COPY_S_PER_BYTE
     join_s_per_byte: float | None = None
-    _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
+    _known: dict[Split, tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lane = {p.name: i for i, p in enumerate(self.space.platform.processors)}
         self._rows: list[list[float]] = self.costs.operator_s.tolist()
+        platform, pairs = self.space.platform, self.space.pairs
+        self._alone, self._pairs = (
+            pairs_of(platform, zip(*[self.space.lanes] * 2, strict=True)),
+            pairs_of(platform, pairs),
+        )
         # Which branches go where is told by a set, so that the other order of a pair is the same once more.
-        self._ordered = [pair for pair in self.space.pairs if self._lane[pair[0]] < self._lane[pair[1]]]
+        self._ordered = pairs_of(platform, (p for p in pairs if self._lane[p[0]] < self._lane[p[1]]))
+        self._tables = SharedTables(self.space, self.costs)
 
     def _factor(self, first: int, last: int, how: str, lane: str, believed_s: float) -> float:
         known = self.corrections.get((first, last, how, lane))
@@ -95,8 +93,8 @@ class CoexecutionModel:
             return self.whole_s(part.first, part.last, part.on[0]), 0.0
         if part.axis == "branches":
             first, second = (tuple((o, 1.0) for o in own) for own in self.space.side_operators(part))
-        elif (step := self.space.step(part)) is not None:
-            first, second = self._work(part.first, part.last, part.axis, step)
+        elif self.space.step(part) is not None:
+            first, second = self._work(Split(part.first, part.last, part.axis, (part.cut,)))
         else:
             return math.inf, math.inf
         return self._side_s(part, 0, first), self._side_s(part, 1, second)
@@ -111,24 +109,21 @@ class CoexecutionModel:
         factor = self._factor(part.first, part.last, str(part.axis), part.on[side], believed_s)
         return (seconds + copied) * factor + overhead_s
 
-    def _work(self, first: int, last: int, axis: Axis, step: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    def _work(self, split: Split) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Return for each side its operators and the share of their work; -1 stands for bytes that are copied."""
-        key = (first, last, axis, step)
-        if key not in self._known:
-            sides = self.space.steps(first, last, axis)[step]
-            graph = self.space.graph
-            self._known[key] = tuple(
+        if split not in self._known:
+            sides, graph, axis = self.space.sides(split), self.space.graph, split.axis
+            self._known[split] = tuple(
                 (*((p.operator, _share(graph, p, axis)) for p in pieces), (-1, float(_sliced(graph, sides, pieces))))
                 for pieces in sides.pieces
             )
-        return self._known[key]
+        return self._known[split]
 
     def join_s(self, part: Part) -> float:
         """Return what it takes to bring the sides together: to hand over, and to copy what is not where it belongs."""
         if part.axis is None or part.axis == "branches":
             return 0.0
-        step = self.space.step(part)
-        if step is None:
+        if self.space.step(part) is None:
             return math.inf
         a, b = (self._lane[lane] for lane in part.on)
         byte_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
@@ -136,11 +131,10 @@ class CoexecutionModel:
 
     def joined_nbytes(self, part: Part) -> int:
         """Return what must be copied to bring the sides of a part together."""
-        step = self.space.step(part)
-        if part.axis is None or part.axis == "branches" or step is None:
+        if part.axis is None or part.axis == "branches" or self.space.step(part) is None:
             return 0
         graph, stays = self.space.graph, self._copy_s_per_byte(part) == 0.0
-        shares = self.space.steps(part.first, part.last, part.axis)[step].shares
+        shares = self.space.sides(Split(part.first, part.last, part.axis, (part.cut,))).shares
         # What the caller gets is put together for him, wherever it lies.
         return sum(graph.tensors[t].nbytes for t in shares if t in graph.outputs or not stays)
 
@@ -154,20 +148,14 @@ class CoexecutionModel:
 
     def part_s(self, part: Part, before: str | None = None) -> float:
         """Return what a part takes, from the end of the one before it, which ended on that lane."""
-        return self._part_s(self._way(part), before)
-
-    def _way(self, part: Part) -> _Way:
-        return _Way(part, *self.sides_s(part), self.join_s(part))
-
-    def _part_s(self, way: _Way, before: str | None) -> float:
-        part = way.part
-        begin_s = way.first_s + self._hand_over_s(part.first, before, part.on[0])
+        first_s, second_s = self.sides_s(part)
+        begin_s = first_s + self._hand_over_s(part.first, before, part.on[0])
         if part.axis is None:
             return begin_s
         other_s = self._hand_over_s(part.first, before or part.on[0], part.on[1])
         if part.axis == "branches":
             other_s += self._hand_over_s(part.last - 1, part.on[1], part.on[0])
-        return max(begin_s, way.second_s + other_s) + way.join_s
+        return max(begin_s, second_s + other_s) + self.join_s(part)
 
     def _hand_over_s(self, operator: int, before: str | None, lane: str) -> float:
         if before is None or before == lane:
@@ -195,36 +183,53 @@ class CoexecutionModel:
             branches: whether branches may run side by side.
         """
         count = len(self.space.graph.operators)
-        ends = list(dict.fromkeys((*self.space.lanes, *(a for a, _ in self.space.pairs))))
-        rest_s: list[dict[str | None, float]] = [{} for _ in range(count)] + [dict.fromkeys(ends, 0.0)]
-        chosen: list[dict[str | None, Part]] = [{} for _ in range(count)]
+        beliefs = self._beliefs()
+        ends = sorted({self._lane[lane] for lane in (*self.space.lanes, *(a for a, _ in self.space.pairs))})
+        rest_s = np.zeros((count + 1, len(self._rows)))
+        chosen: list[dict[int | None, Part]] = [{} for _ in range(count)]
         for first in reversed(range(count)):
-            options = [
-                (rest_s[last][way.part.on[0]], way)
-                for last in range(first + 1, count + 1)
-                for way in self._ways(first, last, split=splits and (chains or last == first + 1), branches=branches)
-            ]
+            most = (count if chains else first + 1) if splits else 0
+            ways = self._ways(beliefs, first, np.arange(first + 1, count + 1), most, rest_s, branches=branches)
             for before in ends if first else [None]:
-                costs = [after_s + self._part_s(way, before) for after_s, way in options]
-                least = min(range(len(costs)), key=costs.__getitem__)
-                rest_s[first][before], chosen[first][before] = costs[least], options[least][1].part
+                taken_s, chosen[first][before] = _least(ways, beliefs.hand_over_s[first], before)
+                rest_s[first, before or 0] = taken_s
         parts: list[Part] = []
         before, at = None, 0
         while at < count:
             parts.append(chosen[at][before])
-            before, at = parts[-1].on[0], parts[-1].last
-        return Costed(tuple(parts), rest_s[0][None])
+            before, at = self._lane[parts[-1].on[0]], parts[-1].last
+        return Costed(tuple(parts), self.cost_s(parts))
 
-    def _ways(self, first: int, last: int, *, split: bool, branches: bool = False) -> list[_Way]:
-        """Return all ways to run a part; of lanes that are alike the first ones."""
-        found = [self._way(Part(first, last, (lane,))) for lane in self.space.lanes]
-        for axis in _TILES if split else ():
-            for sides in self.space.steps(first, last, axis).values():
-                cut = sides.split.cuts[0]
-                found += [self._way(Part(first, last, pair, axis, cut)) for pair in self.space.pairs]
-        for which in self.space.branch_sets(first, last) if branches else ():
-            found += [self._way(Part(first, last, pair, "branches", which)) for pair in self._ordered]
-        return found
+    def _beliefs(self) -> Beliefs:
+        hand_over_s = np.array(self.costs.hand_over_s)
+        hand_over_s[:, np.arange(len(self._rows)), np.arange(len(self._rows))] = 0.0
+        join_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
+        corrections = by_first(self.corrections)
+        return Beliefs(self.costs, hand_over_s, corrections, self.usual, self.copy_s_per_byte, join_s)
+
+    def _ways(
+        self,
+        beliefs: Beliefs,
+        first: int,
+        lasts: Ints,
+        most: int,
+        rest_s: Seconds,
+        *,
+        branches: bool = False,
+    ) -> list[Ways]:
+        """Return all ways to run the parts from one operator on; of lanes that are alike the first ones.
+
+        Args:
+            lasts: where they may end, ascending.
+            most: where chains that are split end at last.
+        """
+        found = [beliefs.whole(first, lasts, self._alone, rest_s)]
+        for axis in TILES if most > first else ():
+            chains = self._tables.split(first, axis).between(int(lasts[0]), most)
+            found.append(beliefs.shared(chains, self._pairs, rest_s))
+        if branches:
+            found.append(beliefs.shared(self._tables.branches(first), self._ordered, rest_s))
+        return [ways for ways in found if ways.first_s.size]
 
     def greedy(self) -> Costed:
         """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time."""
@@ -249,10 +254,18 @@ class CoexecutionModel:
         return Costed(tuple(parts), self.cost_s(parts))
 
     def _best_single(self, first: int, last: int, before: str | None, *, axis: How | None = None) -> Part:
-        found = self._ways(first, last, split=True)
+        beliefs = self._beliefs()
+        nothing_s = np.zeros((last + 1, len(self._rows)))
+        found = self._ways(beliefs, first, np.array([last]), last, nothing_s)
         if axis is not None:
-            found = [way for way in found if way.part.axis == axis] or found
-        return min(found, key=lambda way: self._part_s(way, before)).part
+            found = [ways for ways in found if ways.how == axis] or found
+        return _least(found, beliefs.hand_over_s[first], None if before is None else self._lane[before])[1]
+
+
+def _least(found: Sequence[Ways], hand_over_s: Seconds, before: int | None) -> tuple[float, Part]:
+    """Return the least that a part takes and what is behind it, and the part."""
+    (taken_s, at), ways = min(((ways.least(hand_over_s, before), ways) for ways in found), key=lambda pair: pair[0][0])
+    return taken_s, ways.part(at)
 
 
 def _share(graph: Graph, piece: Piece, axis: Axis) -> float:
@@ -264,7 +277,7 @@ def _share(graph: Graph, piece: Piece, axis: Axis) -> float:
         tensor = operator.inputs[0]
     shape = graph.tensors[tensor].shape
     whole = shape[axis_of(shape, axis) or 0]
-    tile = _TILES[axis]
+    tile = TILES[axis]
     return (-(-rows // tile) * tile) / (-(-whole // tile) * tile)
 
 

@@ -121,8 +121,8 @@ class CoexecutionProposer:
             yield Part(part.first, part.last, (lane,))
         for axis in _AXES:
             for pair in self._space.pairs:
-                for sides in self._space.steps(part.first, part.last, axis).values():
-                    found = Part(part.first, part.last, pair, axis, sides.split.cuts[0])
+                for cut in self._space.cuts(part.first, part.last, axis).values():
+                    found = Part(part.first, part.last, pair, axis, cut)
                     if found != part:
                         yield found
         for which in self._space.branch_sets(part.first, part.last):
@@ -136,8 +136,8 @@ class CoexecutionProposer:
         if part.axis == "branches":
             return None
         step = self._space.step(part)
-        steps = self._space.steps(first, last, part.axis)
-        if step is None or not steps:
+        cuts = self._space.cuts(first, last, part.axis)
+        if step is None or not cuts:
             return None
-        nearest = min(steps, key=lambda s: abs(s - step))
-        return Part(first, last, part.on, part.axis, steps[nearest].split.cuts[0])
+        nearest = min(cuts, key=lambda s: abs(s - step))
+        return Part(first, last, part.on, part.axis, cuts[nearest])

@@ -9,7 +9,7 @@ normalisation) and is read within the chain alone, each side computes for itself
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from search_spaces.graph import Graph
 from search_spaces.rewrites.locality import MEETS_IN_A_SUM, Axis, Need, Part, axis_of, needs, what
 from search_spaces.rewrites.windows import Range
 
-__all__ = ["Axis", "Piece", "Sides", "Split", "divide", "is_flat"]
+__all__ = ["Axis", "GrowingSplit", "Piece", "Sides", "Split", "divide", "is_flat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,110 @@ def divide(graph: Graph, split: Split) -> Sides:
             f"{split}: every side must get something of the {length} along {split.axis}",
             f"cut between 1 and {length - 1}" if length > 1 else "leave it whole",
         )
-    shares: dict[int, tuple[Range, ...]] = {}
-    for index in range(split.first, split.last):
+    growing = GrowingSplit(graph, split.last, split.axis, borders)
+    pieces = [growing.grow() for _ in range(split.first, split.last)]
+    sides = tuple(zip(*reversed(pieces), strict=True))
+    return Sides(split, sides, dict(reversed(growing.shares.items())))
+
+
+class GrowingSplit:
+    """A split that grows by one operator at a time, from the last one to the first.
+
+    What one operator reads, those before it must compute; so a chain that begins earlier is all of this one, and what
+    cannot be split does not become so by beginning earlier.
+
+    Attributes:
+        first: of the operators so far.
+        shares: see :class:`Sides`; the last one first.
+        sliced_nbytes: for each side, what it slices of what the operators so far read.
+    """
+
+    def __init__(self, graph: Graph, last: int, axis: Axis, borders: Sequence[int]) -> None:
+        self.first = last
+        self.shares: dict[int, tuple[Range, ...]] = {}
+        self.sliced_nbytes = [0] * (len(borders) - 1)
+        self._graph, self._last, self._axis, self._borders = graph, last, axis, tuple(borders)
+        self._wanted: list[dict[int, Range]] = [{} for _ in self.sliced_nbytes]
+        self._slices: list[dict[int, dict[Range, int]]] = [{} for _ in self.sliced_nbytes]
+        self._entire: dict[int, int] = {}  # tensor of which more than a part is needed → by which operator
+
+    def grow(self) -> tuple[Piece, ...]:
+        """Take in the operator before those so far, and return what each side computes of it.
+
+        Raises:
+            RewriteError: it cannot be; the text says which operator is in the way, and why. The split cannot grow on.
+        """
+        graph, index = self._graph, self.first - 1
         tensor = _only_output(graph, index)
-        if tensor in graph.outputs or any(c >= split.last for c in graph.consumers.get(tensor, ())):
-            here = _length(graph, _measured(graph, index, split.axis), split.axis, index)
-            cuts = [_scaled(b, here, length) for b in borders]
-            if any(a >= b for a, b in pairwise(cuts)):
-                raise RewriteError(f"{split}: {what(graph, index)} has only {here} along {split.axis}")
-            shares[tensor] = tuple(pairwise(cuts))
-    sides = tuple(_side(graph, split, {t: s[k] for t, s in shares.items()}) for k in range(len(borders) - 1))
-    return Sides(split, sides, shares)
+        if (reader := self._entire.get(tensor)) is not None:
+            raise RewriteError(
+                f"{self._told(index)}: {what(graph, reader)} needs all that operator {index} "
+                f"({graph.operators[index].kind}) computes, not a part of it",
+                f"let the chain end before operator {reader}",
+            )
+        own = self._own(index, tensor)
+        if own is not None:
+            self.shares[tensor] = own
+            for wanted, rows in zip(self._wanted, own, strict=True):
+                _widen(wanted, tensor, rows)
+        if tensor not in self._wanted[0]:
+            raise RewriteError(f"nobody reads what {what(graph, index)} computes", "leave it out of the split")
+        pieces = tuple(self._piece(index, tensor, side) for side in range(len(self._wanted)))
+        self.first = index
+        return pieces
+
+    def _told(self, first: int) -> str:
+        return str(Split(first, self._last, self._axis, self._borders[1:-1]))
+
+    def _own(self, index: int, tensor: int) -> tuple[Range, ...] | None:
+        """Return what each side contributes to what an operator writes, if that leaves the chain."""
+        graph = self._graph
+        if not self._leaves(tensor):
+            return None
+        here = _length(graph, _measured(graph, index, self._axis), self._axis, index)
+        cuts = [_scaled(b, here, self._borders[-1]) for b in self._borders]
+        if any(a >= b for a, b in pairwise(cuts)):
+            raise RewriteError(f"{self._told(index)}: {what(graph, index)} has only {here} along {self._axis}")
+        return tuple(pairwise(cuts))
+
+    def _leaves(self, tensor: int) -> bool:
+        graph = self._graph
+        return tensor in graph.outputs or any(c >= self._last for c in graph.consumers.get(tensor, ()))
+
+    def _piece(self, index: int, tensor: int, side: int) -> Piece:
+        graph = self._graph
+        rows = self._wanted[side].pop(tensor)
+        self.sliced_nbytes[side] -= sum(self._slices[side].pop(tensor, {}).values())
+        found = needs(graph, index, self._axis, rows)
+        for read, need in zip(graph.operators[index].inputs, found, strict=True):
+            if read == -1 or graph.tensors[read].constant:
+                continue
+            if need is not None:
+                self._slice(read, need, side)
+            maker = graph.producer.get(read)
+            if maker is None:
+                continue
+            flat = need is None and is_flat(graph, read, self._axis) and not self._leaves(read)
+            inner = Part(0, 0, 1) if flat else need
+            if inner is None or (self._axis == "height" and graph.operators[maker].kind in MEETS_IN_A_SUM):
+                self._entire.setdefault(read, index)
+            else:
+                _widen(self._wanted[side], read, (inner.first, inner.last))
+        return Piece(index, rows, found)
+
+    def _slice(self, tensor: int, need: Part, side: int) -> None:
+        held = self._graph.tensors[tensor]
+        rows, whole = (need.first, need.last), held.shape[need.dimension]
+        known = self._slices[side].setdefault(tensor, {})
+        if rows[1] - rows[0] < whole and rows not in known:
+            known[rows] = held.nbytes * (rows[1] - rows[0]) // whole
+            self.sliced_nbytes[side] += known[rows]
+
+
+def _widen(wanted: dict[int, Range], tensor: int, rows: Range) -> None:
+    """Make what is wanted of a tensor as wide as it must be for rows, too."""
+    before = wanted.get(tensor, rows)
+    wanted[tensor] = min(before[0], rows[0]), max(before[1], rows[1])
 
 
 def _scaled(position: int, length: int, of: int) -> int:
@@ -147,31 +240,3 @@ def _length(graph: Graph, tensor: int, axis: Axis, index: int) -> int:
     if place is None:
         raise RewriteError(f"{what(graph, index)} has the shape {shape}, which has no {axis}")
     return shape[place]
-
-
-def _side(graph: Graph, split: Split, own: Mapping[int, Range]) -> tuple[Piece, ...]:
-    """Return the operators of a side, from the last to the first: what one needs, those before it must compute."""
-    wanted = dict(own)
-    pieces: list[Piece] = []
-    for index in reversed(range(split.first, split.last)):
-        operator = graph.operators[index]
-        tensor = _only_output(graph, index)
-        if tensor not in wanted:
-            raise RewriteError(f"nobody reads what {what(graph, index)} computes", "leave it out of the split")
-        rows = wanted[tensor]
-        found = needs(graph, index, split.axis, rows)
-        for read, need in zip(operator.inputs, found, strict=True):
-            if read == -1 or not split.first <= graph.producer.get(read, -1) < split.last:
-                continue
-            source = graph.operators[graph.producer[read]]
-            inner = Part(0, 0, 1) if need is None and read not in own and is_flat(graph, read, split.axis) else need
-            if inner is None or (split.axis == "height" and source.kind in MEETS_IN_A_SUM):
-                raise RewriteError(
-                    f"{split}: {what(graph, index)} needs all that operator {graph.producer[read]} ({source.kind}) "
-                    f"computes, not a part of it",
-                    f"let the chain end before operator {index}",
-                )
-            before = wanted.get(read, (inner.first, inner.last))
-            wanted[read] = min(before[0], inner.first), max(before[1], inner.last)
-        pieces.append(Piece(index, rows, found))
-    return tuple(reversed(pieces))

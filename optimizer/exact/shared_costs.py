@@ -1,0 +1,153 @@
+"""What the two sides of every shared part take, on all lanes at once: the tables behind the co-execution optimum.
+
+Operators' seconds, and the bytes that are copied, do not depend on what is believed of them; they are worked out once
+for each operator that parts begin with. Corrections, copies and pairs of lanes are then a few steps over whole arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.exact.chain_costs import ChainCosts, Seconds
+from search_spaces.coexecution import CoexecutionSpace, How
+from search_spaces.graph import Graph
+from search_spaces.rewrites.locality import axis_of
+from search_spaces.rewrites.splits import Axis
+
+TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
+"""In blocks of how many indices a kernel computes."""
+
+Ints = NDArray[np.int64]
+_Row = tuple[Ints, Ints, Seconds, Seconds, Seconds, Seconds]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """The parts that begin with one operator and are shared in one way: R of them, on any of L lanes.
+
+    Attributes:
+        lasts, cuts: shape ``(R,)``: see :class:`~search_spaces.shared_parts.Part`; ``lasts`` ascend.
+        seconds: shape ``(2, R, L)``: what each side's operators take.
+        sliced_nbytes: shape ``(2, R)``: what it slices, where slicing copies.
+        joined_nbytes: shape ``(R,)``: what bringing the sides together copies.
+        given_nbytes: shape ``(R,)``: the same, where what each side writes lies where it belongs.
+    """
+
+    first: int
+    how: How
+    lasts: Ints
+    cuts: Ints
+    seconds: Seconds
+    sliced_nbytes: Seconds
+    joined_nbytes: Seconds
+    given_nbytes: Seconds
+
+    def between(self, least: int, most: int) -> Shared:
+        """Return those that end from ``least`` to ``most``."""
+        a, b = np.searchsorted(self.lasts, (least, most + 1))
+        return Shared(
+            self.first,
+            self.how,
+            self.lasts[a:b],
+            self.cuts[a:b],
+            self.seconds[:, a:b],
+            self.sliced_nbytes[:, a:b],
+            self.joined_nbytes[a:b],
+            self.given_nbytes[a:b],
+        )
+
+
+class SharedTables:
+    """The shared parts of a space, by the operator that they begin with."""
+
+    def __init__(self, space: CoexecutionSpace, costs: ChainCosts) -> None:
+        self._space, self._costs = space, costs
+        self._axes: dict[Axis, dict[int, Shared]] = {}
+        self._branches: dict[int, Shared] = {}
+
+    def split(self, first: int, axis: Axis) -> Shared:
+        """Return the chains from one operator on, split along an axis at all steps of the grid."""
+        if axis not in self._axes:
+            self._axes[axis] = self._all_split(axis)
+        return self._axes[axis][first]
+
+    def _all_split(self, axis: Axis) -> dict[int, Shared]:
+        """Return the chains by their first operator; they are known by the last one."""
+        count = len(self._space.graph.operators)
+        found: list[list[_Row]] = [[] for _ in range(count)]
+        for last in range(1, count + 1):
+            chains = self._space.chains(last, axis)
+            longest = chains.rows.shape[2]
+            if not longest:
+                continue
+            operators = np.arange(last - 1, last - 1 - longest, -1)
+            tile = TILES[axis]
+            whole = np.array([_computed(self._space.graph, int(i), axis) for i in operators])
+            share = (-(-chains.rows // tile) * tile) / (-(-whole // tile) * tile)
+            # A side that a lane cannot run stays out of reach; what is beyond a cut's longest chain is not looked at.
+            own = self._costs.operator_s[:, operators].T
+            with np.errstate(invalid="ignore"):
+                seconds = np.cumsum(share[..., None] * own, axis=2)
+            for d in range(longest):
+                ok = chains.lengths > d
+                size = int(ok.sum())
+                found[last - 1 - d].append(
+                    (
+                        np.full(size, last),
+                        chains.cuts[ok],
+                        seconds[ok, :, d].swapaxes(0, 1),
+                        chains.sliced_nbytes[ok, :, d].T.astype(np.float64),
+                        np.full(size, float(chains.joined_nbytes[d])),
+                        np.full(size, float(chains.given_nbytes[d])),
+                    )
+                )
+        return {first: self._together(first, axis, rows) for first, rows in enumerate(found)}
+
+    def _together(self, first: int, how: How, rows: list[_Row]) -> Shared:
+        none = np.zeros(0)
+        empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        lanes = len(self._costs.overhead_s)
+        rows = rows or [(*empty, np.zeros((2, 0, lanes)), np.zeros((2, 0)), none, none)]
+        lasts, cuts, seconds, sliced, joined, given = zip(*rows, strict=True)
+        return Shared(
+            first,
+            how,
+            np.concatenate(lasts),
+            np.concatenate(cuts),
+            np.concatenate(seconds, axis=1),
+            np.concatenate(sliced, axis=1),
+            np.concatenate(joined),
+            np.concatenate(given),
+        )
+
+    def branches(self, first: int) -> Shared:
+        """Return the groups of branches that begin with an operator, in all ways to part them."""
+        if first not in self._branches:
+            rows = []
+            for begin, last in sorted(self._space.groups):
+                which = np.array(self._space.branch_sets(begin, last), dtype=np.int64)
+                if begin != first or not len(which):
+                    continue
+                own = [
+                    self._costs.operator_s[:, list(branch)].sum(axis=1) for branch in self._space.groups[begin, last]
+                ]
+                bits = (which[:, None] >> np.arange(len(own))) & 1 == 1  # (R, branches)
+                each = np.array(own)[None]  # (1, branches, L)
+                second = np.where(bits[..., None], each, 0.0).sum(axis=1)
+                seconds = np.array((np.where(bits[..., None], 0.0, each).sum(axis=1), second))
+                none = np.zeros(len(which))
+                rows.append((np.full(len(which), last), which, seconds, np.zeros((2, len(which))), none, none))
+            self._branches[first] = self._together(first, "branches", rows)
+        return self._branches[first]
+
+
+def _computed(graph: Graph, index: int, axis: Axis) -> int:
+    """Return along how many indices an operator computes: of what it writes, or of what it takes a mean."""
+    operator = graph.operators[index]
+    mean = axis == "height" and operator.kind == "MEAN"
+    shape = graph.tensors[(operator.inputs if mean else operator.outputs)[0]].shape
+    return shape[axis_of(shape, axis) or 0]

@@ -1,0 +1,161 @@
+"""What every way to run a part takes, by what is believed of it; whole parts and shared ones, on all lanes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.shared_costs import Ints, Shared
+from search_spaces.coexecution import How, Part
+from search_spaces.platform import Platform
+
+Known = Sequence[tuple[float, float]]
+Key = tuple[int, int, str, str]
+
+
+class Pairs(NamedTuple):
+    """Pairs of lanes that run parts together; a lane and itself runs them alone.
+
+    Attributes:
+        names: P of them.
+        first, second: shape ``(P,)``: the lanes' places on the platform.
+        near: shape ``(P,)``: whether both work in one memory, so that rows lie where they belong.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    first: Ints
+    second: Ints
+    near: NDArray[np.bool_]
+
+
+def pairs_of(platform: Platform, names: Iterable[tuple[str, str]]) -> Pairs:
+    """Return pairs of lanes as arrays."""
+    told = tuple(names)
+    place = {p.name: i for i, p in enumerate(platform.processors)}
+    found = np.array([(place[a], place[b]) for a, b in told], dtype=np.int64).reshape(-1, 2)
+    near = np.array([all(platform[name].kind == "cpu" for name in pair) for pair in told], dtype=np.bool_)
+    return Pairs(told, found[:, 0], found[:, 1], near)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """Parts that begin with one operator, R of them, each on P pairs of lanes.
+
+    Attributes:
+        how: how they are shared, or None for whole ones.
+        lasts, cuts: shape ``(R,)``.
+        first_s, second_s: shape ``(R, P)``: what each side takes, and what it takes then to bring both together.
+    """
+
+    first: int
+    how: How | None
+    lasts: Ints
+    cuts: Ints
+    pairs: Pairs
+    first_s: Seconds
+    second_s: Seconds
+
+    def least(self, hand_over_s: Seconds, before: int | None) -> tuple[float, int]:
+        """Return the least that a part takes from the end of the one before it, and which it is.
+
+        Args:
+            hand_over_s: shape ``(lanes, lanes)``: to hand over to these parts.
+            before: the lane on which the part before them ended.
+        """
+        a, b = self.pairs.first, self.pairs.second
+        if before is None:
+            total_s = np.maximum(self.first_s, self.second_s + hand_over_s[a, b])
+        else:
+            total_s = np.maximum(self.first_s + hand_over_s[before, a], self.second_s + hand_over_s[before, b])
+        at = int(total_s.argmin())
+        return float(total_s.flat[at]), at
+
+    def part(self, at: int) -> Part:
+        """Return one of them."""
+        row, pair = divmod(at, len(self.pairs.names))
+        on = self.pairs.names[pair]
+        if self.how is None:
+            return Part(self.first, int(self.lasts[row]), on[:1])
+        return Part(self.first, int(self.lasts[row]), on, self.how, int(self.cuts[row]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beliefs:
+    """What is believed of parts, beside what their operators take.
+
+    Attributes:
+        hand_over_s: see :class:`~optimizer.exact.chain_costs.ChainCosts`; nothing from a lane to itself.
+        corrections: first operator → those of the parts that begin there; see
+            :class:`~optimizer.exact.coexecution.CoexecutionModel`, as for ``usual``.
+        slice_s, join_s: for a byte that is copied.
+    """
+
+    costs: ChainCosts
+    hand_over_s: Seconds
+    corrections: Mapping[int, Mapping[Key, Known]]
+    usual: Mapping[str, float]
+    slice_s: float
+    join_s: float
+
+    def whole(self, first: int, lasts: Ints, lanes: Pairs, rest_s: Seconds) -> Ways:
+        """Return what whole parts take on lanes, and what is behind them.
+
+        Args:
+            rest_s: shape ``(operators + 1, lanes)``: what is left to do, by where a part ends and on which lane.
+        """
+        seconds = np.cumsum(self.costs.operator_s[:, first : int(lasts[-1])], axis=1)[:, lasts - first - 1].T
+        taken_s = self._corrected(first, "whole", lasts, seconds)[:, lanes.first] + rest_s[lasts][:, lanes.first]
+        return Ways(first, None, lasts, np.zeros_like(lasts), lanes, taken_s, taken_s)
+
+    def shared(self, shared: Shared, pairs: Pairs, rest_s: Seconds) -> Ways:
+        """Return what shared parts take on pairs of lanes, and what is behind them."""
+        a, b = pairs.first, pairs.second
+        back_s = self.hand_over_s[shared.lasts - 1][:, b, a]
+        behind_s = rest_s[shared.lasts][:, a]
+        sides_s = self._sides_s(shared, self.slice_s)
+        first_s, second_s = sides_s[0][:, a], sides_s[1][:, b]
+        if shared.how == "branches":
+            second_s = second_s + back_s
+        else:
+            stays = pairs.near & (shared.how == "height")
+            if self.slice_s > 0.0 and stays.any():
+                sides_s = self._sides_s(shared, 0.0)
+                first_s = np.where(stays, sides_s[0][:, a], first_s)
+                second_s = np.where(stays, sides_s[1][:, b], second_s)
+            stays = stays | (self.slice_s == 0.0)
+            nbytes = np.where(stays, shared.given_nbytes[:, None], shared.joined_nbytes[:, None])
+            behind_s = behind_s + back_s + nbytes * self.join_s
+        how, lasts, cuts = shared.how, shared.lasts, shared.cuts
+        return Ways(shared.first, how, lasts, cuts, pairs, first_s + behind_s, second_s + behind_s)
+
+    def _sides_s(self, shared: Shared, slice_s: float) -> Seconds:
+        """Return what each side takes on each lane, shape ``(2, R, L)``."""
+        own_s = shared.seconds + shared.sliced_nbytes[..., None] * slice_s
+        return np.array([self._corrected(shared.first, shared.how, shared.lasts, side) for side in own_s])
+
+    def _corrected(self, first: int, how: str, lasts: Ints, own_s: Seconds) -> Seconds:
+        """Return what parts take, shape ``(R, L)``, their start included, by what measuring them taught."""
+        overhead_s = self.costs.overhead_s
+        found = own_s * self.usual.get(how, 1.0) + overhead_s
+        place = {p.name: i for i, p in enumerate(self.costs.platform.processors)}
+        for (_, last, split, lane), known in self.corrections.get(first, {}).items():
+            if split != how:
+                continue
+            rows, at = slice(*np.searchsorted(lasts, (last, last + 1))), place[lane]
+            believed_s, factors = np.array(known).T
+            factor = np.interp(own_s[rows, at] + overhead_s[at], believed_s, factors)
+            found[rows, at] = own_s[rows, at] * factor + overhead_s[at]
+        return found
+
+
+def by_first(corrections: Mapping[Key, Known]) -> dict[int, dict[Key, Known]]:
+    """Return corrections by the operator that parts begin with."""
+    found: dict[int, dict[Key, Known]] = {}
+    for key, known in corrections.items():
+        found.setdefault(key[0], {})[key] = known
+    return found
