@@ -137,6 +137,8 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         tell_of_damage(run, watcher)
         study.history.restore(run.contents.records)
         study.restored = len(study.history.known)
+        if isinstance(space, CoexecutionSpace):
+            watcher.message("finding what two processors can share")
         watcher.opened(run, study.history, space.cardinality())
         with evaluator.prepare(platform, run.path) as session:
             return _search(study, run, session)
@@ -147,6 +149,8 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     most = most_stages(config, len(study.graph.operators))
     warm = begin_warm(config, study.graph, study.platform, session, run, history, study.watcher.message, study.shared)
     profiled = _profile(study, run, asked(config, study.platform, session), warm)
+    if isinstance(study.space, CoexecutionSpace):
+        study.watcher.message("finding the best plan by the profile")
     aim = aim_of(config, study.graph, study.platform, study.space, session, profiled)
     believed, study.bounds = aim.believed, aim.believed.bounds
     breaks = _constraints(study, aim, most)

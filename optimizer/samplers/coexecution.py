@@ -9,6 +9,8 @@ made of two parts or parted in two, another axis, no split.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from statistics import geometric_mean, median
 
 from evaluators.samples import Measurement
@@ -90,15 +92,15 @@ class CoexecutionProposer:
         best = self._space.plan(self._model.best().parts)
         if best.digest not in self._tried and self._problem.fits(best):
             return best
-        candidates: dict[str, tuple[float, Plan]] = {}
-        for _, parts in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]:
-            for moved in self._beside(parts):
-                plan = self._space.plan(moved)
-                if plan.digest not in self._tried and plan.digest not in candidates and self._problem.fits(plan):
-                    candidates[plan.digest] = self._model.cost_s(moved), plan
-        if not candidates:
-            return None
-        return min(candidates.values(), key=lambda pair: (pair[0], pair[1].digest))[1]
+        leaders = [parts for _, parts in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
+        near = [(self._model.cost_s(moved), moved) for parts in leaders for moved in self._beside(parts)]
+        # On many lanes there are tens of thousands; plans are made of the cheapest ones only.
+        for _, alike in groupby(sorted(near, key=itemgetter(0)), key=itemgetter(0)):
+            plans = {plan.digest: plan for plan in (self._space.plan(moved) for _, moved in alike)}
+            for digest in sorted(plans.keys() - self._tried):
+                if self._problem.fits(plans[digest]):
+                    return plans[digest]
+        return None
 
     def _beside(self, parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
         """Yield what is one step away from a sequence of parts."""
