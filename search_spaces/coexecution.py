@@ -184,6 +184,10 @@ class CoexecutionSpace(SharedParts):
                 continue
             step = part.cut if part.axis == "branches" else self.step(part)
             if step is None:
+                if part.last - part.first > LONGEST:
+                    raise PlanError(
+                        f"operators {part.first} to {part.last - 1} are more than the {LONGEST} that are split together"
+                    )
                 raise PlanError(f"{part.axis} {part.cut} of operator {part.last - 1} is no step of the grid")
             params |= {f"split_{i}": part.axis, f"share_{i}": step, f"with_{i}": part.on[1]}
         return params

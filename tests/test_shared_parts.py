@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
 from search_spaces.coexecution import CoexecutionSpace, Part
-from search_spaces.errors import RewriteError
+from search_spaces.errors import PlanError, RewriteError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
@@ -151,3 +151,6 @@ def test_chains_have_an_end() -> None:
     assert space.parts(space.decode(params | split)) == (Part(0, LONGEST + 2, ("gpu",)),), "too long: it runs whole"
     found = space.parts(space.decode(params | split | {f"cut_{LONGEST}": True}))
     assert found[0] == Part(0, LONGEST, ("gpu", "big"), "height", 32)
+    long = Part(0, LONGEST + 1, ("gpu", "big"), "height", 32)
+    with pytest.raises(PlanError, match=f"operators 0 to {LONGEST} are more than the {LONGEST}"):
+        space.encode(space.plan([long, Part(LONGEST + 1, LONGEST + 2, ("gpu",))]))
