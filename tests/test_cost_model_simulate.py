@@ -40,13 +40,16 @@ def priced(draw: st.DrawFn, graph: Graph, platform: Platform, *, contention: boo
         return np.array(values).reshape(shape)
 
     slow = table(2, lanes, lanes, low=1.0, high=2.0) if contention else np.ones((2, lanes, lanes))
+    latency_s = table(lanes, lanes)
+    # A lane sleeps whenever one that excludes it hands over.
+    beside = np.array([[not a.excludes(b) for b in platform.processors] for a in platform.processors])
     return Prices(
         operator_s=table(lanes, count, low=0.01),
         sigma=table(lanes, count),
         traffic=table(count),
         invocation_s=table(lanes),
         io_s_per_byte=table(lanes, high=1e-2),
-        latency_s=table(lanes, lanes),
+        latency_s=latency_s,
         byte_s=table(lanes, lanes, high=1e-2),
         slow_compute=slow[0],
         slow_memory=slow[1],
@@ -54,7 +57,7 @@ def priced(draw: st.DrawFn, graph: Graph, platform: Platform, *, contention: boo
         pressure_per_byte=table(lanes, high=1e-2),
         power_w=table(lanes, low=0.5, high=5.0),
         cold_s=table(lanes, lanes) if draw(st.booleans()) else None,
-        asleep_s=table(lanes, lanes) if draw(st.booleans()) else None,
+        asleep_s=latency_s + beside * table(lanes, lanes) if draw(st.booleans()) else None,
     )
 
 
@@ -207,6 +210,8 @@ def test_prices_that_are_no_prices_are_refused() -> None:
         replace(good, latency_s=good.latency_s - 1.0)
     with pytest.raises(ProfileError, match="asleep_s has an entry"):
         replace(good, asleep_s=good.latency_s - 1.0)
+    with pytest.raises(ProfileError, match="asleep_s has an entry below latency_s"):
+        replace(good, latency_s=np.ones_like(good.latency_s), asleep_s=np.full_like(good.latency_s, 0.5))
     with pytest.raises(ValueError, match="byte_s has the shape"):
         replace(good, byte_s=np.zeros((1, 1)))
 

@@ -76,7 +76,10 @@ def test_parts_that_wait_for_each_other_add_up(simulator: PlanSimulator, data: s
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=4)))
     names = [p.name for p in simulator.platform.processors]
     plan = chain_plan(graph, cuts, [data.draw(st.sampled_from(names)) for _ in range(len(cuts) + 1)])
-    assert chain_cost(costs, plan) == pytest.approx(alone.latency_s(plan))
+    if alone.prices.asleep_s is None:
+        assert chain_cost(costs, plan) == pytest.approx(alone.latency_s(plan))
+    else:  # who slept while others had its cores starts later than the parts know
+        assert chain_cost(costs, plan) <= alone.latency_s(plan) * (1 + 1e-9)
 
 
 def test_large_parts_that_slow_down_are_cut() -> None:

@@ -81,6 +81,8 @@ class Prices:
                 raise ProfileError(f"{name} has an entry that is negative or no number")
         if np.isnan(self.operator_s).any() or (self.operator_s < 0).any():
             raise ProfileError("operator_s has an entry that is negative or no number")
+        if self.asleep_s is not None and (self.asleep_s < self.latency_s).any():
+            raise ProfileError("asleep_s has an entry below latency_s, and who sleeps starts no sooner")
 
 
 _PER_LANE = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
