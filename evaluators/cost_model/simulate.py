@@ -218,8 +218,13 @@ def period_s(tasks: Sequence[Task], law: Law, inferences: int = 0) -> float:
     ends = [
         max(end for _, end in run_tasks(stream(tasks, inferences), law, "fifo")) for inferences in (count, 2 * count)
     ]
-    busy = [0.0] * (1 + max((t.lane for t in tasks), default=0))
+    # Where lanes are nearly as busy as each other, a steady state is far away.
+    return max((ends[1] - ends[0]) / count, busiest_s(tasks))
+
+
+def busiest_s(tasks: Sequence[Task]) -> float:
+    """Return the seconds that the busiest lane works for one inference: in a stream no result comes in less."""
+    busy: dict[int, float] = {}
     for task in tasks:
-        busy[task.lane] += task.work_s
-    # Where lanes are nearly as busy as each other, a steady state is far away; no lane does its work in less than that.
-    return max((ends[1] - ends[0]) / count, *busy)
+        busy[task.lane] = busy.get(task.lane, 0.0) + task.work_s
+    return max(busy.values(), default=0.0)
