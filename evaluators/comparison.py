@@ -36,7 +36,6 @@ _LEVEL = 0.97  # of the t interval: looking after each round costs up to 2.5 % o
 _OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to it
 _ROUND_NOISE = 0.003  # relative standard deviation of a round that is assumed at least when outliers are looked for
 _ROUND_S = 0.1  # short candidates are run more often in a round, for about this long
-_PAIR_S = 0.02  # of a short candidate's runs: neighbouring runs are disturbed alike, those some 40 ms apart are not
 _MOST_TURNS = 5
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
@@ -53,6 +52,8 @@ class ComparisonPolicy:
         min_rounds, max_rounds: bounds of the number of rounds.
         min_pairs, max_pairs: bounds of the pairs of runs in a round, chosen by how long they take. Where a pair is of
             several short runs of each, fewer will do: ``min_pairs`` is then the least number of these.
+        pair_s: in a pair each candidate is run for about this long, at most five times. Neighbouring runs are disturbed
+            alike, those some 40 ms apart are not.
 
     Raises:
         UsageError: a value is out of range.
@@ -64,12 +65,15 @@ class ComparisonPolicy:
     max_rounds: int = 20
     min_pairs: int = 5
     max_pairs: int = 9
+    pair_s: float = 0.02
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:
             raise UsageError(f"precision {self.precision} is no share", "give a value between 0 and 1, such as 0.005")
         if not self.max_s > 0.0:
             raise UsageError(f"max_s {self.max_s}: a comparison needs more than 0 seconds")
+        if not self.pair_s >= 0.0:
+            raise UsageError(f"pair_s {self.pair_s}: a pair cannot take less than 0 seconds")
         if not 3 <= self.min_rounds <= self.max_rounds:
             raise UsageError(f"rounds {self.min_rounds} to {self.max_rounds}: need 3 <= min_rounds <= max_rounds")
         if not 1 <= self.min_pairs <= self.max_pairs:
@@ -211,9 +215,8 @@ def compare(
         UnavailableError: a candidate cannot be built or failed.
     """
     rounds: list[_Round] = []
-    turn = int(rng.integers(2))
     while not _enough(rounds, policy):
-        rounds.append(_round(load_baseline, load_candidate, policy, rng, first=(len(rounds) + turn) % 2))
+        rounds.append(_round(load_baseline, load_candidate, policy, rng))
     ratios = np.array([r.log_ratio for r in rounds])
     middle, half = _interval(ratios)
     model_sigma = rounds[-1].model_sigma
@@ -280,21 +283,22 @@ def finals(
 
 
 def _round(
-    load_baseline: Load, load_candidate: Load, policy: ComparisonPolicy, rng: np.random.Generator, first: int
+    load_baseline: Load, load_candidate: Load, policy: ComparisonPolicy, rng: np.random.Generator
 ) -> _Round:
-    """Build and settle both, ``first`` before the other, and run interleaved pairs, each turn in random order.
+    """Build and settle both, and run interleaved pairs, each turn in random order.
 
-    A pair is one run of each, or of short runs a few in turns (:data:`_PAIR_S`).
+    A pair is one run of each, or of short runs a few in turns (``policy.pair_s``).
 
-    The one that runs first gets its memory first, and is some tenths of a per cent faster or slower for it; so the two
-    take turns from round to round.
+    Which pages of memory a candidate gets makes it some tenths of a per cent faster or slower, and hangs on who was
+    built first, now and in the round before. Chance decides that. Where the two took turns, Linux gave each the same
+    pages in every round: the rounds agreed with each other more than with the truth.
     """
-    loads = (load_baseline, load_candidate)
+    loads, first = (load_baseline, load_candidate), int(rng.integers(2))
     with ExitStack() as stack:
         built = {which: stack.enter_context(closing(loads[which]())) for which in (first, 1 - first)}
         settling_s = {which: _run(candidate) for which, candidate in built.items()}
         first_s = [settling_s[0], settling_s[1]]
-        turns = min(_MOST_TURNS, max(1, math.ceil(_PAIR_S / max(first_s))))
+        turns = min(_MOST_TURNS, max(1, math.ceil(policy.pair_s / max(first_s))))
         least = math.ceil(policy.min_pairs / turns)
         count = min(policy.max_pairs, max(least, int(_ROUND_S / (turns * sum(first_s)))))
         spent_s = sum(first_s)

@@ -30,8 +30,10 @@ from optimizer.provenance import provenance
 from search_spaces.chain import chain_plan
 from search_spaces.models import load
 
-# Of runs as short as these, two make one of a pair: ten rounds of three pairs.
-THIRTY_PAIRS = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=10, max_rounds=10, min_pairs=6, max_pairs=6)
+# Of runs as short as these, three make one of a pair: ten rounds of three pairs.
+THIRTY_PAIRS = ComparisonPolicy(
+    precision=1e-6, max_s=1e9, min_rounds=10, max_rounds=10, min_pairs=9, max_pairs=9, pair_s=0.03
+)
 PARTS = ("quiet", "busy")
 # Rounds of a tenth of a second each: the seconds end it, not their number.
 FIVE_SECONDS = ComparisonPolicy(precision=0.002, max_s=5.0, max_rounds=100)
