@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,41 @@ def test_memory_of_a_job_is_given_back_when_nobody_needs_it() -> None:
         alive -= set(step.over)
     assert alive == {*job.inputs, *job.outputs}
     assert most <= 8
+
+
+def test_what_a_captured_job_reads_is_kept_by_its_instance() -> None:
+    """A graph holds addresses, not tensors, so constants that were arranged for a job must outlive the call."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from evaluators.cuda.instance import Instance
+    from evaluators.cuda.weights import Weights
+
+    class Reads(TorchDispatchMode):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.read: set[int] = set()
+            self.made: set[int] = set()
+
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+            self.read |= given - self.made
+            made = function(*args, **(kwargs or {}))
+            self.made |= {made.untyped_storage().data_ptr()} - given if isinstance(made, torch.Tensor) else set()
+            return made
+
+    seen = Reads()
+
+    def recorder(call: Any) -> None:  # keeps the call as little as a graph does
+        with seen:
+            call()
+
+    graph = load("mobilenet_v1@0.25/64")
+    third = len(graph.operators) // 3
+    everything = range(len(graph.operators))
+    jobs = [(everything[a:b], lambda _: "plain") for a, b in pairwise((0, third, 2 * third, len(graph.operators)))]
+    instance = Instance(Weights(graph, "cpu"), jobs, recorder, lambda _: None)
+    gc.collect()
+    alive = {x.untyped_storage().data_ptr() for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
+    assert len(seen.read) > 2 * 27  # filters and biases
+    assert seen.read <= alive
+    assert len(instance.work) == 3

@@ -85,11 +85,13 @@ class Instance:
             t: held(torch_module().zeros(graph.tensors[t].shape, device=device), len(graph.tensors[t].shape))
             for t in graph.inputs
         }
+        self._jobs: list[Job] = []  # the constants that graphs read and nobody else has
         self.work: list[Any] = []
         """What streams start, job by job."""
         for place, (operators, choose) in enumerate(jobs):
             entered(place)
             job = lower(weights, operators, choose, gpu=gpu)
+            self._jobs.append(job)
             self.work.append(recorder(self._call(job, first=place == 0, last=place == len(jobs) - 1)))
 
     def _buffer(self, tensor: int, *, pinned: bool) -> Any:

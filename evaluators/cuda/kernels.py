@@ -38,6 +38,7 @@ class Conv:
         weight: ``(O, H, W, I of a group)``.
         bias: ``(O,)``.
         image: shape of what it reads, ``(N, C, H, W)``.
+        first: returns the filters as they lie in NCHW, ``(O, I of a group, H, W)``; somebody keeps them.
         adds: whether a second value is added before the activation (the end of a residual block).
     """
 
@@ -47,6 +48,7 @@ class Conv:
     groups: int
     activation: str
     image: tuple[int, ...]
+    first: Callable[[], Any]
     adds: bool = False
 
     @property
@@ -163,9 +165,9 @@ def _fused(conv: Conv) -> Call:
 
 def _channels_first(conv: Conv) -> Call:
     torch = torch_module()
-    inner = _conv(conv, conv.weight.permute(0, 3, 1, 2).contiguous())
 
     def run(image: Any, added: Any = None) -> Any:
+        inner = _conv(conv, conv.first())
         found = inner(image.contiguous(), None if added is None else added.contiguous())
         return found.contiguous(memory_format=torch.channels_last)
 

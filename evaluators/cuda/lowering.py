@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from evaluators.cuda.kernels import PLAIN, Call, Conv, Dense
@@ -22,6 +23,7 @@ from search_spaces.graph import Operator
 Choose = Callable[[Conv | Dense], str]
 """Tells which of the ways to compute something is to be taken."""
 
+_IMAGES_FIRST = (0, 3, 1, 2)
 _ROWS, _COLUMNS = slice(2, 4), slice(4, 6)
 
 
@@ -118,14 +120,16 @@ class _Lowering:
         graph = self.graph
         image, sides = self.pads.get(operator.inputs[0], (operator.inputs[0], (0, 0, 0, 0)))
         batch, height, width, channels = graph.tensors[image].shape
-        weight = self.weights[operator.inputs[1]]
+        tensor = operator.inputs[1]
+        weight, order = self.weights[tensor], _IMAGES_FIRST
         if operator.kind == "DEPTHWISE_CONV_2D":  # 1, H, W, C times the multiplier
-            weight = weight.permute(3, 1, 2, 0).contiguous()
+            weight, order = self.weights.arranged(tensor, (3, 1, 2, 0)), (3, 0, 1, 2)
         bias = self._bias(operator, int(weight.shape[0]))
         size = int(weight.shape[1]), int(weight.shape[2])
         window = window_of(operator.options, size, (height, width), sides)
         groups = channels // int(weight.shape[3])
-        conv = Conv(weight, bias, window, groups, activation, (batch, channels, height, width), adds)
+        first = partial(self.weights.arranged, tensor, order)
+        conv = Conv(weight, bias, window, groups, activation, (batch, channels, height, width), first, adds)
         return self._chosen(conv), image
 
     def _dense(self, operator: Operator) -> Call:
@@ -143,7 +147,7 @@ class _Lowering:
     def _chosen(self, site: Conv | Dense) -> Call:
         if self.first and isinstance(site, Conv):
             # A plain program: what a person writes, filters as NCHW.
-            plain = replace(site, weight=site.weight.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1))
+            plain = replace(site, weight=site.first().permute(0, 2, 3, 1))
             return plain.variants(gpu=False)[PLAIN]
         return site.variants(gpu=self.gpu)[self.choose(site)]
 

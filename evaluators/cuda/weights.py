@@ -35,6 +35,7 @@ class Weights:
         self.graph, self.device = graph, device
         self._like = like
         self._known: dict[int, Any] = {}
+        self._arranged: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def __getitem__(self, tensor: int) -> Any:
         """Return a float32 constant.
@@ -50,10 +51,27 @@ class Weights:
                 self._known[tensor] = torch_module().from_numpy(self._read(tensor)).to(self.device)
         return self._known[tensor]
 
+    def arranged(self, tensor: int, order: tuple[int, ...]) -> Any:
+        """Return a constant with its axes in another order, in memory too; made once and kept.
+
+        A captured graph holds addresses, not tensors: what it reads must be somebody's for as long as it is replayed.
+
+        Args:
+            order: which axis of the file each one is.
+
+        Raises:
+            UnavailableError: the tensor is no float32 constant.
+            ModelError: the file is gone or has changed.
+        """
+        key = tensor, order
+        if key not in self._arranged:
+            self._arranged[key] = self[tensor].permute(order).contiguous()
+        return self._arranged[key]
+
     @property
     def nbytes(self) -> int:
         """Bytes that it holds on the device."""
-        return sum(int(t.numel()) * 4 for t in self._known.values())
+        return sum(int(t.numel()) * 4 for held in (self._known, self._arranged) for t in held.values())
 
     def whole_numbers(self, tensor: int) -> list[int]:
         """Return a constant of whole numbers (axes, paddings, shapes).
