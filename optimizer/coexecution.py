@@ -23,7 +23,7 @@ from search_spaces.cuts import every_layer
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from search_spaces.platform import Platform
 from search_spaces.rewrites.splits import Axis
 from search_spaces.shared_chains import GRID
 from search_spaces.shared_parts import Part
@@ -31,6 +31,7 @@ from search_spaces.shared_parts import Part
 GREEDY = "CoDL's greedy chains"
 SINGLE = "operators split one by one"
 CHAINS = "chains split"
+EVERY = "every operator shared"
 BRANCHES = "branches side by side"
 _RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 2.5
 
@@ -66,26 +67,30 @@ def coexecution_profile(
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
     for a, b in reversed(list(combinations(cores, 2))) if count > 1 else ():
         progress(f"timing how {a.name} and {b.name} meet")
-        plan = space.plan(_shared_by(space, a, b, known))
+        plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
         waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
         if waits:
             hand_over_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
     return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
 
 
-def _shared_by(space: CoexecutionSpace, a: Processor, b: Processor, known: Profile) -> list[Part]:
-    """Return every operator as a part, shared so that both cores take about as long, or whole where it cannot be."""
-    first = round(GRID * known.whole_s[b.like] / (known.whole_s[a.like] + known.whole_s[b.like]))
+def _shared_by(space: CoexecutionSpace, on: tuple[str, str], whole_s: tuple[float, float]) -> list[Part]:
+    """Return every operator as a part, shared so that both sides take about as long, or whole where it cannot be.
+
+    Args:
+        whole_s: what the whole model takes on each of the two.
+    """
+    first = round(GRID * whole_s[1] / sum(whole_s))
     found = []
     for operator in range(len(space.graph.operators)):
         axes: tuple[Axis, ...] = ("height", "channels")
         split = [(axis, cuts) for axis in axes if (cuts := space.cuts(operator, operator + 1, axis))]
         if not split:
-            found.append(Part(operator, operator + 1, (a.name,)))
+            found.append(Part(operator, operator + 1, (on[int(whole_s[1] < whole_s[0])],)))
             continue
         axis, cuts = split[0]
         cut = cuts[min(cuts, key=lambda step: abs(step - first))]
-        found.append(Part(operator, operator + 1, (a.name, b.name), axis, cut))
+        found.append(Part(operator, operator + 1, on, axis, cut))
     return found
 
 
@@ -119,6 +124,7 @@ def coexecution_baselines(
 ) -> tuple[Baseline, ...]:
     """Return the baselines: whole on each kind, CoDL's procedure (seed 002), and the best splits of one operator each.
 
+    And each operator split in proportion, as a pool of threads would, by the two cores that are the quickest together.
     Of a model with branches also the best plans by the model that only split, and only run branches side by side.
     """
     model = CoexecutionModel(space, costs)
@@ -126,8 +132,15 @@ def coexecution_baselines(
     pure = [(GREEDY, model.greedy()), (SINGLE, model.best(chains=False, branches=False))]
     if space.groups:
         pure += [(CHAINS, model.best(branches=False)), (BRANCHES, model.best(splits=False))]
-    for name, costed in pure:
-        plan = space.plan(costed.parts)
+    named = [(name, costed.parts) for name, costed in pure]
+    cores = [p.name for p in platform.processors if p.kind == "cpu"]
+    whole_s = {core: chain_cost(costs, chain_plan(graph, (), [core])) for core in cores}
+    able = [pair for pair in space.pairs if all(np.isfinite(whole_s.get(lane, np.inf)) for lane in pair)]
+    if able:
+        on = max(able, key=lambda pair: sum(1 / max(whole_s[lane], 1e-12) for lane in pair))
+        named.append((EVERY, tuple(_shared_by(space, on, (whole_s[on[0]], whole_s[on[1]])))))
+    for name, parts in named:
+        plan = space.plan(parts)
         found.setdefault(plan.digest, Baseline(name, plan))
     return tuple(found.values())
 

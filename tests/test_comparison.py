@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Batch
+from evaluators.base import Batch, Candidate
 from evaluators.comparison import Comparison, ComparisonPolicy, Load, compare, finals
 from evaluators.samples import Samples
 from evaluators.testing import Noise, SyntheticCandidate
@@ -73,6 +73,46 @@ def test_the_cost_follows_the_latency(latency_s: float, most_s: float) -> None:
         assert seconds(comparison) <= most_s
         assert POLICY.min_rounds <= comparison.rounds <= POLICY.max_rounds
     assert all(c.rounds <= 6 for c in repeat(5, latency_s, 0.3, ROUGH)), "a large difference is decided at once"
+
+
+def test_chance_decides_who_is_built_first() -> None:
+    """Memory that was given back goes round, so each would get the same pages in every round if they took turns."""
+    built = ""
+
+    def named(name: str, load: Load) -> Load:
+        def again() -> Candidate:
+            nonlocal built
+            built += name
+            return load()
+
+        return again
+
+    rng = np.random.default_rng(3)
+    each = [named(name, loader(0.02, ROUGH, rng)) for name in "ab"]
+    rounds = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=60, max_rounds=60)
+    compare(*each, rounds, rng)
+    firsts = built[::2]
+    assert set(map("".join, itertools.pairwise(firsts))) == {"aa", "ab", "ba", "bb"}
+    assert 15 <= firsts.count("a") <= 45
+
+
+@pytest.mark.parametrize(("pair_s", "runs"), [(0.0, 5), (0.045, 15), (1.0, 25)])
+def test_a_pair_lasts_as_long_as_it_is_told(pair_s: float, runs: int) -> None:
+    timeline, counted = Timeline((Event(0, "cpu", 0.0, 0.02),)), 0
+
+    class Counting(SyntheticCandidate):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            nonlocal counted
+            counted += n
+            return super().run(n, stop_above_s)
+
+    def load() -> Candidate:
+        return Counting(timeline, Noise(run=0.0, cold=0.0), np.random.default_rng(0))
+
+    policy = ComparisonPolicy(min_rounds=5, max_rounds=5, min_pairs=1, max_pairs=1, pair_s=pair_s)
+    found = compare(load, load, policy, np.random.default_rng(0))
+    assert len(found.baseline.values_s) == 5
+    assert counted == 2 * (5 + 2 * runs), "one run settles an instance, and one comes before each that counts"
 
 
 def test_exchanging_the_two_inverts_the_ratio() -> None:
@@ -252,6 +292,8 @@ def test_finals_of_one_and_of_none() -> None:
         {"min_rounds": 9, "max_rounds": 8},
         {"min_pairs": 0},
         {"min_pairs": 9, "max_pairs": 8},
+        {"pair_s": -0.1},
+        {"pair_s": math.nan},
     ],
 )
 def test_policies_out_of_range(wrong: dict[str, float]) -> None:

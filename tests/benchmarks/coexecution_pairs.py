@@ -3,7 +3,8 @@
 ``python -m tests.benchmarks.coexecution_pairs runs/seed_002_coexecution OUT.json``
 
 A study compares its best plan with its best baseline only. Here it is compared with the model whole on one core, on two
-threads, with CoDL's greedy chains, with operators split one by one, and with branches side by side, where it has them.
+threads, with CoDL's greedy chains, with operators split one by one or all of them, and with branches side by side,
+where it has them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from evaluators.comparison import Comparison, ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from optimizer.coexecution import BRANCHES, CHAINS, GREEDY, SINGLE
+from optimizer.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.graph import Graph
@@ -26,7 +27,7 @@ from search_spaces.models import load
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
-OVER = (GREEDY, SINGLE, CHAINS, BRANCHES)
+OVER = (GREEDY, SINGLE, CHAINS, EVERY, BRANCHES)
 Row = dict[str, Any]
 
 

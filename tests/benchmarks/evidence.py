@@ -30,9 +30,9 @@ from optimizer.provenance import provenance
 from search_spaces.chain import chain_plan
 from search_spaces.models import load
 
-# Of runs as short as these, three make one of a pair: ten rounds of three pairs.
+# Of runs as short as these, five make one of a pair: ten rounds of three pairs.
 THIRTY_PAIRS = ComparisonPolicy(
-    precision=1e-6, max_s=1e9, min_rounds=10, max_rounds=10, min_pairs=9, max_pairs=9, pair_s=0.03
+    precision=1e-6, max_s=1e9, min_rounds=10, max_rounds=10, min_pairs=15, max_pairs=15, pair_s=0.1
 )
 PARTS = ("quiet", "busy")
 # Rounds of a tenth of a second each: the seconds end it, not their number.
@@ -66,10 +66,10 @@ class Delayed:
 
 
 def neighbour(core: int) -> None:
-    """Load a core at random, for ever: busy and idle spells of 1 to 200 ms."""
+    """Load a core at random, as long as the parent lives: busy and idle spells of 1 to 200 ms."""
     os.sched_setaffinity(0, [core])
-    source = random.Random(0)
-    while True:
+    source, parent = random.Random(0), os.getppid()
+    while os.getppid() == parent:
         end = time.perf_counter() + source.uniform(0.001, 0.2)
         while time.perf_counter() < end:
             pass
