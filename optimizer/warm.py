@@ -34,6 +34,9 @@ from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan, canonical
 from search_spaces.platform import Platform, Processor
 
+TAKEN = "taken"
+"""The kind of the log's record that all of an earlier study was taken over, and which plans were carried over."""
+
 _CARRIED = 6
 _MACHINE = ("cpu", "architecture", "cores", "usable_cores", "memory_bytes")
 _PASSING = ("platform", "kernel")  # lanes are compared one by one; a kernel's update makes no other device
@@ -77,6 +80,10 @@ def begin_warm(
 ) -> Warm | None:
     """Take over what an earlier study knows, into the log of one that begins; of one that goes on, what it lacks.
 
+    That is done once, and the log says so: an earlier study may go on meanwhile, and what it learns then must change
+    neither how this one goes on nor what it has found. A study lacks something that was begun without a warm start, or
+    was killed before all was taken over.
+
     The log also gets what later studies must know, to take over this one: the device.
 
     Args:
@@ -91,7 +98,10 @@ def begin_warm(
     if config.warm_start is None:
         return None
     warm = warm_start(config.warm_start, config, graph, platform, fingerprint_of(session))
-    # A study that goes on lacks some where an earlier attempt ended before they were taken over.
+    source = str(config.warm_start.resolve())
+    taken = [r.data for r in run.contents.records if r.kind == TAKEN and r.data.get("run") == source]
+    if taken:
+        return replace(warm, trials=(), plans=tuple(map(Plan.from_json, taken[-1]["plans"])))
     lacking = [t for t in warm.trials if t.plan.digest not in history.known]
     if lacking or not run.resumed:
         tell(warm.told)
@@ -101,6 +111,7 @@ def begin_warm(
             history.add_outside(trial)
         elif (claim := shared.claim(trial.plan.digest, "baseline", {}, {})) is not None:
             shared.finish(claim, {**trial.to_json(), "values": history.value_of(trial)})
+    run.log.append(TAKEN, {"run": source, "plans": [plan.to_json() for plan in warm.plans]})
     return warm
 
 

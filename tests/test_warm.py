@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from optimizer.storage import read_log
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from tests.commands import answered
+from tests.commands import tried as listed
 
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"]
 STUDY += ["--max-stages", "2", "-q"]
@@ -189,3 +191,29 @@ def test_a_study_that_goes_on_takes_over_what_it_lacks(capsys: pytest.CaptureFix
     found = study(capsys, *small, "--seed", "1", "--budget", "20", "--warm-start", "first")
     assert found["unique_plans"] == 20
     assert not tried("first") & (tried("second") - before)
+
+
+def test_what_the_earlier_study_learns_meanwhile_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model, words = "squeezenet1_1@0.25/64", ("--seed", "1", "--sampler", "random")
+    study(capsys, model, "first", "--budget", "8")
+    shutil.copytree("first", "before")
+    study(capsys, model, "parts", *words, "--budget", "6", "--warm-start", "first")
+    study(capsys, model, "first", "--budget", "16")
+    found = study(capsys, model, "parts", *words, "--budget", "6", "--warm-start", "first")
+    assert found["unique_plans"] == 6
+    records = read_log(Path("parts/trials.jsonl")).records
+    assert [r.kind for r in records].count("verdict") == 1
+    study(capsys, model, "parts", *words, "--budget", "12", "--warm-start", "first")
+    study(capsys, model, "whole", *words, "--budget", "12", "--warm-start", "before")
+    assert listed("parts") == listed("whole")
+
+
+def test_plans_that_were_carried_over_stay_those(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--seed", "1", "--sampler", "random")
+    study(capsys, "squeezenet1_1@0.25/64", "first", "--budget", "6")
+    shutil.copytree("first", "before")
+    study(capsys, "mobilenet_v1@0.25/128", "parts", *words, "--budget", "5", "--warm-start", "first")
+    study(capsys, "squeezenet1_1@0.25/64", "first", "--budget", "25")
+    study(capsys, "mobilenet_v1@0.25/128", "parts", *words, "--budget", "12", "--warm-start", "first")
+    study(capsys, "mobilenet_v1@0.25/128", "whole", *words, "--budget", "12", "--warm-start", "before")
+    assert listed("parts") == listed("whole")
