@@ -48,6 +48,10 @@ def page(run: Path) -> str:
     return (run / "report.html").read_text()
 
 
+def changed(path: Path, key: str, value: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+
 def test_points_are_the_plans_that_were_measured(study: Study) -> None:
     found = points(study)
     assert len(found) == len({t.plan.digest for t in study.trials}) == len(study.trials)
@@ -196,6 +200,7 @@ def test_a_model_that_is_gone_leaves_the_rest(run: Path, tmp_path: Path) -> None
     ("damage", "statement"),
     [
         (lambda p: (p / "manifest.json").unlink(), "is no run folder"),
+        (lambda p: changed(p / "result.json", "baselines", {"whole": {}}), "damaged: KeyError('plan')"),
         (lambda p: (p / "result.json").unlink(), "the study is not finished"),
         (lambda p: (p / "result.json").write_text("{"), "result.json: damaged"),
         (lambda p: (p / "result.json").write_text('{"schema_version": 99}'), "schema_version is 99"),

@@ -22,6 +22,7 @@ from optimizer.report.data import read_study
 from optimizer.report.document import Document
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
+from search_spaces.errors import RunFolderError
 
 PLOTS = "report"
 
@@ -47,9 +48,11 @@ def report(run: Path, out: Path | None = None) -> Written:
     Raises:
         RunFolderError: it is no run folder, not finished, damaged, written by a newer version, or cannot be written.
     """
-    if (run / STATE).is_file():
-        return write_report(campaign_document(run), out or run)
-    return write_report(study_document(read_study(run)), out or run)
+    try:
+        document = campaign_document(run) if (run / STATE).is_file() else study_document(read_study(run))
+        return write_report(document, out or run)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise RunFolderError(f"{run}: damaged: {error!r}", "make the report of another run") from error
 
 
 def write_report(document: Document, folder: Path) -> Written:
