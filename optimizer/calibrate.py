@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Evaluator, Session
-from evaluators.cost_model.calibrate_nets import network
+from evaluators.cost_model.calibrate_nets import GENERATOR, network
 from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
     MOST_NETS,
+    Fits,
     Timed,
     build_profile,
     errors_on_models,
@@ -81,6 +82,10 @@ class Measured:
     def has(self, like: str, name: str) -> bool:
         """Return whether a model was timed on a kind of processor."""
         return any(t.like == like and t.name == name for t in self.timed)
+
+    def has_contention(self, victim: str, other: str) -> bool:
+        """Return whether it was timed how much slower one kind of processor is beside another."""
+        return any((c.victim, c.other) == (victim, other) for c in self.contention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
         "cpu": machine["machine"]["cpu"],
         "runtime": session.fingerprint().get("runtime"),
         "lanes": [[p.name, p.like] for p in platform.processors],
+        "generator of networks": GENERATOR,
     }
 
 
@@ -171,24 +177,15 @@ def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell
     """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
     left_s = max(0.0, end_s - time.monotonic())
     kinds = [members[0] for members in bench.platform.classes().values()]
-    for pair in pairs(bench.platform):
-        if any(is_of(link, *pair) for link in measured.links):
-            continue
-        if time.monotonic() > end_s - left_s * (1.0 - _SHARE_OF_PAIRS):
-            break
-        tell(f"timing hand-over from {pair[0].name} to {pair[1].name}")
-        measured.links.append(time_link(bench.session, bench.loaded, *pair))
-        log.append("link", _fields(measured.links[-1]))
-        if not pair[0].excludes(pair[1]):
-            measured.contention.append(time_contention(bench.session, bench.loaded, *pair))
-            log.append("contention", _fields(measured.contention[-1]))
+    _measure_pairs(measured, bench, log, end_s - left_s * (1.0 - _SHARE_OF_PAIRS), tell)
     nets_end_s = end_s - left_s * _SHARE_OF_MODELS
+    fits: Fits = {}
     for number in range(MOST_NETS):
         for lane in kinds:
             mine = [t for t in measured.timed if t.like == lane.like and t.seed is not None]
             if len(mine) > number or (time.monotonic() > nets_end_s and number >= _LEAST_NETS):
                 continue
-            seed = next_network(mine, measured.refused.get(lane.like, 0))
+            seed = next_network(mine, measured.refused.get(lane.like, 0), fits=fits)
             tell(f"timing network {number + 1} on {lane.name}")
             try:
                 timed = bench.time(lane, network(f"net{seed}", seed))
@@ -213,6 +210,26 @@ def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell
                 tell(f"{name} is left out on {lane.name}: {error.what}")
                 continue
             log.append("timed", measured.timed[-1].to_json())
+
+
+def _measure_pairs(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell: Callable[[str], None]) -> None:
+    """Time what the log lacks of each pair of processors: handing over, and running at once where they can."""
+    for pair in pairs(bench.platform):
+        source, target = pair
+        linked = any(is_of(link, *pair) for link in measured.links)
+        crowded = source.excludes(target) or measured.has_contention(source.like, target.like)
+        if linked and crowded:
+            continue
+        if time.monotonic() > end_s:
+            break
+        if not linked:
+            tell(f"timing hand-over from {source.name} to {target.name}")
+            measured.links.append(time_link(bench.session, bench.loaded, *pair))
+            log.append("link", _fields(measured.links[-1]))
+        if not crowded:
+            tell(f"timing {source.name} beside {target.name}")
+            measured.contention.append(time_contention(bench.session, bench.loaded, *pair))
+            log.append("contention", _fields(measured.contention[-1]))
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
-from evaluators.cost_model.calibrate_nets import MOST_MACS, network, networks
-from evaluators.cost_model.calibrate_profile import Timed, next_network
+from evaluators.cost_model.calibrate_nets import GENERATOR, MOST_MACS, network, networks
+from evaluators.cost_model.calibrate_pairs import MAPS, _three_convolutions
+from evaluators.cost_model.calibrate_profile import Fits, Timed, next_network
+from evaluators.cost_model.calibrate_time import Bench
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.files import from_json, read_profile, to_json
 from evaluators.cost_model.indicators import explained, indicators, width_names
@@ -32,6 +35,7 @@ from optimizer.study import run_study
 from search_spaces.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.intensity import operator_costs
 from search_spaces.models import zoo
+from search_spaces.models.zoo.builder import Builder
 from tests.short_studies import Quiet
 
 
@@ -147,6 +151,47 @@ def test_the_next_network_is_another_one() -> None:
     assert next_network([one]) == next_network([one])
 
 
+def test_seeds_stand_for_the_same_networks_as_long_as_the_generator_has_its_number() -> None:
+    """Where this fails, raise GENERATOR, and write the digest of the new networks here."""
+    drawn = [network(f"net{seed}", seed).graph().digest for seed in range(40)]
+    assert (GENERATOR, hashlib.sha256(" ".join(drawn).encode()).hexdigest()[:16]) == (1, "878f886035ad4dba")
+
+
+def test_a_fit_is_made_anew_only_when_enough_was_timed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.SPACE_FILLING", 4)
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile._REFIT_EVERY", 2)
+    fitted: list[int] = []
+
+    def fit(models: Sequence[TimedModel], **options: Any) -> Any:
+        fitted.append(len(models))
+        return fit_processor(models, **options)
+
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.fit_processor", fit)
+    timed = [
+        Timed(m.name, "core", m.features, m.operator_s, m.whole_s, 1.0, i) for i, m in enumerate(timed_networks(6))
+    ]
+    fits: Fits = {}
+    chosen = [next_network(timed[:count], fits=fits) for count in (4, 5, 6)]
+    assert fitted == [4, 6]
+    assert next_network(timed[:5]) == chosen[1]
+    assert fitted == [4, 6, 4]
+
+
+def test_networks_of_one_name_are_not_mixed_up() -> None:
+    evaluator = SyntheticEvaluator()
+    platform = evaluator.platform()
+    drafts = [_three_convolutions(side, channels) for side, channels in MAPS]
+    for channels in (8, 16):
+        net = Builder("same")
+        drafts.append(net.finish(net.conv(net.input((1, 8, 8, 3)), channels, 3, "conv")))
+    with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
+        bench._files = True
+        for _ in range(2):
+            assert [bench.loaded(draft).digest for draft in drafts] == [draft.graph().digest for draft in drafts]
+    assert len({draft.name for draft in drafts[: len(MAPS)]}) == len(MAPS)
+
+
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Let calibrations time few networks and small models, and look less hard for length scales."""
     patch.setattr("evaluators.cost_model.process._MOST_TUNED", 30)
@@ -216,6 +261,33 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
     assert told[0] == "7 timings of an earlier start are used"
     assert told[1] == "timing network 4 on cpu0"
     assert not late.interrupted
+
+
+def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
+    def started(*words: str) -> list[str]:
+        """Return what is told by a calibration of two cores that ends when it comes to a text."""
+        told: list[str] = []
+
+        def tell(text: str) -> None:
+            told.append(text)
+            if text.startswith(words):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", tell=tell)
+        return told
+
+    assert started("timing cpu0 beside") == ["timing hand-over from cpu0 to cpu1", "timing cpu0 beside cpu1"]
+    assert started("timing network") == ["timing cpu0 beside cpu1", "timing network 1 on cpu0"]
+    assert started("timing network") == ["timing network 1 on cpu0"]
+
+
+def test_a_log_of_another_generator_of_networks_is_refused(
+    copied: Path, calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimizer.calibrate.GENERATOR", GENERATOR + 1)
+    with pytest.raises(RunFolderError, match=f"begun with another generator of networks: {GENERATOR}, now"):
+        calibrated()
 
 
 def test_wrong_input(tmp_path: Path, copied: Path) -> None:

@@ -18,6 +18,12 @@ import numpy as np
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Value
 from search_spaces.models.zoo.transformer import attention
 
+GENERATOR = 1
+"""Which networks seeds stand for: to be raised with every change after which a seed draws another network.
+
+A log of timings names networks by their seeds, so one that another generator has begun is of no use.
+"""
+
 MOST_MACS = 400_000_000
 MOST_WEIGHTS = 6_000_000
 MOST_ELEMENTS = 3_300_000  # of an activation: 13 MB, as in the first layers of VGG

@@ -139,7 +139,7 @@ def _first_gap_s(batch: Batch) -> float:
 
 
 def _three_convolutions(side: int, channels: int) -> Draft:
-    net = Builder(f"link{side}")
+    net = Builder(f"link{side}x{channels}")
     x = net.input((1, side, side, channels))
     for layer in range(3):
         x = net.conv(x, channels, 3, f"conv{layer}", activation="RELU")

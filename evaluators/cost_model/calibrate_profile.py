@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ MOST_NETS = 120
 SPACE_FILLING = 24  # so many networks are spread over the shapes; later ones go where the fit is least sure
 _CANDIDATES = 12
 _REFIT_EVERY = 6
+
+Fits = MutableMapping[str, tuple[int, CostProfile]]
+"""Kind of processor → of how many of its networks the last fit was made, and the fit."""
 
 KEPT_OUT = (
     "squeezenet1_1",
@@ -110,7 +113,9 @@ def usual_reference_s(timed: Sequence[Timed]) -> float:
     return float(np.median([t.reference_s for t in timed]))
 
 
-def next_network(timed: Sequence[Timed], refused: int = 0, candidates: int = _CANDIDATES) -> int:
+def next_network(
+    timed: Sequence[Timed], refused: int = 0, candidates: int = _CANDIDATES, fits: Fits | None = None
+) -> int:
     """Return the seed of the network that is worth timing most, on the kind of processor that ``timed`` is of.
 
     The first ones are spread over the space of shapes: of some candidates the one whose operators lie farthest from
@@ -118,6 +123,7 @@ def next_network(timed: Sequence[Timed], refused: int = 0, candidates: int = _CA
 
     Args:
         refused: how many networks the processor did not take.
+        fits: what the fit of each kind was, kept from call to call while ``timed`` only grows; none by default.
     """
     first = (len(timed) + refused) * candidates
     seeds = range(first, first + candidates)
@@ -125,7 +131,7 @@ def next_network(timed: Sequence[Timed], refused: int = 0, candidates: int = _CA
     if len(timed) < SPACE_FILLING:
         scores = _novelty(drawn, [f for t in timed for f in t.features])
     else:
-        scores = _doubt(drawn, timed[: len(timed) // _REFIT_EVERY * _REFIT_EVERY])
+        scores = _doubt(drawn, timed[: len(timed) // _REFIT_EVERY * _REFIT_EVERY], {} if fits is None else fits)
     return seeds[int(np.argmax(scores))]
 
 
@@ -150,11 +156,15 @@ def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[Operat
     return scores
 
 
-def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed]) -> list[float]:
+def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed], fits: Fits) -> list[float]:
     """Return the mean relative standard deviation of each network's operators."""
-    usual = usual_reference_s(timed)
-    fitted = CostProfile("so far", {"it": fit_processor([t.model(usual) for t in timed], tune=False)})
-    return [float(fitted.predict(features, "it", warn=False).relative_sigma.mean()) for features in drawn]
+    kind, count = timed[0].like, len(timed)
+    if kind not in fits or fits[kind][0] != count:
+        usual = usual_reference_s(timed)
+        fitted = CostProfile("so far", {"it": fit_processor([t.model(usual) for t in timed], tune=False)})
+        fits[kind] = count, fitted
+    profile = fits[kind][1]
+    return [float(profile.predict(features, "it", warn=False).relative_sigma.mean()) for features in drawn]
 
 
 def build_profile(

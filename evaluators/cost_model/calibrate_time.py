@@ -59,7 +59,7 @@ class Bench:
         """Return a draft's graph, with a file where the session needs one."""
         if not self._files:
             return draft.graph()
-        path = self._folder / f"{draft.name}.tflite"
+        path = self._folder / f"{draft.name}-{draft.graph().digest[:16]}.tflite"  # two drafts may have one name
         if not path.exists():
             draft.write(path)
         return read_model(path, draft.name)
