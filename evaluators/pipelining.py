@@ -153,7 +153,7 @@ def stream_period_s(tasks: Sequence[Task], law: Law, how: Rounds) -> float:
     for inference, (_, end) in zip(whose, run_tasks(ordered, law), strict=True):
         ends[inference] = max(ends[inference], end)
     # Where lanes are nearly as busy as each other, a steady state is far away.
-    return max((ends[2 * count - 1] - ends[count - 1]) / count, busiest_s(tasks))
+    return max((ends[2 * count - 1] - ends[count - 1]) / count, busiest_s(tasks, law))
 
 
 def _apart(plan: Plan, platform: Platform) -> Callable[[int, int], bool]:

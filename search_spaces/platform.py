@@ -34,6 +34,12 @@ class Processor:
         """Return whether a stage here and one on ``other`` cannot run at the same time."""
         return any(share + other.resources.get(name, 0.0) > 1.0 for name, share in self.resources.items())
 
+    @property
+    def cores(self) -> tuple[Any, ...]:
+        """The cores that its options list, the one that drives it first; none where they hold no list."""
+        found = self.options.get("cores")
+        return tuple(found) if isinstance(found, list | tuple) else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

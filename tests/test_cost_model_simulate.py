@@ -15,8 +15,10 @@ from evaluators.cost_model.features import KERNELS
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
-from evaluators.cost_model.simulate import Law, Task, period_s, run_tasks, stream
+from evaluators.cost_model.simulate import Law, Task, busiest_s, period_s, run_tasks, stream
 from evaluators.cost_model.transfers import Prices, prices
+from evaluators.cost_model.transfers import one_core as driven_alike
+from evaluators.pipelining import Rounds, stream_period_s
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import ProfileError, UnavailableError
 from search_spaces.graph import Graph
@@ -191,6 +193,27 @@ def test_a_lane_with_two_slots_runs_two_stages() -> None:
     tasks = [Task(0, 1.0), Task(0, 2.0), Task(0, 1.0)]
     assert run_tasks(tasks, law) == [(0.0, 1.0), (0.0, 2.0), (1.0, 2.0)]
     assert run_tasks(tasks, law, "fifo") == [(0.0, 1.0), (0.0, 2.0), (1.0, 2.0)]
+
+
+def test_a_lane_with_two_slots_is_half_as_busy() -> None:
+    law = Law(((),), (2,))
+    tasks = [Task(0, 1.0), Task(0, 1.0)]
+    assert busiest_s(tasks, law) == 1.0
+    assert period_s(tasks, law) == pytest.approx(1.0)
+    assert stream_period_s(tasks, law, Rounds((0, 0))) == pytest.approx(1.0)
+    assert busiest_s(tasks, Law(((),), (1,))) == 2.0
+
+
+@pytest.mark.parametrize("nothing", [0, None, "0-3", "0", {}, ()])
+def test_only_a_list_of_cores_says_what_a_lane_is_driven_from(nothing: object) -> None:
+    listed, same, other = (Processor("a", "cpu", {}, "a", {"cores": cores}) for cores in ([0, 1], (0,), [1]))
+    strange = Processor("b", "cpu", {}, "b", {"cores": nothing})
+    assert driven_alike(listed, same)
+    assert not driven_alike(listed, other)
+    assert not driven_alike(strange, listed)
+    assert not driven_alike(listed, strange)
+    assert not driven_alike(strange, strange)
+    assert not driven_alike(Processor("c", "cpu", {}, "c"), listed)
 
 
 def test_a_pipeline_of_two_lanes_gives_a_result_per_slower_stage() -> None:

@@ -219,12 +219,15 @@ def period_s(tasks: Sequence[Task], law: Law, inferences: int = 0) -> float:
         max(end for _, end in run_tasks(stream(tasks, inferences), law, "fifo")) for inferences in (count, 2 * count)
     ]
     # Where lanes are nearly as busy as each other, a steady state is far away.
-    return max((ends[1] - ends[0]) / count, busiest_s(tasks))
+    return max((ends[1] - ends[0]) / count, busiest_s(tasks, law))
 
 
-def busiest_s(tasks: Sequence[Task]) -> float:
-    """Return the seconds that the busiest lane works for one inference: in a stream no result comes in less."""
+def busiest_s(tasks: Sequence[Task], law: Law) -> float:
+    """Return the seconds that the busiest lane works for one inference: in a stream no result comes in less.
+
+    A lane with several slots shares its work among them.
+    """
     busy: dict[int, float] = {}
     for task in tasks:
         busy[task.lane] = busy.get(task.lane, 0.0) + task.work_s
-    return max(busy.values(), default=0.0)
+    return max((work_s / law.slots[lane] for lane, work_s in busy.items()), default=0.0)

@@ -152,8 +152,8 @@ def profile_key(profile: CostProfile, lane: Processor) -> str:
 
 def one_core(one: Processor, other: Processor) -> bool:
     """Return whether two lanes are driven from the same core, so that waking the one means putting the other aside."""
-    first = one.options.get("cores", ())[:1]
-    return bool(first) and first == other.options.get("cores", ())[:1]
+    first = one.cores[:1]
+    return bool(first) and first == other.cores[:1]
 
 
 def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table, Table]:
