@@ -130,6 +130,8 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
             where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent):
                 raise UsageError(f"{where}: aliases (*{event.anchor}) are not read", "write the value out")
+            if isinstance(event, yaml.ScalarEvent) and event.tag not in {None, "!"}:
+                _check_tagged(event, str(where))
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > most_depth:
                 raise UsageError(f"{where}: is nested more than {most_depth} deep")
@@ -137,6 +139,23 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
     if root is None:
         raise UsageError(f"{path}:1: the file is empty", empty)
     return root
+
+
+def _check_tagged(event: Any, where: str) -> None:
+    """Check that a scalar is what its tag says (``!!int ""`` is not): PyYAML finds out by failing somehow.
+
+    Raises:
+        UsageError: it is not.
+        yaml.YAMLError: there is no such tag.
+    """
+    import yaml
+
+    loader = yaml.SafeLoader("")
+    try:
+        loader.construct_object(yaml.ScalarNode(event.tag, event.value, event.start_mark))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        kind = event.tag.rpartition(":")[2]
+        raise UsageError(f"{where}: {event.value[:40]!r} is no {kind}", "leave the tag out") from error
 
 
 @contextmanager
@@ -154,5 +173,5 @@ def yaml_errors(path: Path) -> Iterator[None]:
         mark = error.problem_mark
         where = path if mark is None else f"{path}:{mark.line + 1}"
         raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error

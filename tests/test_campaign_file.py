@@ -103,6 +103,11 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("name: x\nmatrix: {model: vgg16}\nexclude:\n- {model: vgg19}\n", ":4: this excludes no study"),
         ("name: x\nmatrix: {model: vgg16}\nbaselines:\n- evry layer\n", ":4: there is no baseline 'evry layer'; did"),
         ("name: x\nmatrix: {model: vgg16}\nrepetitions: 0\n", ":3: repetitions 0: must be at least 1"),
+        ("name: x\nmatrix: {model: vgg16}\nrepetitions: !!int ''\n", ":3: '' is no int"),
+        ("name: x\nmatrix: {model: vgg16}\nrepetitions: !!bool maybe\n", ":3: 'maybe' is no bool"),
+        ("name: !!timestamp x\nmatrix: {model: vgg16}\n", ":1: 'x' is no timestamp"),
+        ("name: x\nmatrix: {model: vgg16, ? !!float much : 1}\n", ":2: 'much' is no float"),
+        ("name: x\nmatrix: {model: vgg16}\nrepetitions: !!often 3\n", ":3: is no YAML: could not determine"),
         ("name: x\nmatrix: {model: vgg16}\nschema_version: 2\n", ":3: schema_version 2: must be 1"),
         ("name: x\nmatrix:\n  model: vgg16\n  seed: [" + ",".join(map(str, range(10_001))) + "]\n", "more than 10,000"),
         ("name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: -1, source: b}\n", ":4: expect.0.paper -1: "),
@@ -121,6 +126,14 @@ def test_what_is_wrong_in_a_file_is_one_line(
     assert err.startswith(f"optimize: {path}")
     assert statement in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tag_that_is_true_of_its_value_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "name: !!str 5\nmatrix: {model: ! vgg16, seed: !!int '3'}\n")
+    campaign = read_campaign(path)
+    assert campaign.campaign.name == "5"
+    (study,) = plan_studies(campaign)
+    assert (study.config.model, study.config.seed) == ("vgg16", 3)
 
 
 def test_a_huge_file_a_folder_and_nothing_are_refused(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_resources_in_common_exclude(tmp_path: Path) -> None:
         ("a: \0", "is no YAML"),
         ("[" * 100_000, ":1: is nested more than 8 deep"),
         ("!!python/object/apply:os.system ['true']", "a platform must be a mapping"),
+        ("processors:\n- {name: !!int '', kind: cpu}", ":2: '' is no int"),
         ("#" * (MAX_NBYTES + 1), "at most"),
     ],
 )
