@@ -156,7 +156,7 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
     config = planned.config
     evaluator = make_evaluator(config.evaluator)
     if asks_for_several(evaluator, config):
-        from optimizer.workload_study import read_problem
+        from optimizer.workload_problem import read_problem
 
         problem = read_problem(config, evaluator)
         return len(problem.joined.graph.operators), problem.space.cardinality(), measures_here(evaluator)

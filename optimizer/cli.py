@@ -228,7 +228,11 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
 
 
 def _execute(arguments: list[str]) -> int:
-    parser = _Parser(prog="optimize execute", description="Run a plan from its files and tell its latency.")
+    parser = _Parser(
+        prog="optimize execute",
+        description="Run a plan from its files and tell its latency; that of a study of several models that wrote no "
+        "files from the models. Exit code 4, too, where outputs are not what they should be.",
+    )
     parser.add_argument("plan", metavar="PLAN", help="a run folder, or a plan.json")
     parser.add_argument("--stream", action="store_true", help="inferences follow each other and overlap")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -236,8 +240,9 @@ def _execute(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from optimizer.execute import execute
 
-    print(execute(options.plan, as_json=options.json, stream=options.stream))
-    return 0
+    found = execute(options.plan, as_json=options.json, stream=options.stream)
+    print(found.text)
+    return 0 if found.accepted else UnavailableError.exit_code
 
 
 def _models(arguments: list[str]) -> int:
@@ -363,7 +368,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "calibrate": ("fit a cost model of this machine's processors", _calibrate),
     "compare": ("tell which of two runs' plans is faster", _compare),
     "doctor": ("tell what this machine offers, and what to do about problems", _doctor),
-    "execute": ("run a plan from its files", _execute),
+    "execute": ("run a plan, or the plan of a study, and tell its latency", _execute),
     "inspect": ("tell what a model is made of and where it can be cut", _inspect),
     "models": ("list the built-in models", _models),
     **{name: _from_table(name) for name in commands.TABLE},

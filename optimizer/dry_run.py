@@ -36,16 +36,19 @@ def _model(config: StudyConfig) -> dict[str, Any]:
 
 
 def _workload(config: StudyConfig) -> dict[str, Any]:
-    from optimizer.workload_study import read_problem
+    from optimizer.workload_problem import read_problem
+    from optimizer.workload_ranks import foreseen
 
     problem = read_problem(config, make_evaluator(config.evaluator))
-    return {
+    space, plans = problem.space, problem.space.cardinality()
+    document: dict[str, Any] = {
         "workload": problem.workload.name,
         "models": [i.name for i in problem.workload.instances],
         "operators": len(problem.joined.graph.operators),
-        "processors": [p.name for p in problem.space.platform.processors],
+        "processors": [p.name for p in space.platform.processors],
         "objective": problem.objective,
-        "plans": problem.space.cardinality(),
+        "plans": plans,
         "budget": config.budget,
         "baselines": [b.name for b in problem.baselines],
     }
+    return document | foreseen(problem.workload, space.platform, problem.choices, problem.baselines, plans)

@@ -1,4 +1,4 @@
-"""Run a plan from its files, as ``optimize execute`` does."""
+"""Run a plan as ``optimize execute`` does: from its files, or where several models have none from the models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evaluators.objectives import OBJECTIVES, PricedCandidate, Pricing
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.console import interval_ms
 from optimizer.execute_hosted import execute_hosted, study_of
-from optimizer.execute_workload import execute_workload
+from optimizer.execute_workload import Executed, execute_workload
 from search_spaces.errors import UsageError, shown
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
@@ -23,8 +23,8 @@ def plan_of(run: str) -> Path:
     return path / "best" if (path / "best" / "plan.json").exists() else path
 
 
-def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
-    """Measure a plan from its files and return what to print.
+def execute(plan: str, *, as_json: bool, stream: bool = False) -> Executed:
+    """Measure a plan from its files, or that of a study without files from its models.
 
     Args:
         stream: run inferences that follow each other without a pause and overlap, instead of one at a time.
@@ -39,7 +39,9 @@ def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
     if files or study is not None:
         if stream:
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
-        return execute_workload(path, as_json=as_json) if study is None else execute_hosted(study, as_json=as_json)
+        if study is None:
+            return Executed(execute_workload(path, as_json=as_json))
+        return execute_hosted(study, as_json=as_json)
     with PlanRunner(path) as runner:
         runner.run_seeded()
         deployed = runner.deployment
@@ -66,7 +68,7 @@ def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
                 for stage, seconds in zip(stages, found.stage_s, strict=True)
             ],
         }
-        return json.dumps(document, indent=2)
+        return Executed(json.dumps(document, indent=2))
     # The name comes from a file, and may hold what commands a terminal.
     told = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
     if stream:
@@ -76,4 +78,4 @@ def execute(plan: str, *, as_json: bool, stream: bool = False) -> str:
         f"stage {i} on {s.processor}: {t * 1e3:.2f} ms"
         for i, (s, t) in enumerate(zip(stages, found.stage_s, strict=True))
     ]
-    return "\n".join(lines)
+    return Executed("\n".join(lines))

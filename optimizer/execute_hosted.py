@@ -1,10 +1,12 @@
 """Run a plan of several models again where its evaluator writes no files: from the models, as the study did.
 
-That is what ``optimize execute`` does with a study on a GPU's streams, or on a cost model.
+That is what ``optimize execute`` does with a study on a GPU's streams, or on a cost model. What the models are asked is
+what they were asked in the study, whatever its workload's file says now.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -16,35 +18,40 @@ from evaluators.registry import make_evaluator
 from evaluators.workload.host import Host
 from evaluators.workload.outcome import Outcome
 from optimizer.config import StudyConfig, parse_config
-from optimizer.execute_workload import FEWEST, LIMIT_S, MOST, render
+from optimizer.execute_workload import FEWEST, LIMIT_S, MOST, Executed, render
 from optimizer.run import CONFIG, read_manifest
-from optimizer.workload_study import read_problem
+from optimizer.workload_problem import read_problem
 from search_spaces.arrangement import jobs_of
-from search_spaces.errors import PlanError, RunFolderError
+from search_spaces.errors import PlanError, RunFolderError, UsageError
 from search_spaces.plan import Plan
+from search_spaces.workload import Arrival, Client, Workload
+
+_WORKLOAD = "workload.json"
 
 
 def study_of(path: Path) -> Path | None:
     """Return the run folder of several models that a plan lies in, given by itself or its folder; None for others."""
     folder = path if path.is_dir() else path.parent
     found = folder.parent if folder.name == "best" else folder
-    return found if (found / "best" / "workload.json").is_file() and read_manifest(found) is not None else None
+    return found if (found / "best" / _WORKLOAD).is_file() and read_manifest(found) is not None else None
 
 
-def execute_hosted(run: Path, *, as_json: bool) -> str:
-    """Run the best plan of a study some times, compare outputs with the whole models', and return what to print.
+def execute_hosted(run: Path, *, as_json: bool) -> Executed:
+    """Run the best plan of a study some times, and compare outputs with the whole models'.
 
     Raises:
-        RunFolderError: the study's settings are damaged, or its models are others now.
+        RunFolderError: the study's settings are damaged, or its models, or what they are asked, are others now.
         PlanError: the plan is damaged.
         UnavailableError: this machine cannot run it.
     """
     config = parse_config({name: value for name, value in _settings(run).items() if name in StudyConfig.model_fields})
     plan = _plan(run / "best" / "plan.json")
     evaluator = make_evaluator(config.evaluator)
-    problem = read_problem(config, evaluator)
-    if plan.graph_digest != problem.joined.graph.digest:
-        raise RunFolderError(f"{run}: its models are others now", "search again")
+    problem = read_problem(config, evaluator, _workload(run / "best" / _WORKLOAD))
+    manifest = read_manifest(run) or {"fixed": {}}
+    digest = f"{problem.joined.graph.digest}+{problem.workload.digest}"
+    if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
+        raise RunFolderError(f"{run}: its models are others now, or are asked otherwise", "search again")
     outcomes: list[Outcome] = []
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with (
@@ -58,7 +65,8 @@ def execute_hosted(run: Path, *, as_json: bool) -> str:
             outcomes.append(candidate.outcome)
         agreement = candidate.verify()
     names = [problem.joined.components[k].name for k in jobs_of(plan, problem.joined)]
-    return render(problem.workload.name, names, outcomes, {}, as_json=as_json, more=_outputs(agreement))
+    text = render(problem.workload.name, names, outcomes, {}, as_json=as_json, more=_outputs(agreement))
+    return Executed(text, agreement is None or agreement.accepted)
 
 
 def _outputs(agreement: Agreement | None) -> Mapping[str, Any]:
@@ -80,9 +88,17 @@ def _settings(run: Path) -> Mapping[str, Any]:
     return found
 
 
-def _plan(path: Path) -> Plan:
-    import json
+def _workload(path: Path) -> Workload:
+    """Read what :meth:`~search_spaces.workload.Workload.to_json` returned."""
+    try:
+        document = json.loads(path.read_bytes())
+        clients = tuple(Client(**{**each, "arrival": Arrival(**each["arrival"])}) for each in document["clients"])
+        return Workload(str(document["name"]), clients, document["seed"], document["memory_limit_nbytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error!r}", "search again") from error
 
+
+def _plan(path: Path) -> Plan:
     try:
         return Plan.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:

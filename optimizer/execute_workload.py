@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,14 @@ FEWEST, MOST, LIMIT_S = 5, 200, 3.0
 """Runs of a workload at least and at most, and the seconds that they may take beyond the least."""
 
 _FIGURES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms", "throughput_per_s", "misses", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What to print of a plan that was run, and whether its outputs are as they should be, as far as was looked."""
+
+    text: str
+    accepted: bool = True
 
 
 def execute_workload(path: Path, *, as_json: bool) -> str:

@@ -84,8 +84,12 @@ def tucker_lines(result: WorkloadResult) -> list[Text]:
         if entry["ranks"]:
             count = len(entry["ranks"])
             what = f"{count} convolution{'s run' if count > 1 else ' runs'} as Tucker-2 triples"
-            told = f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates, outputs off by {entry['error']:.2g}"
+            known = "off by" if entry["error_measured"] else "expected to be off by"
+            off = "" if entry["error"] is None else f", outputs {known} {entry['error']:.2g}"
+            told = f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates{off}"
             lines.append(Text(f"{name}: {told} ({allowed})"))
+        elif not entry["decomposable"]:
+            lines.append(Text(f"{name}: as it is, it cannot be decomposed"))
         elif entry["variants"]:
             lines.append(Text(f"{name}: as it is, {entry['variants']} ways to decompose it were searched ({allowed})"))
         else:

@@ -2,97 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.deadline import TRUST
-from search_spaces.arrangement import RankSet, ranks_by_component
+from optimizer.workload_memory import Memory, violation
+from search_spaces.arrangement import RankSet
 from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.plan import Plan
 from search_spaces.pools import lanes_of
-from search_spaces.rewrites.ranked import ranks_of
-from search_spaces.rewrites.tucker import outline
 
-_MEMORY = "raise memory_limit_mb, let instances share weights, or take fewer of them"
 _LATE = "allow a longer deadline, or take a smaller model"
 _BUSY = "ask less often, or take fewer instances or smaller models"
 
-
-def memory_nbytes(simulator: WorkloadSimulator, ranks: Sequence[RankSet] = ()) -> int:
-    """Return the least memory that a workload takes: weights, once where they are shared, and an arena an instance.
-
-    Args:
-        ranks: of each instance, where models are decomposed.
-    """
-    workload, joined = simulator.workload, simulator.joined
-    shared: dict[tuple[str, RankSet], int] = {}
-    known: dict[tuple[int, RankSet], tuple[int, int]] = {}
-    total = 0
-    for number, (instance, component) in enumerate(zip(workload.instances, joined.components, strict=True)):
-        client, own = workload.clients[instance.client], ranks[number] if ranks else ()
-        if (key := (id(component.graph), own)) not in known:
-            graph = decomposed(component.graph, own)
-            known[key] = sum(t.nbytes for t in graph.tensors if t.constant), largest_moment(graph)
-        weights, moment = known[key]
-        total += moment
-        if client.own_weights:
-            total += weights
-        else:
-            shared[client.model, own] = weights
-    return total + sum(shared.values())
-
-
-def decomposed(graph: Graph, ranks: RankSet) -> Graph:
-    """Return a model's structure with some convolutions as triples; their own weights are no longer in it."""
-    if not ranks:
-        return graph
-    made = outline(graph, ranks_of(Plan(graph.digest, (), ranks=ranks)))
-    read = {t for operator in made.operators for t in operator.inputs}
-    tensors = tuple(t if i in read or not t.constant else replace(t, nbytes=0) for i, t in enumerate(made.tensors))
-    return replace(made, tensors=tensors)
-
-
-def memory_violations(simulator: WorkloadSimulator, plan: Plan) -> tuple[Violation, ...]:
-    """Return what a plan breaks of the workload's memory limit."""
-    limit = simulator.workload.memory_limit_nbytes
-    if limit is None:
-        return ()
-    demand = memory_nbytes(simulator, ranks_by_component(plan, simulator.joined))
-    return (Violation("memory of the workload", demand, limit, "B", _MEMORY),) if demand > limit else ()
-
-
-def largest_moment(graph: Graph) -> int:
-    """Return the most bytes that one operator of a model reads and writes: they are in memory at the same time."""
-    found = 0
-    for operator in graph.operators:
-        touched = {t for t in (*operator.inputs, *operator.outputs) if t != -1 and not graph.tensors[t].constant}
-        found = max(found, sum(graph.tensors[t].nbytes for t in touched))
-    return found
+Seconds = NDArray[np.float64]
+JobPrice = Callable[[range], float]
 
 
 def least_s(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = ()) -> float:
-    """Return what no plan goes below for one inference of a model, in the prices: each operator on its fastest lane.
+    """Return what no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
+
+    The jobs of an inference follow each other, in any number and on any lanes. So the quickest way is found operator by
+    operator: each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a
+    job is told by the job of these two neighbours. Where a job costs something of its own and its operators add up
+    otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
+    tell is spared in a job, as traffic between branches, a whole lane is taken to be cheaper by what its longest job
+    spares.
 
     Args:
         ranks: with which the model runs.
     """
     count = len(graph.operators)
-    each, whole = np.full(count, np.inf), np.inf
-    for lane, processor in enumerate(lanes_of(simulator.platform)):
-        if not processor.resources:  # only baselines use it
+    whole_s, lanes = math.inf, dict[str, tuple[Seconds, Seconds]]()
+    for number, processor in enumerate(lanes_of(simulator.platform)):
+        if not processor.resources or processor.like in lanes:  # only baselines use it, or it is known already
             continue
-        mine = [simulator.cost(graph, lane, (operator,), ranks).work_s for operator in range(count)]
-        each = np.minimum(each, mine)
-        whole = min(whole, simulator.cost(graph, lane, tuple(range(count)), ranks).work_s)
-    return float(min(whole, each.sum()))
+
+        def job_s(operators: range, lane: int = number) -> float:
+            return simulator.cost(graph, lane, tuple(operators), ranks).work_s
+
+        lanes[processor.like] = _operator_costs(job_s, count)
+        whole_s = min(whole_s, job_s(range(count)))
+    return min(whole_s, _quickest_s(list(lanes.values()))) if lanes else math.inf
 
 
-def check(simulator: WorkloadSimulator, sets: Sequence[Sequence[RankSet]] = ()) -> dict[str, float]:
+def _operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
+    """Return what each operator takes on a lane as the first of a job, and what it adds behind the one before it."""
+    begun_s = np.array([job_s(range(o, o + 1)) for o in range(count)])
+    added_s = np.full(count, np.inf)
+    for o in range(1, count):
+        if np.isfinite(begun_s[o - 1]):
+            added_s[o] = min(begun_s[o], job_s(range(o - 1, o + 1)) - begun_s[o - 1])
+    run = _longest_run(np.isfinite(begun_s))
+    if len(run) > 1:
+        chain_s = begun_s[run.start] + added_s[run.start + 1 : run.stop].sum()
+        if 0.0 < (took_s := job_s(run)) < chain_s:
+            return begun_s * (took_s / chain_s), added_s * (took_s / chain_s)
+    return begun_s, added_s
+
+
+def _longest_run(taken: NDArray[np.bool_]) -> range:
+    """Return the most operators in a row that a lane takes."""
+    borders = np.flatnonzero(np.diff(np.concatenate(([0], taken, [0]))))
+    runs = [range(int(a), int(b)) for a, b in zip(borders[::2], borders[1::2], strict=True)]
+    return max(runs, key=len, default=range(0))
+
+
+def _quickest_s(lanes: Sequence[tuple[Seconds, Seconds]]) -> float:
+    begun_s, added_s = (np.array(each) for each in zip(*lanes, strict=True))
+    done_s = begun_s[:, 0]
+    for o in range(1, begun_s.shape[1]):
+        done_s = np.minimum(done_s + added_s[:, o], done_s.min() + begun_s[:, o])
+    return float(done_s.min())
+
+
+def check(simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[RankSet]] = ()) -> Mapping[str, float]:
     """Check that some plan may keep what is demanded; return the least seconds of each client's inference.
 
     Args:
@@ -111,20 +100,20 @@ def check(simulator: WorkloadSimulator, sets: Sequence[Sequence[RankSet]] = ()) 
         least[client.name] = min(each)
         if not np.isfinite(least[client.name]):
             raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
-    broken = list(_broken(simulator, least, sets))
+    broken = list(_broken(simulator, memory, least, sets))
     if broken:
         raise infeasible(*broken)
     return least
 
 
 def _broken(
-    simulator: WorkloadSimulator, least: dict[str, float], sets: Sequence[Sequence[RankSet]]
+    simulator: WorkloadSimulator, memory: Memory, least: Mapping[str, float], sets: Sequence[Sequence[RankSet]]
 ) -> Iterator[Violation]:
     workload = simulator.workload
     if workload.memory_limit_nbytes is not None:
-        demand = _least_nbytes(simulator, sets)
+        demand = memory.bound_nbytes(sets)
         if demand > workload.memory_limit_nbytes:
-            yield Violation("memory of the workload", demand, workload.memory_limit_nbytes, "B", _MEMORY)
+            yield violation(demand, workload.memory_limit_nbytes)
     busy = 0.0
     for client in workload.clients:
         bound_s = least[client.name]
@@ -135,19 +124,6 @@ def _broken(
     lanes = _at_once(simulator)
     if busy > TRUST * lanes:
         yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
-
-
-def _least_nbytes(simulator: WorkloadSimulator, sets: Sequence[Sequence[RankSet]]) -> int:
-    """Return the memory with the ranks of each client that take least, chosen one client after the other."""
-    clients = [i.client for i in simulator.workload.instances]
-    chosen: list[RankSet] = [()] * len(sets)
-    for c, each in enumerate(sets):
-
-        def demand(ranks: RankSet, c: int = c) -> int:
-            return memory_nbytes(simulator, [ranks if k == c else chosen[k] for k in clients])
-
-        chosen[c] = min(((), *each), key=demand)
-    return memory_nbytes(simulator, [chosen[k] for k in clients] if sets else ())
 
 
 def _at_once(simulator: WorkloadSimulator) -> int:

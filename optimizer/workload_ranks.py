@@ -11,9 +11,10 @@ from typing import Any
 
 from optimizer.baselines import Baseline
 from optimizer.config import StudyConfig
+from optimizer.files import disk_errors
 from optimizer.limits import allowed_error
 from optimizer.workload_baselines import PROCESSES, SEQUENTIAL, STATIC
-from optimizer.workload_variants import Variants, as_set
+from optimizer.workload_variants import Variants, as_set, most_variants
 from search_spaces.arrangement import RankSet, joined_ranks
 from search_spaces.errors import RewriteError, UsageError
 from search_spaces.graph import Graph
@@ -21,6 +22,7 @@ from search_spaces.intensity import operator_costs
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
+from search_spaces.platform import Platform
 from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker import decompose, outline
 from search_spaces.rewrites.tucker_choices import RankChoices
@@ -30,7 +32,8 @@ from search_spaces.workload_space import WorkloadSpace
 RANKS = "ranks"
 """The kind of the log's record that holds :class:`~optimizer.workload_variants.Variants`."""
 
-PLAIN = "the best plan without Tucker"
+PLAIN = "the best predicted plan without Tucker"
+_RANKED = ", Tucker"
 _LOGGER = logging.getLogger("partition_optimizer")
 
 RankSets = Sequence[RankSet]
@@ -85,22 +88,27 @@ def choices_of(workload: Workload, graphs: Mapping[str, Graph]) -> dict[int, Ran
 def grids_of(workload: Workload, choices: Mapping[int, RankChoices]) -> dict[str, list[RankSet]]:
     """Return what triples are to be priced: of each model, all layers with their first, second, … choice.
 
-    Triples that alone are off by more than is allowed are left out.
+    Triples that alone are off by more than is allowed are left out. Models of one structure have the same prices,
+    whatever their weights are: what one of them may become is priced for all.
 
     Raises:
         RewriteError, ModelError: the weights cannot be read.
     """
-    found: dict[str, list[RankSet]] = {}
+    alike: dict[str, list[tuple[RankChoices, float]]] = {}
     for graph in {id(each.graph): each.graph for each in choices.values()}.values():
         mine = {c: each for c, each in choices.items() if each.graph is graph}
         most = max(workload.clients[c].tucker or 0.0 for c in mine)
         each = next(iter(mine.values()))
         _warn_of_none(each, workload.clients[next(iter(mine))].model, most)
-        for level in range(max(map(len, each.options.values()), default=0)):
-            wanted = {o: options[level] for o, options in each.options.items() if level < len(options)}
-            ranks = as_set({o: r for o, r in wanted.items() if each.loss(o, r) <= most**2})
+        alike.setdefault(graph.digest, []).append((each, most))
+    found: dict[str, list[RankSet]] = {}
+    for digest, models in alike.items():
+        options = models[0][0].options
+        for level in range(max(map(len, options.values()), default=0)):
+            wanted = {o: ranks[level] for o, ranks in options.items() if level < len(ranks)}
+            ranks = as_set({o: r for o, r in wanted.items() if any(one.loss(o, r) <= most**2 for one, most in models)})
             if ranks:
-                found.setdefault(graph.digest, []).append(ranks)
+                found.setdefault(digest, []).append(ranks)
     return found
 
 
@@ -130,24 +138,70 @@ def twins(
         predict: seconds of a plan.
     """
     ranks = joined_ranks(space.ranks.chosen(variants.uniform()), space.joined)
-    for kind in (PROCESSES, STATIC, SEQUENTIAL) if ranks else ():
-        mine = [Baseline(f"{b.name}, Tucker", replace(b.plan, ranks=ranks)) for b in named if b.name.startswith(kind)]
-        if mine:
-            return (min(mine, key=lambda b: predict(b.plan)),)
-    return ()
+    usual = _usual(named)[1] if ranks else []
+    mine = [Baseline(f"{b.name}{_RANKED}", replace(b.plan, ranks=ranks)) for b in usual]
+    return (min(mine, key=lambda b: predict(b.plan)),) if mine else ()
 
 
-def decomposed(space: WorkloadSpace, plans: Sequence[Plan], variants: Variants) -> list[Plan]:
-    """Return plans with each model decomposed as far as is best on some kind of lane."""
-    each = [joined_ranks(space.ranks.chosen(which), space.joined) for which in variants.strongest()]
+def _usual(named: Sequence[Baseline]) -> tuple[str, list[Baseline]]:
+    """Return the kind of baseline that a person would try first with decomposed models, and those of this kind."""
+    for kind in (PROCESSES, STATIC, SEQUENTIAL):
+        if mine := [b for b in named if b.name.startswith(kind)]:
+            return kind, mine
+    return "", []
+
+
+def decomposed(
+    space: WorkloadSpace, plans: Sequence[Plan], variants: Variants, sparing: Mapping[int, int]
+) -> list[Plan]:
+    """Return plans with each model decomposed as far as is best on some kind of lane, and as far as spares memory.
+
+    Args:
+        sparing: client → the number of its variant that takes little memory, from 1; empty where that is no matter.
+    """
+    which = [*variants.strongest(), sparing]
+    each = dict.fromkeys(joined_ranks(space.ranks.chosen(numbers), space.joined) for numbers in which)
     return [replace(plan, ranks=ranks) for plan in plans for ranks in each if ranks]
 
 
-def told(workload: Workload, joined: JoinedGraph, variants: Variants, best: RankSets) -> dict[str, Any]:
+def foreseen(
+    workload: Workload, platform: Platform, choices: Mapping[int, RankChoices], named: Sequence[Baseline], plans: int
+) -> dict[str, Any]:
+    """Return what a dry run tells of ranks, as plain values; nothing where no model may be decomposed.
+
+    Which ways to decompose a model are worth a search is found by timing; only how many there are at most is known.
+
+    Args:
+        platform: the lanes of the space.
+        named: the baselines of the models as they are.
+        plans: in the space, all models as they are.
+    """
+    if not choices:
+        return {}
+    ways = most_variants(platform)
+    kind, _ = _usual(named)
+    return {
+        "baselines": [*(b.name for b in named), *([f"{kind}{_RANKED}"] if kind else []), PLAIN],
+        "tucker": [f"{workload.clients[c].name} within {workload.clients[c].tucker or 0.0:g}" for c in choices],
+        "most_ways": ways,
+        "most_plans": plans * (ways + 1) ** len(choices),
+    }
+
+
+def told(
+    workload: Workload,
+    joined: JoinedGraph,
+    variants: Variants,
+    choices: Mapping[int, RankChoices],
+    best: RankSets,
+    files: Mapping[str, str],
+) -> dict[str, Any]:
     """Return for each model that might be decomposed what was found, as plain values.
 
     Args:
+        choices: of each client that can be.
         best: of each component the ranks in the best plan, or none.
+        files: client → the file of its decomposed model, where one was written.
     """
     clients = [i.client for i in workload.instances]
     found: dict[str, Any] = {}
@@ -158,10 +212,13 @@ def told(workload: Workload, joined: JoinedGraph, variants: Variants, best: Rank
         variant = next((v for v in variants.of[c] if v.ranks == own), None)
         found[client.name] = {
             "max_error": client.tucker,
+            "decomposable": c in choices,
             "variants": len(variants.of[c]),
             "ranks": [list(layer) for layer in own],
             "error": variant.error if variant else None,
+            "error_measured": variant.measured if variant else None,
             "macs_saved": _saved(joined.components[clients.index(c)].graph, own) if own else 0.0,
+            "file": files.get(client.name),
         }
     return found
 
@@ -175,12 +232,14 @@ def _saved(graph: Graph, ranks: RankSet) -> float:
 def write_rewritten(folder: Path, workload: Workload, joined: JoinedGraph, best: RankSets) -> dict[str, str]:
     """Write each decomposed model of a plan as a file of its own, and return client → its name.
 
+    Files of a best plan before this one are removed.
+
     Raises:
         UsageError: the folder cannot be written.
         RewriteError, ModelError: the weights cannot be read any more.
     """
     clients = [i.client for i in workload.instances]
-    found = {}
+    found: dict[str, str] = {}
     for c, client in enumerate(workload.clients):
         own = best[clients.index(c)] if best else ()
         if own:
@@ -189,4 +248,8 @@ def write_rewritten(folder: Path, workload: Workload, joined: JoinedGraph, best:
             called = re.sub(r"[^A-Za-z0-9._-]+", "-", client.name).strip(".-")[:60] or "model"
             found[client.name] = f"tucker_{c + 1}_{called}.tflite"
             cut_stage(made, range(len(made.operators))).write(folder / found[client.name])
+    with disk_errors(folder):
+        for old in folder.glob("tucker_[0-9]*_*.tflite"):
+            if old.name not in found.values():
+                old.unlink()
     return found

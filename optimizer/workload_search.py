@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from evaluators.samples import Measurement
+from optimizer.loop import in_space
 from search_spaces.plan import Plan
 from search_spaces.workload_space import WorkloadSpace
 
@@ -48,9 +49,10 @@ class WorkloadProposer:
         self._trials += 1
         took_s = measurement.median_s / speed if measurement is not None else math.inf
         self._tried[plan.digest] = took_s
-        if measurement is None or measurement.stopped == "raced" or not self._inside(plan):
+        if measurement is None or measurement.stopped == "raced" or not in_space(self._space, plan):
             return
-        self._ratios.setdefault(_lanes(plan), []).append(math.log(took_s / self._predict(plan)))
+        if math.isfinite(predicted_s := self._predict(plan)):  # a damaged log may have lost some of the prices
+            self._ratios.setdefault(_lanes(plan), []).append(math.log(took_s / predicted_s))
         if self._best is None or took_s < self._tried[self._best.digest]:
             self._best = plan
 
@@ -103,10 +105,6 @@ class WorkloadProposer:
         """Return the prediction, times what plans on the same lanes took over theirs, or else all plans."""
         ratios = self._ratios.get(_lanes(plan)) or [r for each in self._ratios.values() for r in each]
         return self._predict(plan) * (math.exp(float(np.median(ratios))) if ratios else 1.0)
-
-    def _inside(self, plan: Plan) -> bool:
-        known = {p.name for p in self._space.platform.processors}
-        return all(stage.processor in known for stage in plan.stages)
 
 
 def _lanes(plan: Plan) -> str:

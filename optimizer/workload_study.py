@@ -6,82 +6,45 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from evaluators.base import Agreement, Evaluator
+from evaluators.base import Agreement
 from evaluators.comparison import ComparisonPolicy
 from evaluators.registry import make_evaluator
 from evaluators.sampling import SamplingPolicy
 from evaluators.workload.host import Host, WorkloadDeployer, WorkloadSession
-from evaluators.workload.outcome import OBJECTIVES, Objective, Outcome
+from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.baselines import Baseline
 from optimizer.config import StudyConfig
 from optimizer.decide import Verdict, decide
-from optimizer.devices import choose_platform
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, in_space, measure_plan
+from optimizer.records import Record
 from optimizer.run import RunFolder, write_json
-from optimizer.samplers import SAMPLERS, make_sampler
+from optimizer.samplers import make_sampler
 from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of_damage
 from optimizer.watch import Watchman
-from optimizer.workload_baselines import baseline_lanes, first_plans, workload_baselines
-from optimizer.workload_limits import check, memory_violations
-from optimizer.workload_ranks import (
-    PLAIN,
-    RANKS,
-    choices_of,
-    decomposed,
-    grids_of,
-    told,
-    twins,
-    with_errors,
-    write_rewritten,
-)
+from optimizer.workload_baselines import first_plans
+from optimizer.workload_limits import check
+from optimizer.workload_memory import Memory
+from optimizer.workload_problem import AUTO, SPACE, TUCKER, Problem, read_problem
+from optimizer.workload_ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
 from optimizer.workload_result import WorkloadResult, summary
 from optimizer.workload_search import WorkloadProposer
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.joined_graph import JoinedGraph, merge
-from search_spaces.models import load
+from search_spaces.constraints import infeasible
+from search_spaces.errors import UnavailableError
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.pools import with_pools
-from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.workload import RANKED_ERROR, Workload, workload_of
-from search_spaces.workload_file import read_workload
 from search_spaces.workload_space import WorkloadSpace
 
-SPACE, TUCKER = "workload", "tucker"
-_AUTO, _PRICES, _NO_OTHER = "auto", "prices", "the simulator's optimum"
+_PRICES, _NO_OTHER = "prices", "the best predicted plan"
 _OPTIMA, _TOLD_RUNS, _TOLD_S = 4, 9, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
 _DECIDED = ComparisonPolicy(max_s=8.0, min_pairs=3)
-
-
-@dataclass(slots=True)
-class Problem:
-    """What is asked, made ready to be searched.
-
-    Attributes:
-        platform: of the space and of the baselines.
-        choices: of each client that may be decomposed what its convolutions may become.
-        variants: what models may become in the space; None where none may be decomposed, or nothing is known yet.
-    """
-
-    workload: Workload
-    joined: JoinedGraph
-    space: WorkloadSpace
-    platform: Platform
-    objective: Objective
-    baselines: tuple[Baseline, ...]
-    choices: dict[int, RankChoices] = field(default_factory=dict)
-    variants: Variants | None = None
 
 
 @dataclass(slots=True)
@@ -95,15 +58,35 @@ class _Study:
     exhausted: bool = False
     restored: int = 0
     outcomes: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # client → that of its decomposed model
 
     def allow(self, variants: Variants) -> None:
-        """Take variants of models into the space, in which nothing may have been tried yet."""
+        """Take variants of models into the space; the history begins anew."""
         problem, space = self.problem, self.problem.space
         problem.variants = variants
         problem.space = WorkloadSpace(
             problem.workload, problem.joined, space.platform, self.config.max_stages, variants.sets
         )
         self.history = History(problem.space.distributions())
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Take up what the log holds.
+
+        A damaged log may have lost the variants, so that others were found: a trial then gets the parameters that its
+        plan has now. One whose plan the space holds no more is known all the same, and keeps its place in the budget.
+        """
+        space = self.problem.space
+        for record in records:
+            if record.kind != "trial":
+                self.history.restore((record,))
+                continue
+            trial = Trial.from_json(record.data)
+            if in_space(space, trial.plan):
+                if not _says(space, trial):
+                    trial = replace(trial, params=space.encode(trial.plan))
+                self.history.tell(trial)
+            self.history.add(trial)
+        self.restored = len(self.history.known)
 
     def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> WorkloadResult:
         problem = self.problem
@@ -131,59 +114,16 @@ class _Study:
         problem = self.problem
         if problem.variants is None or best is None:
             return {}
-        return told(problem.workload, problem.joined, problem.variants, ranks_by_component(best, problem.joined))
+        ranks = ranks_by_component(best, problem.joined)
+        return told(problem.workload, problem.joined, problem.variants, problem.choices, ranks, self.files)
 
 
-def read_problem(config: StudyConfig, evaluator: Evaluator) -> Problem:
-    """Return what a study of several models is about.
-
-    Raises:
-        UsageError: the workload, a model, a platform or a setting cannot be.
-        UnavailableError: a processor cannot be used here, or the evaluator runs no workloads.
-    """
-    if not isinstance(evaluator, Host):
-        raise UsageError(
-            f"--evaluator {config.evaluator}: it runs one model at a time",
-            "give litert, cuda, cost-model, or a single --model",
-        )
-    if config.space not in {SPACE, TUCKER, "chain"}:
-        raise UsageError(f"--space {config.space}: several models are searched in the space {SPACE!r}", "leave it out")
-    if config.deadline is not None:
-        raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
-    if config.sampler != _AUTO and (
-        (kind := SAMPLERS.get(config.sampler)) is not None and (kind.proposes is not None or kind.knows is not None)
-    ):
-        raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
-    from_file = config.model.endswith((".yaml", ".yml"))
-    most = RANKED_ERROR if config.max_error is None else config.max_error
-    workload = read_workload(Path(config.model), most) if from_file else workload_of(config.model)
-    workload = with_errors(workload, config)
-    graphs = {c.model: load(c.model, config.input_shape) for c in workload.clients}
-    parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
-    joined = merge(workload.name, parts)
-    found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
-    space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
-    threads = config.evaluator == "litert"
-    processes = bool(getattr(evaluator, "sliced_lanes", True))
-    wanted: str | Sequence[str] = config.objective
-    objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
-    named = workload_baselines(space, threads=threads, processes=processes)
-    lanes = baseline_lanes(space, threads=threads, processes=processes)
-    return Problem(workload, joined, space, lanes, objective, named, choices_of(workload, graphs))
-
-
-def workload_objective(names: Sequence[str]) -> Objective:
-    """Return the objective of several models; the latency stands for its mean.
-
-    Raises:
-        UsageError: it is none of theirs, or there are several.
-    """
-    found = next((o for o in OBJECTIVES if o == ("mean" if names[0] == "latency" else names[0])), None)
-    if found is None or len(names) > 1:
-        raise UsageError(
-            f"--objective {', '.join(names)}: several models have one of {', '.join(OBJECTIVES)}", "give one of them"
-        )
-    return found
+def _says(space: WorkloadSpace, trial: Trial) -> bool:
+    """Return whether a trial's parameters stand for its plan."""
+    try:
+        return space.decode(trial.params) == trial.plan
+    except LookupError:
+        return False
 
 
 def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> WorkloadResult:
@@ -207,8 +147,7 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
         tell_of_damage(run, watcher)
         if (ranks := next((r.data for r in run.contents.records if r.kind == RANKS), None)) is not None:
             study.allow(Variants.from_json(ranks))
-        study.history.restore(run.contents.records)
-        study.restored = len(study.history.known)
+        study.restore(run.contents.records)
         if problem.variants is not None or not problem.choices:
             watcher.opened(run, study.history, problem.space.cardinality())
         host = cast("Host", evaluator)
@@ -218,10 +157,11 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
 
 def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> WorkloadResult:
     problem, config = study.problem, study.config
-    study.simulator = simulator = _prices(study, run, session)
+    memory = Memory(problem.workload, problem.joined)
+    study.simulator = simulator = _prices(study, run, session, memory)
     history = study.history
-    predict = _predictor(simulator, problem.objective)
-    proposer, queue = _first(study, simulator, predict)
+    predict = _predictor(simulator, memory, problem.objective)
+    proposer, queue = _first(study, memory, predict)
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
@@ -241,8 +181,8 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
         queue,
         predict,
         notify,
-        violations=partial(memory_violations, simulator),
-        proposer=proposer if config.sampler == _AUTO else None,
+        violations=memory.violations,
+        proposer=proposer if config.sampler == AUTO else None,
     )
     watchman = Watchman(
         session,
@@ -271,53 +211,65 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
 
 
 def _first(
-    study: _Study, simulator: WorkloadSimulator, predict: Callable[[Plan], float]
+    study: _Study, memory: Memory, predict: Callable[[Plan], float]
 ) -> tuple[WorkloadProposer, list[tuple[str, Plan]]]:
-    """Name the baselines that only predictions tell; return who proposes plans, and what is tried first."""
+    """Name the baselines that only predictions tell; return who proposes plans, and what is tried first.
+
+    Raises:
+        InfeasibleError: no plan keeps the memory limit, whatever its ranks.
+    """
     problem, config = study.problem, study.config
     starts = first_plans(problem.space)
     plans = [b.plan for b in starts]
-    if problem.variants is not None:
+    variants = problem.variants
+    if variants is not None and any(variants.of):
         plain = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
         plans += WorkloadProposer(plain, predict, plans, config.seed).ranking(1)
-        problem.baselines += twins(problem.space, problem.baselines, problem.variants, predict)
+        problem.baselines += twins(problem.space, problem.baselines, variants, predict)
         problem.baselines += (Baseline(PLAIN, plans[-1]),)
-        plans += decomposed(problem.space, plans, problem.variants)
+        limited = problem.workload.memory_limit_nbytes is not None
+        plans += decomposed(problem.space, plans, variants, memory.sparing(variants.sets) if limited else {})
     proposer = WorkloadProposer(problem.space, predict, plans, config.seed)
-    if all(memory_violations(simulator, b.plan) for b in problem.baselines):
-        problem.baselines += (Baseline(_NO_OTHER, proposer.ranking(1)[0]),)
+    best = proposer.ranking(1)[0]  # plans that break the limit come after all others
+    if memory.violations(best) and (broken := memory.violations(min((best, *plans), key=memory.of_plan))):
+        raise infeasible(*broken)
+    if all(memory.violations(b.plan) for b in problem.baselines):
+        problem.baselines += (Baseline(_NO_OTHER, best),)
     queue = [(b.name, b.plan) for b in problem.baselines if in_space(problem.space, b.plan)]
     queue += [(OPTIMUM, plan) for plan in proposer.ranking(_OPTIMA)]
     queue += [(b.name, b.plan) for b in starts]
     return proposer, queue
 
 
-def _prices(study: _Study, run: RunFolder, session: WorkloadSession) -> WorkloadSimulator:
-    """Learn what jobs cost, and what models may become, unless the log knows; return what predicts by it."""
+def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Memory) -> WorkloadSimulator:
+    """Learn what jobs cost, and what models may become, unless the log knows; return what predicts by it.
+
+    Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
+    """
     problem, tell = study.problem, study.watcher.message
     known = next((r.data for r in run.contents.records if r.kind == _PRICES), None)
     new = bool(problem.choices) and problem.variants is None
-    grids = grids_of(problem.workload, problem.choices) if new else {}
+    grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
     priced = session.price(known, tell, grids) if grids else session.price(known, tell)
-    simulator = session.simulator
-    if new:
-        lanes = problem.space.platform
-        found = find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
-        least_s = check(simulator, found.sets)
-        study.allow(found)
-    else:
-        least_s = check(simulator, problem.variants.sets if problem.variants is not None else ())
     if known is None:
-        run.log.append(_PRICES, {**priced, "least_s": least_s})
-    if new and problem.variants is not None:
-        run.log.append(RANKS, problem.variants.to_json())
-        study.watcher.opened(run, study.history, problem.space.cardinality())
+        run.log.append(_PRICES, priced)
+    simulator = session.simulator
+    if not new:
+        check(simulator, memory, problem.variants.sets if problem.variants is not None else ())
+        return simulator
+    lanes = problem.space.platform
+    found = find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
+    run.log.append(RANKS, found.to_json())
+    check(simulator, memory, found.sets)
+    study.allow(found)
+    study.restore(run.contents.records)
+    study.watcher.opened(run, study.history, problem.space.cardinality())
     return simulator
 
 
-def _predictor(simulator: WorkloadSimulator, objective: Objective) -> Callable[[Plan], float]:
+def _predictor(simulator: WorkloadSimulator, memory: Memory, objective: Objective) -> Callable[[Plan], float]:
     def predict(plan: Plan) -> float:
-        if memory_violations(simulator, plan):
+        if memory.violations(plan):
             return math.inf
         try:
             return simulator.run(plan, known=True).value_s(objective)
@@ -344,7 +296,8 @@ def _finished(study: _Study, run: RunFolder, session: WorkloadSession, verdict: 
     else:
         write_json(folder / "plan.json", verdict.best.to_json())
     problem = study.problem
-    write_rewritten(folder, problem.workload, problem.joined, ranks_by_component(verdict.best, problem.joined))
+    ranks = ranks_by_component(verdict.best, problem.joined)
+    study.files = write_rewritten(folder, problem.workload, problem.joined, ranks)
     result = study.result(run, verdict, deployed)
     write_json(run.path / "result.json", result.to_json())
     return result

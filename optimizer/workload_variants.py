@@ -45,13 +45,15 @@ class Variant:
     """One way to decompose a model.
 
     Attributes:
-        error: how far its outputs are off, relative; where nobody computes them, as filters let expect it.
+        error: how far its outputs are off, relative.
         made_for: the kind of lane on which it saves most, or in words that it has one share for all layers.
+        measured: whether outputs were computed to tell the error; else it is what filters let expect.
     """
 
     ranks: RankSet
     error: float
     made_for: str
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,15 @@ class Variants:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         entry = [
-            [{"ranks": [list(x) for x in v.ranks], "error": v.error, "made_for": v.made_for} for v in each]
+            [
+                {
+                    "ranks": [list(x) for x in v.ranks],
+                    "error": v.error,
+                    "measured": v.measured,
+                    "made_for": v.made_for,
+                }
+                for v in each
+            ]
             for each in self.of
         ]
         return {"variants": entry}
@@ -101,19 +111,25 @@ class Variants:
                             tuple(LayerRanks(*map(int, x)) for x in entry["ranks"]),
                             float(entry["error"]),
                             str(entry["made_for"]),
+                            bool(entry.get("measured", False)),
                         )
                         for entry in each
                     )
                     for each in data["variants"]
                 )
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"the ranks in the trial log are damaged: {error!r}") from error
 
 
 def as_set(ranks: Mapping[int, Ranks]) -> RankSet:
     """Return ranks, ascending by operator."""
     return tuple(LayerRanks(o, *ranks[o]) for o in sorted(ranks))
+
+
+def most_variants(platform: Platform) -> int:
+    """Return how many ways to decompose a model are searched at most, on the lanes and pools of a space."""
+    return len(SHARES) * len(replace(platform, processors=lanes_of(platform)).classes()) + 1
 
 
 def find_variants(
@@ -162,7 +178,7 @@ class _Finder:
     ) -> None:
         self._session, self._simulator, self._progress = session, simulator, progress
         self._platform, self._grids = platform, grids
-        self._errors: dict[tuple[int, RankSet], float] = {}
+        self._errors: dict[tuple[int, RankSet], tuple[float, bool]] = {}
 
     def variants(self, client: Client, graph: Graph, choices: RankChoices) -> list[Variant]:
         """Return the variants of a client, those that may be off most first, of one kind of lane after the other."""
@@ -214,13 +230,14 @@ class _Finder:
             ranks = ranks_for(error)
             if not ranks:
                 return None
-            off = self._error(choices, ranks)
+            off, measured = self._error(choices, ranks)
             if off <= most:
-                return Variant(ranks, off, made_for)
+                return Variant(ranks, off, made_for, measured)
             error *= max(_MILDEST, min(_SAFE, _SAFE * most / off))
         return None
 
-    def _error(self, choices: RankChoices, ranks: RankSet) -> float:
+    def _error(self, choices: RankChoices, ranks: RankSet) -> tuple[float, bool]:
+        """Return how far outputs are off, and whether that was measured."""
         key = id(choices.graph), ranks
         if key not in self._errors:
             expected = choices.error(Plan(choices.graph.digest, (), ranks=ranks))
@@ -229,7 +246,7 @@ class _Finder:
             except UnavailableError as error:
                 _LOGGER.warning("%s cannot be run decomposed: %s", choices.graph.name, error)
                 measured = float("inf")
-            self._errors[key] = expected if measured is None else measured
+            self._errors[key] = (expected, False) if measured is None else (measured, True)
         return self._errors[key]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,15 @@ import pytest
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.cli import main
 from optimizer.config import parse_config
-from optimizer.storage import read_log
+from optimizer.workload_problem import read_problem
 from optimizer.workload_search import WorkloadProposer
-from optimizer.workload_study import read_problem
-from tests.commands import answered
+from tests.commands import printed, studied, tried
 
 ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-
-def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert main([*words, *ON]) == code
-    out, err = capsys.readouterr()
-    return out if code == 0 else err
-
-
-def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    return answered(capsys, [*words, *ON])
+run, study = partial(printed, ON), partial(studied, ON)
 
 
 def test_the_best_plan_is_no_worse_than_any_baseline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,10 +49,6 @@ def test_a_study_that_goes_on_tries_what_an_uninterrupted_one_tries(capsys: pyte
     study(capsys, *words, "--budget", "8", "--out", "parts")
     study(capsys, *words, "--budget", "14", "--out", "parts")
     study(capsys, *words, "--budget", "14", "--out", "whole")
-
-    def tried(name: str) -> list[str]:
-        return [r.data["digest"] for r in read_log(Path(name) / "trials.jsonl").records if r.kind == "trial"]
-
     assert tried("parts") == tried("whole")
     assert len(set(tried("whole"))) == 14
 

@@ -39,7 +39,7 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
     )
     if tucker := workload.get("tucker"):
         found = tuple(
-            (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"])
+            (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"], _known_by(e))
             for name, e in tucker.items()
         )
         heads = (
@@ -49,6 +49,16 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
             Column("triples in the best plan", "d"),
             Column("multiply-accumulates saved", ".1%"),
             Column("outputs off by", ".2g"),
+            Column("how that is known"),
         )
         yield Table("Convolutions decomposed (Tucker-2)", heads, found)
     yield Table("Each model's mean latency, ms", (Column("model"), *(Column(n, ".4g") for n in outcomes)), each)
+
+
+def _known_by(entry: Mapping[str, Any]) -> str:
+    """Return in a word how it is known how far a decomposed model's outputs are off."""
+    if not entry.get("decomposable", True):
+        return "it cannot be decomposed"
+    if entry["error"] is None:
+        return ""
+    return "measured" if entry.get("error_measured") else "expected from its filters"

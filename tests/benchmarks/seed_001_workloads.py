@@ -23,8 +23,9 @@ from optimizer.config import parse_config
 from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
 from optimizer.storage import read_log
+from optimizer.workload_problem import read_problem
 from optimizer.workload_result import WorkloadResult
-from optimizer.workload_study import read_problem, run_workload
+from optimizer.workload_study import run_workload
 from search_spaces.plan import Plan
 
 COMMAND = "python -m tests.benchmarks.seed_001_workloads"

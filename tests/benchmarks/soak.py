@@ -24,8 +24,8 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload_runner import WorkloadRunner
 from optimizer.config import parse_config
 from optimizer.provenance import provenance
+from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import grids_of
-from optimizer.workload_study import read_problem
 from search_spaces.arrangement import Arrangement, joined_ranks
 
 WORKLOAD = """\

@@ -1,0 +1,113 @@
+"""What a study of several models is about: read from its settings, and made ready to be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evaluators.base import Evaluator
+from evaluators.workload.host import Host
+from evaluators.workload.outcome import OBJECTIVES, Objective
+from optimizer.baselines import Baseline
+from optimizer.config import StudyConfig
+from optimizer.devices import choose_platform
+from optimizer.samplers import SAMPLERS
+from optimizer.workload_baselines import baseline_lanes, workload_baselines
+from optimizer.workload_ranks import choices_of, with_errors
+from optimizer.workload_variants import Variants
+from search_spaces.errors import UsageError
+from search_spaces.joined_graph import JoinedGraph, merge
+from search_spaces.models import load
+from search_spaces.platform import Platform
+from search_spaces.pools import with_pools
+from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.workload import RANKED_ERROR, Workload, workload_of
+from search_spaces.workload_file import read_workload
+from search_spaces.workload_space import WorkloadSpace
+
+AUTO = "auto"
+"""The sampler that knows workloads."""
+
+SPACE, TUCKER = "workload", "tucker"
+
+
+@dataclass(slots=True)
+class Problem:
+    """What is asked, made ready to be searched.
+
+    Attributes:
+        platform: of the space and of the baselines.
+        choices: of each client that may be decomposed what its convolutions may become.
+        variants: what models may become in the space; None where none may be decomposed, or nothing is known yet.
+    """
+
+    workload: Workload
+    joined: JoinedGraph
+    space: WorkloadSpace
+    platform: Platform
+    objective: Objective
+    baselines: tuple[Baseline, ...]
+    choices: dict[int, RankChoices] = field(default_factory=dict)
+    variants: Variants | None = None
+
+
+def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload | None = None) -> Problem:
+    """Return what a study of several models is about.
+
+    Args:
+        workload: what the settings ask for, where that is known already.
+
+    Raises:
+        UsageError: the workload, a model, a platform or a setting cannot be.
+        UnavailableError: a processor cannot be used here, or the evaluator runs no workloads.
+    """
+    if not isinstance(evaluator, Host):
+        raise UsageError(
+            f"--evaluator {config.evaluator}: it runs one model at a time",
+            "give litert, cuda, cost-model, or a single --model",
+        )
+    if config.space not in {SPACE, TUCKER, "chain"}:
+        raise UsageError(f"--space {config.space}: several models are searched in the space {SPACE!r}", "leave it out")
+    if config.deadline is not None:
+        raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
+    if config.sampler != AUTO and (
+        (kind := SAMPLERS.get(config.sampler)) is not None and (kind.proposes is not None or kind.knows is not None)
+    ):
+        raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
+    if workload is None:
+        workload = _asked(config)
+    workload = with_errors(workload, config)
+    graphs = {c.model: load(c.model, config.input_shape) for c in workload.clients}
+    parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
+    joined = merge(workload.name, parts)
+    found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
+    threads = config.evaluator == "litert"
+    processes = bool(getattr(evaluator, "sliced_lanes", True))
+    wanted: str | Sequence[str] = config.objective
+    objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
+    named = workload_baselines(space, threads=threads, processes=processes)
+    lanes = baseline_lanes(space, threads=threads, processes=processes)
+    return Problem(workload, joined, space, lanes, objective, named, choices_of(workload, graphs))
+
+
+def _asked(config: StudyConfig) -> Workload:
+    """Return the workload that the command line names, from its file or from words."""
+    if not config.model.endswith((".yaml", ".yml")):
+        return workload_of(config.model)
+    return read_workload(Path(config.model), RANKED_ERROR if config.max_error is None else config.max_error)
+
+
+def workload_objective(names: Sequence[str]) -> Objective:
+    """Return the objective of several models; the latency stands for its mean.
+
+    Raises:
+        UsageError: it is none of theirs, or there are several.
+    """
+    found = next((o for o in OBJECTIVES if o == ("mean" if names[0] == "latency" else names[0])), None)
+    if found is None or len(names) > 1:
+        raise UsageError(
+            f"--objective {', '.join(names)}: several models have one of {', '.join(OBJECTIVES)}", "give one of them"
+        )
+    return found

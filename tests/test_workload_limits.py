@@ -1,0 +1,179 @@
+"""What a workload demands at least: times that no plan goes below, and memory, which few choices of ranks may keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.workload.host import Decomposer
+from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.simulate import JobCost
+from optimizer.config import parse_config
+from optimizer.workload_limits import check, least_s
+from optimizer.workload_memory import Memory
+from optimizer.workload_problem import read_problem
+from optimizer.workload_ranks import grids_of
+from optimizer.workload_variants import find_variants
+from search_spaces.arrangement import RankSet
+from search_spaces.graph import Graph
+from search_spaces.joined_graph import merge
+from search_spaces.models import load
+from search_spaces.plan import LayerRanks, Plan
+from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.workload import Client, Workload
+from tests.commands import printed, studied
+from tests.strategies import chain_graph
+from tests.test_workload import two_cores
+
+ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
+VGG = "vgg11@0.5/32+spectrum"
+
+run, study = partial(printed, ON), partial(studied, ON)
+
+Row = Sequence[float]
+
+
+def simulator_of(both: Row, core: Row, fixed: Row, deadline_s: float | None = None) -> WorkloadSimulator:
+    """Return what prices a chain: milliseconds of each operator on all cores and on one, and of a job for itself."""
+    workload = Workload("w", (Client("m", "m", deadline_s=deadline_s),))
+
+    def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
+        kind = min(lane, 1)
+        return JobCost((fixed[kind] + sum((both, core)[kind][o] for o in operators)) / 1e3)
+
+    return WorkloadSimulator(workload, merge("w", [("m", chain_graph(len(both)))]), two_cores(), price)
+
+
+def best_s(both: Row, core: Row, fixed: Row) -> float:
+    """Return the least time of all plans, by trying every first job's end and lane, then that of what is left."""
+    best = [0.0]
+    for end in range(1, len(both) + 1):
+        jobs = product(range(end), zip((both, core), fixed, strict=True))
+        best.append(min(best[begin] + own + sum(each[begin:end]) for begin, (each, own) in jobs))
+    return best[-1] / 1e3
+
+
+costs_ms = st.sampled_from((0.5, 1.0, 3.0, math.inf))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(costs_ms, costs_ms), min_size=1, max_size=6),
+    st.tuples(st.sampled_from((0.0, 0.5, 4.0)), st.sampled_from((0.0, 0.5, 4.0))),
+)
+def test_no_plan_is_quicker_than_the_bound_and_one_reaches_it(
+    each: list[tuple[float, float]], fixed: tuple[float, float]
+) -> None:
+    both, core = zip(*each, strict=True)
+    simulator = simulator_of(both, core, fixed)
+    assert least_s(simulator, simulator.joined.components[0].graph) == pytest.approx(best_s(both, core, fixed))
+
+
+def test_what_a_job_costs_for_itself_is_not_taken_for_each_operator() -> None:
+    """One lane is quick and refuses an operator; the sum of jobs of one operator is 24 ms, the quickest plan 14."""
+    both, core = [0.13] * 50 + [math.inf] + [0.13] * 49, [1.0] * 100
+    quickest_s = best_s(both, core, (0.1, 0.1))
+    assert quickest_s < 0.0145
+    simulator = simulator_of(both, core, (0.1, 0.1), deadline_s=0.0145)
+    assert check(simulator, Memory(simulator.workload, simulator.joined))["m"] == pytest.approx(quickest_s)
+
+
+@pytest.fixture(scope="module")
+def decomposable(cache_folder: Path) -> tuple[Graph, list[RankSet]]:
+    """A model and three ways to decompose it: two of all layers, and one of a single layer."""
+    graph = load("vgg11@0.25/32+spectrum")
+    options = RankChoices(graph).options
+    every = [tuple(LayerRanks(o, *found[level]) for o, found in sorted(options.items())) for level in (0, -1)]
+    return graph, [*every, every[0][-1:]]
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_no_choice_of_ranks_takes_less_memory_than_the_bound(
+    decomposable: tuple[Graph, list[RankSet]], data: st.DataObject
+) -> None:
+    graph, ways = decomposable
+    clients = tuple(
+        Client(name, "m", data.draw(st.integers(1, 2)), own_weights=data.draw(st.booleans())) for name in "abc"
+    )
+    workload = Workload("w", clients)
+    joined = merge("w", [(i.name, graph) for i in workload.instances])
+    sets = [data.draw(st.lists(st.sampled_from(ways), unique=True)) for _ in clients]
+    memory, instances = Memory(workload, joined), [i.client for i in workload.instances]
+
+    def nbytes(chosen: Sequence[RankSet]) -> int:
+        return memory.nbytes([chosen[c] for c in instances])
+
+    least = min(map(nbytes, product(*([(), *each] for each in sets))))
+    assert memory.bound_nbytes(sets) <= least
+    found = memory.sparing(sets)
+    assert nbytes([((), *each)[found[c]] for c, each in enumerate(sets)]) == least
+    assert memory.bound_nbytes() == memory.nbytes()
+
+
+def test_what_a_decomposed_model_takes_is_worked_out_once(
+    decomposable: tuple[Graph, list[RankSet]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, ways = decomposable
+    workload = Workload("w", (Client("m", "m", 2),))
+    memory = Memory(workload, merge("w", [(i.name, graph) for i in workload.instances]))
+    first = memory.nbytes([ways[0], ways[0]])
+    monkeypatch.delattr("optimizer.workload_memory.outline")
+    assert memory.nbytes([ways[0], ways[0]]) == first
+
+
+def two_clients(errors: Sequence[float], limit_nbytes: float | None = None) -> str:
+    """Write a workload of two clients of one model that share its weights, and return the file's name."""
+    limit = [] if limit_nbytes is None else [f"memory_limit_mb: {limit_nbytes / 1e6}"]
+    models = [f"  - {{model: '{VGG}', name: n{i}, tucker: {{max_error: {e}}}}}" for i, e in enumerate(errors)]
+    Path("w.yaml").write_text("\n".join([*limit, "models:", *models]) + "\n")
+    return "w.yaml"
+
+
+def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSet]]]:
+    """Return what tells the memory of :func:`two_clients`, and the ranks that each may get."""
+    values = {"model": two_clients(errors), "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}
+    evaluator = CostModelEvaluator()
+    problem = read_problem(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
+    with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
+        assert isinstance(session, Decomposer)
+        grids, lanes = grids_of(problem.workload, problem.choices), problem.space.platform
+        arguments = session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
+        return Memory(problem.workload, problem.joined), find_variants(*arguments).sets
+
+
+def sparing_nbytes(memory: Memory, sets: Sequence[Sequence[RankSet]]) -> int:
+    found = memory.sparing(sets)
+    return memory.nbytes([((), *each)[found[c]] for c, each in enumerate(sets)])
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_limit_that_is_kept_only_where_all_that_share_weights_are_decomposed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    memory, sets = memory_of((0.4, 0.4))
+    least, plain = sparing_nbytes(memory, sets), memory.nbytes()
+    assert least < plain < min(memory.nbytes([ranks, ()]) for ranks in sets[0])
+    words = ("--workload", two_clients((0.4, 0.4), (least + plain) / 2), "--budget", "8")
+    best = Plan.from_json(study(capsys, *words)["best"]["plan"])
+    assert memory.of_plan(best) <= (least + plain) / 2
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_limit_that_no_choice_keeps_is_told_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each model for itself would keep it with ranks that the other must not have."""
+    memory, sets = memory_of((0.4, 0.15))
+    bound, least = memory.bound_nbytes(sets), sparing_nbytes(memory, sets)
+    assert bound < least
+    words = ("--workload", two_clients((0.4, 0.15), (bound + least) / 2), "--budget", "8")
+    told = run(capsys, *words, code=3)
+    assert "memory of the workload" in told
+    assert "raise memory_limit_mb" in told
