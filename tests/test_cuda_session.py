@@ -229,4 +229,4 @@ def test_decomposed_models_are_priced_and_run() -> None:
             agreement = candidate.verify()
             assert agreement is not None
             assert agreement.max_rel_error == pytest.approx(error, rel=1e-2)
-            assert agreement.tolerance == 0.3
+            assert agreement.tolerance == pytest.approx(0.3 + 5e-2)  # and what TF32 explains

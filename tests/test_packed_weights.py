@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.litert.packed import existing_packed_weights, packed_weights
+from evaluators.litert.packed import Holder, existing_packed_weights, packed_weights
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.chain import chain_plan
@@ -82,6 +82,24 @@ def test_damaged_packed_weights_are_made_again(
     assert path.read_bytes() == b"again"
     assert packed_weights("ab" * 32, damage_nothing) == path
     assert packed_weights("cd" * 32, small_file(b"other")) != path
+
+
+def test_what_is_held_is_not_removed_to_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    monkeypatch.setattr("evaluators.litert.packed._KEEP_NBYTES", 6)
+    holder = Holder()
+    first = packed_weights("ab" * 32, small_file(b"first"))
+    assert first is not None
+    assert holder.hold(first) == holder.hold(first) == first
+    second = packed_weights("cd" * 32, small_file(b"second"))
+    assert second is not None
+    assert packed_weights("ab" * 32, damage_nothing) == first
+    assert not second.exists()  # nobody holds it, and the first one was wanted later
+    holder.close()
+    packed_weights("ef" * 32, small_file(b"third"))
+    assert [p.read_bytes() for p in tmp_path.glob("packed/*.xnnpack")] == [b"third"]
+    assert holder.hold(first) is None
+    assert holder.hold(None) is None
 
 
 def test_a_session_makes_damaged_packed_weights_again(

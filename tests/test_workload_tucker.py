@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.litert.packed import packed_weights
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload_runner import WorkloadRunner
 from evaluators.workload.host import Decomposer
@@ -28,6 +29,7 @@ from optimizer.workload_study import Problem, read_problem
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import arrangement, component_plan, jobs_of, ranks_by_component
 from search_spaces.errors import PlanError, RunFolderError
+from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.models.litert import read_model
 from search_spaces.plan import LayerRanks
 from search_spaces.workload_space import WorkloadSpace
@@ -294,7 +296,10 @@ def test_an_error_that_nothing_keeps_is_told_and_the_study_goes_on(capsys: pytes
 
 
 @pytest.mark.litert
-def test_decomposed_models_are_measured_and_their_files_compute_what_they_should() -> None:
+def test_decomposed_models_are_measured_and_their_files_compute_what_they_should(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(Path("cache").absolute()))
     model = "vgg11@0.25/32+spectrum"
     values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "space": "tucker", "max_error": "0.3"}
     evaluator = LitertEvaluator()
@@ -303,7 +308,8 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
     lanes = problem.space.platform
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         ((_, (_, ranks, *_)),) = grids.items()
-        prices = json.loads(json.dumps(session.price(None, lambda _: None, {d: [ranks] for d in grids})))
+        grids = {digest: [ranks] for digest in grids}
+        prices = json.loads(json.dumps(session.price(None, lambda _: None, grids)))
         table = prices["triple_s"][problem.joined.components[0].graph.digest]
         assert set(table) == {lanes.processors[0].like}
         assert all(took_s > 0.0 for each in table.values() for took_s in each.values())
@@ -312,6 +318,10 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
         for variant in find_variants(session, *arguments).of[0]:  # none where the machine was busy
             assert 0.0 < variant.error <= 0.3
         error = session.decomposed_error(problem.joined.components[0].graph, ranks)
+        (packed,) = Path("cache/packed").glob("*.xnnpack")  # of the model as it is
+        monkeypatch.setattr("evaluators.litert.packed._KEEP_NBYTES", 0)
+        packed_weights("ab" * 32, lambda path: path.touch())
+        assert packed.exists()
         space = WorkloadSpace(problem.workload, problem.joined, lanes, 2, [[ranks]])
         plan = space.plan_at(space.cardinality() - 1)
         assert len(plan.stages) == 4

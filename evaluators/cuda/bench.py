@@ -77,7 +77,7 @@ class Bench:
     def __init__(self, client: Client, limits: Limits) -> None:
         self.client, self._limits = client, limits
         self._models: dict[tuple[str, str], _Model] = {}
-        self._numbers = count(1)
+        self._numbers, self._model_numbers = count(1), count(1)
         self._folder = TemporaryDirectory(prefix="cuda-models-")
 
     def close(self) -> None:
@@ -133,6 +133,16 @@ class Bench:
             self.client.ask({"op": "drop", "instance": loaded.number}, self._limits.load_s)
         loaded.generation = -1
 
+    def forget(self, graph: Graph) -> None:
+        """Let a model go that nobody has loaded: its weights, what was captured of it, and the file made of it."""
+        model = self._models.pop(self._key(graph), None)
+        if model is None:
+            return
+        if model.generation == self.client.generation and self.client.pid is not None:
+            self.client.ask({"op": "forget", "model": model.number}, self._limits.load_s)
+        if model.path.parent == Path(self._folder.name):
+            model.path.unlink(missing_ok=True)
+
     def run(
         self,
         found: Setting,
@@ -175,23 +185,17 @@ class Bench:
         """Return device and versions, and what kernels were timed."""
         return self.client.ask({"op": "facts"}, self._limits.load_s)[0]
 
-    def _model(self, graph: Graph) -> _Model:
+    @staticmethod
+    def _key(graph: Graph) -> tuple[str, str]:
         if graph.source is None:
             raise UnavailableError(f"model {graph.name!r} has no file; the evaluator cuda reads weights from files")
         # Models of one structure may have other weights.
-        key = graph.digest, graph.source.content_digest()
+        return graph.digest, graph.source.content_digest()
+
+    def _model(self, graph: Graph) -> _Model:
+        key = self._key(graph)
         if key not in self._models:
-            number = len(self._models) + 1
-            if graph.source.fixed:  # the file's structure is another
-                stage = cut_stage(graph, range(len(graph.operators)))
-                path = Path(self._folder.name) / f"model{number}.tflite"
-                stage.write(path)
-                inputs = tuple(graph.inputs.index(t) for t in stage.inputs)
-                outputs = tuple(graph.outputs.index(t) for t in stage.outputs)
-            else:
-                path = graph.source.path
-                inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
-            self._models[key] = _Model(number, graph, path, inputs, outputs)
+            self._models[key] = self._made(graph, next(self._model_numbers))
         model = self._models[key]
         if model.generation != self.client.generation or self.client.pid is None:
             kinds = [o.kind for o in graph.operators]
@@ -199,3 +203,14 @@ class Bench:
             self.client.ask(head, self._limits.load_s)
             model.generation = self.client.generation
         return model
+
+    def _made(self, graph: Graph, number: int) -> _Model:
+        if graph.source is not None and not graph.source.fixed:
+            inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
+            return _Model(number, graph, graph.source.path, inputs, outputs)
+        stage = cut_stage(graph, range(len(graph.operators)))  # the file's structure is another
+        path = Path(self._folder.name) / f"model{number}.tflite"
+        stage.write(path)
+        inputs = tuple(graph.inputs.index(t) for t in stage.inputs)
+        outputs = tuple(graph.outputs.index(t) for t in stage.outputs)
+        return _Model(number, graph, path, inputs, outputs)

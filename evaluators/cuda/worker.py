@@ -34,6 +34,8 @@ from search_spaces.models.litert import read_model
 _MOST_KEPT = 64  # instances that nobody uses at the moment
 
 Answer = tuple[dict[str, Any], bytes]
+Key = tuple[int, str, str, str]
+"""What an instance was loaded as: its model, owner, weights and jobs."""
 
 
 class Worker:
@@ -55,8 +57,9 @@ class Worker:
         self._weights: dict[tuple[int, str], Weights] = {}
         self._recorders: dict[tuple[int, str], Capturing] = {}
         self._instances: dict[int, Instance] = {}
-        self._kept: OrderedDict[str, Instance] = OrderedDict()
-        self._keys: dict[int, str] = {}
+        self._kept: OrderedDict[Key, Instance] = OrderedDict()
+        self._keys: dict[int, Key] = {}
+        self._owners: dict[str, int] = {}
         self._streams: Streams | None = None
         self._count = 0
         self._capturing: list[Any] = []
@@ -74,6 +77,7 @@ class Worker:
             "model": self._model,
             "load": self._load,
             "drop": self._drop,
+            "forget": self._forget,
             "inputs": self._inputs,
             "outputs": self._outputs,
             "run": self._run,
@@ -92,7 +96,7 @@ class Worker:
     def _load(self, head: Mapping[str, Any], _: bytes) -> Answer:
         model, owner = int(head["model"]), str(head["owner"])
         weights = self._weights_of(model, str(head["weights"]))
-        key = f"{model} {owner} {head['weights']} {head['jobs']}"
+        key = model, owner, str(head["weights"]), str(head["jobs"])
         instance = self._kept.pop(key, None)
         if instance is None:
             jobs = [(operators, self._choose(precision)) for operators, precision in head["jobs"]]
@@ -108,9 +112,13 @@ class Worker:
             return as_function
         key = model, owner
         if key not in self._recorders:
-            stream = self._capturing[len(self._recorders) % MAX_INSTANCES]
-            self._recorders[key] = Capturing(stream)
+            self._recorders[key] = Capturing(self._stream_of(owner))
         return self._recorders[key]
+
+    def _stream_of(self, owner: str) -> Any:
+        """Return where graphs of an owner are captured; what may run at the same time has other owners."""
+        place = self._owners.setdefault(owner, len(self._owners))
+        return self._capturing[place % len(self._capturing)]
 
     def _weights_of(self, model: int, owner: str) -> Weights:
         if (model, owner) not in self._weights:
@@ -141,6 +149,17 @@ class Worker:
             self._kept[self._keys.pop(head["instance"])] = instance
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
+        return {}, b""
+
+    def _forget(self, head: Mapping[str, Any], _: bytes) -> Answer:
+        """Let a model go, and whatever of it nobody has loaded."""
+        model = int(head["model"])
+        self._graphs.pop(model, None)
+        every: tuple[dict[Any, Any], ...] = self._weights, self._recorders, self._kept
+        for held in every:
+            for key in [key for key in held if key[0] == model]:
+                del held[key]
+        gc.collect()
         return {}, b""
 
     def _inputs(self, head: Mapping[str, Any], payload: bytes) -> Answer:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from evaluators.cuda.reference import References
 from evaluators.cuda.settings import EXTRA, tolerance
 from evaluators.litert import tensors
 from evaluators.litert.workload_prices import PriceTable, measure_prices
-from evaluators.litert.workload_triples import with_triples
+from evaluators.litert.workload_session import MeasuredWorkload
 from evaluators.workload.desk import Seat
-from evaluators.workload.hosted import HostedRun, Rewriter
+from evaluators.workload.hosted import HostedRun
 from evaluators.workload.outcome import Objective, Outcome, outcome
-from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.setting import Setting, setting
 from search_spaces.arrangement import RankSet, jobs_of
 from search_spaces.errors import UnavailableError
@@ -31,14 +29,14 @@ from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
-from search_spaces.pools import lanes_of, members
+from search_spaces.pools import members
 from search_spaces.workload import Workload
 
 _INPUT_SEED = 0
 _SHARED = ""  # whose weights instances have that share them
 
 
-class CudaWorkload:
+class CudaWorkload(MeasuredWorkload):
     """See :class:`~evaluators.workload.host.WorkloadSession`; one process runs all models.
 
     Instances whose client says ``own_weights`` have weights of their own on the device, as have all buffers.
@@ -51,13 +49,10 @@ class CudaWorkload:
     def __init__(
         self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective, bench: Bench
     ) -> None:
-        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
+        super().__init__(workload, joined, platform, objective)
         self._bench = bench
-        self._lanes = lanes_of(platform)
         self._references = References()
-        self.rewriter = Rewriter(workload, joined)
         self._inputs: dict[str, list[NDArray[np.generic]]] = {}
-        self._simulator: WorkloadSimulator | None = None
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
@@ -69,38 +64,14 @@ class CudaWorkload:
             "objective": self.objective,
         }
 
-    @property
-    def simulator(self) -> WorkloadSimulator:
-        """See :class:`~evaluators.workload.host.WorkloadSession`.
-
-        Raises:
-            UnavailableError: :meth:`price` was not called.
-        """
-        if self._simulator is None:
-            raise UnavailableError("the workload's jobs have no prices yet")
-        return self._simulator
-
-    def price(
-        self,
-        known: Mapping[str, Any] | None,
-        progress: Callable[[str], None],
-        grids: Grids = MappingProxyType({}),
-    ) -> Mapping[str, Any]:
-        """See :class:`~evaluators.workload.host.WorkloadSession`."""
+    def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
+        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
         each = [component.graph for component in self.joined.components]
-        table = PriceTable.from_json(known) if known is not None else None
-        if table is None:
-            graphs = list({graph.digest: graph for graph in each}.values())
-            table = measure_prices(
-                graphs,
-                self._lanes,
-                self.alone,
-                progress,
-                crowding=lambda whole_s: crowding(each, self._lanes, self.alone, whole_s, progress),
-            )
-            table = with_triples(table, graphs, grids, self.rewriter, self._lanes, self.alone, progress)
-        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, table.price(self._lanes))
-        return table.to_json()
+
+        def crowded(whole_s: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+            return crowding(each, self._lanes, self.alone, whole_s, progress)
+
+        return measure_prices(graphs, self._lanes, self.alone, progress, crowded)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> CudaRun:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`.
@@ -133,21 +104,15 @@ class CudaWorkload:
         return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest])
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models beside their workload, for what their jobs cost.
-
-        Args:
-            parts: of each seat its model, and where it is cut.
-        """
+        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`; at most as many as there are instances."""
         names = [p.name for p in self._lanes]
+        owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
             instances = []
-            for number, (seat, (graph, cuts)) in enumerate(zip(found.seats, parts, strict=True)):
+            for seat, (graph, cuts), owner in zip(found.seats, parts, owners, strict=True):
                 borders = [0, *cuts, len(graph.operators)]
                 lanes = [self.platform[found.lanes[each[0]]] for each in seat.lanes]
                 jobs = [(range(a, b), lane) for (a, b), lane in zip(pairwise(borders), lanes, strict=True)]
-                # In a workload the components' own names, so that their weights serve both.
-                before = sum(g.digest == graph.digest for g, _ in parts[:number])
-                owner = self._owner(graph, before)
                 weights = owner if self._own(graph) else _SHARED
                 taken = self._take(graph, jobs, owner, weights)
                 undo.callback(self._bench.give_back, taken)
@@ -156,9 +121,21 @@ class CudaWorkload:
             run = partial(self._bench.run, settled, "fifo", instances)
             return [outcome(run()[0], found.stages, found.lanes) for _ in range(runs)]
 
-    def _owner(self, graph: Graph, number: int) -> str:
-        mine = [c.name for c in self.joined.components if c.graph.digest == graph.digest]
-        return mine[number] if number < len(mine) else f"alone {number}"
+    def _owners(self, graphs: Sequence[Graph]) -> list[str]:
+        """Return whose place each of some models takes: an instance of the model's, so that its weights serve both.
+
+        No two of them take the same, and there are no other owners than the workload's instances: so what runs at the
+        same time is captured on streams of its own.
+        """
+        free = {c.name: c.graph.digest for c in self.joined.components}
+        if len(graphs) > len(free):
+            raise UnavailableError(f"{len(graphs)} models beside a workload of {len(free)}")
+        found: list[str | None] = []
+        for graph in graphs:
+            found.append(next((name for name, digest in free.items() if digest == graph.digest), None))
+            free.pop(found[-1] or "", None)
+        left = iter(free)
+        return [name or next(left) for name in found]
 
     def _own(self, graph: Graph) -> bool:
         return any(
@@ -180,18 +157,24 @@ class CudaWorkload:
         """
         self._bench.ready(loaded)
         outputs = self._bench.outputs(loaded)
-        return tensors.agreement(outputs, self._references.outputs(graph), max(tolerance(lanes), off))
+        return tensors.agreement(outputs, self._references.outputs(graph), tolerance(lanes) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.workload.host.Decomposer`."""
         made, _ = self.rewriter.whole(graph, ranks)
         whole = Setting((Seat(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
-        loaded = self._take(made, [(range(len(made.operators)), self._lanes[0])], "decomposed", _SHARED)
-        try:
+        (owner,) = self._owners([made])
+        with ExitStack() as undo:
+            undo.callback(self.forget, made)
+            loaded = self._take(made, [(range(len(made.operators)), self._lanes[0])], owner, _SHARED)
+            undo.callback(self._bench.give_back, loaded)
             self._bench.run(whole, "fifo", [loaded])
             return self.agreement(graph, loaded, self._lanes[:1]).max_rel_error
-        finally:
-            self._bench.give_back(loaded)
+
+    def forget(self, graph: Graph) -> None:
+        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
+        self._bench.forget(graph)
+        self._inputs.pop(graph.digest, None)
 
     def give_back(self, instances: Sequence[Loaded]) -> None:
         """Let instances go."""

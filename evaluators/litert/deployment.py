@@ -6,14 +6,15 @@ import json
 import re
 import reprlib
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evaluators.litert import tflite
 from evaluators.litert.lane_names import KERNELS, PRECISIONS
-from search_spaces.errors import ModelError, PlanError
+from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
 from search_spaces.models.digests import file_digest
@@ -152,6 +153,19 @@ def read_deployment(path: Path) -> Deployment:
     pairs = zip(files, document["files"], graph.operators, strict=True)
     models = tuple(_stage_model(file, _reads(entry, o, graph, path), o.outputs, graph) for file, entry, o in pairs)
     return Deployment(plan, graph, platform, models, content_digest)
+
+
+@contextmanager
+def started_for(path: str | Path) -> Iterator[None]:
+    """Name the plan in errors of what starts its lanes.
+
+    Raises:
+        UnavailableError: this machine lacks what the plan at ``path`` needs.
+    """
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(f"{path}: {error.what}", "search again on this machine: optimize --model …") from error
 
 
 def _reads(entry: Mapping[str, Any], operator: Operator, graph: Graph, path: Path) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -76,3 +77,18 @@ def reads_parts_of_weights(graph: Graph, operators: Sequence[int], buffers: int)
         if place is not None and graph.tensors[operator.inputs[place]].buffer >= buffers:
             return True
     return False
+
+
+def usable_packed(packed: Path | None, graph: Graph, whole: Graph, stages: Sequence[Sequence[int]]) -> Path | None:
+    """Return the packed weights that stages can use, which are compiled together.
+
+    None where they read weights that nobody has packed: parts of the model's, or what was made in their place.
+
+    Args:
+        packed: of ``whole``, the model that ``graph`` was rewritten from, or is.
+        stages: operators of each.
+    """
+    if graph is whole or whole.source is None:
+        return packed
+    buffers = len(whole.source.schema.buffers)
+    return None if any(reads_parts_of_weights(graph, operators, buffers) for operators in stages) else packed

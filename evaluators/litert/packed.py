@@ -9,6 +9,7 @@ the machine changes: the file's name therefore holds the digest of both, and its
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import logging
@@ -57,6 +58,44 @@ def existing_packed_weights(content_digest: str) -> Path | None:
     return path if intact(path) else None
 
 
+class Holder:
+    """Keeps packed weights where they are while lanes are told of them: whoever makes room leaves them alone.
+
+    That is true of other processes, too, on file systems with locks: each file is locked for as long as it is held.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+
+    def hold(self, path: Path | None) -> Path | None:
+        """Return a path that stays a file's until :meth:`let_go` or :meth:`close`; None where it is gone already."""
+        if path is None:
+            return None
+        try:
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):  # where there are no locks; whoever is removing it has it for a moment only
+            fcntl.flock(number, fcntl.LOCK_SH)
+        if not os.fstat(number).st_nlink:
+            os.close(number)
+            return None
+        self.let_go(path)  # what was there before it was damaged, and made again
+        self._files[path] = number
+        return path
+
+    def let_go(self, path: Path | None) -> None:
+        """Tell that a file is no longer needed; one that is not held is none."""
+        number = self._files.pop(path, None) if path is not None else None
+        if number is not None:
+            os.close(number)
+
+    def close(self) -> None:
+        """Let all files go."""
+        for path in list(self._files):
+            self.let_go(path)
+
+
 def _path(content_digest: str) -> Path:
     key = hashlib.sha256(f"{content_digest} {_machine()}".encode()).hexdigest()[:32]
     return cache_dir() / "packed" / f"{key}.xnnpack"
@@ -70,8 +109,20 @@ def _prune(keep: Path) -> None:
         for path in files:
             total += path.stat().st_size
             if total > _KEEP_NBYTES and path != keep:
-                for mine in keep.parent.glob(f"{path.stem}.*"):
-                    mine.unlink(missing_ok=True)
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file and what lies beside it, unless somebody holds it."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _LOGGER.debug("%s: cannot be locked (%s)", path, error)
+        for mine in path.parent.glob(f"{path.stem}.*"):
+            mine.unlink(missing_ok=True)
 
 
 def _machine() -> str:

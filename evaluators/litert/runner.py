@@ -22,13 +22,13 @@ from evaluators.base import Batch
 from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.compiling import compile_stages
-from evaluators.litert.deployment import Deployment, read_deployment
+from evaluators.litert.deployment import Deployment, read_deployment, started_for
 from evaluators.litert.inner import opened, told_apart
 from evaluators.litert.lanes import Lanes
-from evaluators.litert.packed import existing_packed_weights
+from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.shared import Arena
 from evaluators.litert.stages import compiled_together
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.models.joined import join
 from search_spaces.models.stages import StageModel
@@ -53,12 +53,9 @@ class PlanRunner:
         self._deployment = deployment = read_deployment(Path(path))
         lanes = compiled_together(deployment.plan, deployment.platform)
         graph, plan, stages = told_apart(deployment, lanes)
-        try:
+        with started_for(path):
             self._lanes = Lanes(deployment.platform, log)
-        except UnavailableError as error:
-            raise UnavailableError(
-                f"{path}: {error.what}", "search again on this machine: optimize --model …"
-            ) from error
+        self._packed = Holder()
         self._arena: Arena | None = None
         self._closed = self._streaming = False
         self._lock = threading.Lock()
@@ -84,7 +81,7 @@ class PlanRunner:
     ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[Sequence[int], Sequence[int]]]]:
         """Compile the stages of each lane together, as the search does; return what each is there, and its tensors."""
         deployment = self._deployment
-        packed = existing_packed_weights(deployment.content_digest)
+        packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
         compiled: dict[int, tuple[int, int]] = {}
         ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
         for number, (lane, indices) in enumerate(lanes, 1):
@@ -226,6 +223,7 @@ class PlanRunner:
             if self._streaming:
                 self._candidate.pipeline().stop()
             self._lanes.close()
+            self._packed.close()
             if self._arena is not None:
                 self._arena.close(None)
 

@@ -20,8 +20,8 @@ from evaluators.litert import arena, tensors, tflite
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
-from evaluators.litert.lowered import SPLIT_TOLERANCE, LoweredCandidate, reads_parts_of_weights
-from evaluators.litert.packed import packed_weights
+from evaluators.litert.lowered import SPLIT_TOLERANCE, LoweredCandidate, usable_packed
+from evaluators.litert.packed import Holder, packed_weights
 from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
@@ -93,7 +93,8 @@ class LitertEvaluator:
         crew = Crew(lanes, scratch / "runtime.log" if scratch else None)
         facts = {"evaluator": self.name, "versions": _versions(lanes), "platform": lanes.to_json()}
         try:
-            yield LitertWorkload(workload, joined, platform, objective, crew, facts)
+            with closing(LitertWorkload(workload, joined, platform, objective, crew, facts)) as session:
+                yield session
         finally:
             crew.close()
 
@@ -147,10 +148,11 @@ class LitertSession:
         self._lanes = lanes
         self._stages = StageCache(lanes, platform, memory_limit_nbytes)
         self._models: OrderedDict[tuple[str, str], _Model] = OrderedDict()
+        self._holder = Holder()
         self._numbers = 0
         self._closed = False
         self._generation = lanes.generation
-        used = {core for p in platform.processors for core in p.options["cores"]}
+        used = {core for p in platform.processors for core in p.cores}
         self._conditions = Conditions(used, lanes.processes, {"versions": _versions(platform)})
 
     def conditions(self) -> dict[str, Any]:
@@ -248,7 +250,7 @@ class LitertSession:
             self._forget_dead_lanes()  # packing ends its lane where the disk is full
             self._forget_models(arena.largest(graph))
             memory = Arena(self._number(), arena.largest(graph))
-            self._models[key] = _Model(graph, digest, packed, memory, inputs)
+            self._models[key] = _Model(graph, digest, self._holder.hold(packed), memory, inputs)
         self._models.move_to_end(key)
         return self._models[key]
 
@@ -263,6 +265,8 @@ class LitertSession:
                 for memory in model.arenas():
                     total -= memory.nbytes
                     memory.close(self._lanes)
+                if all(other.packed != model.packed for other in self._models.values()):
+                    self._holder.let_go(model.packed)
 
     def _pack(self, graph: Graph, path: Path) -> None:
         """Have the runtime write its packed weights of the whole model to ``path``."""
@@ -290,7 +294,7 @@ class LitertSession:
             ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
             for lane, indices in compiled_together(viewed.plan, self._platform):
                 group = tuple(viewed.operators[i] for i in indices)
-                packed = None if _unpacked(model, group) else model.packed
+                packed = usable_packed(model.packed, graph, owner.graph, group)
                 entry = self._stages.take(graph, model.content_digest, lane, group, packed, fresh=fresh)
                 held.append(entry)
                 for signature, (index, stage) in enumerate(zip(indices, entry.models, strict=True)):
@@ -336,12 +340,13 @@ class LitertSession:
         return self._numbers
 
     def close(self) -> None:
-        """Give shared memory back; the lanes are their owner's."""
+        """Give shared memory and packed weights back; the lanes are their owner's."""
         self._closed = True
         for model in self._models.values():
             for memory in model.arenas():
                 os.close(memory.fd)
         self._models.clear()
+        self._holder.close()
 
 
 def _as_it_is(graph: Graph, plan: Plan) -> Viewed:
@@ -351,11 +356,3 @@ def _as_it_is(graph: Graph, plan: Plan) -> Viewed:
 def _off(plan: Plan) -> float:
     """Return by how much a plan may be off since it runs another model than the one it is for, relative."""
     return _RANKED_TOLERANCE if plan.ranks else SPLIT_TOLERANCE if is_split(plan) else 0.0
-
-
-def _unpacked(model: _Model, group: Sequence[Sequence[int]]) -> bool:
-    """Return whether stages read weights that are not packed as they are wanted: parts of the whole model's."""
-    if model.whole is None or model.whole.graph.source is None:
-        return False
-    buffers = len(model.whole.graph.source.schema.buffers)
-    return any(reads_parts_of_weights(model.graph, operators, buffers) for operators in group)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,17 @@ from evaluators.base import Agreement
 from evaluators.litert import tensors
 from evaluators.litert.berth import Berth
 from evaluators.litert.crew import Crew
-from evaluators.litert.packed import packed_weights
+from evaluators.litert.lowered import usable_packed
+from evaluators.litert.packed import Holder, packed_weights
 from evaluators.litert.replay import Replay
 from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
 from evaluators.litert.workbench import Jobs, Workbench
 from evaluators.litert.workload_files import deploy_workload
 from evaluators.litert.workload_prices import PriceTable, measure_prices, one_seat
-from evaluators.litert.workload_triples import with_triples
+from evaluators.litert.workload_session import MeasuredWorkload
 from evaluators.machine import Conditions
-from evaluators.workload.hosted import HostedRun, Rewriter
+from evaluators.workload.hosted import HostedRun
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.setting import HOST, Setting, setting
 from search_spaces.arrangement import RankSet, jobs_of
 from search_spaces.errors import UnavailableError
@@ -35,7 +34,7 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Dispatch, Plan
 from search_spaces.platform import Platform
-from search_spaces.pools import lanes_of, members
+from search_spaces.pools import members
 from search_spaces.workload import Workload
 
 _INPUT_SEED = 0
@@ -47,13 +46,12 @@ class _Model:
     """What is known of one model, however many instances there are."""
 
     graph: Graph
-    digest: str
     packed: Path | None
     inputs: list[NDArray[np.generic]]
     reference: list[NDArray[np.generic]] = field(default_factory=list)
 
 
-class LitertWorkload:
+class LitertWorkload(MeasuredWorkload):
     """See :class:`~evaluators.workload.host.WorkloadSession`; the crew is the caller's.
 
     Args:
@@ -70,19 +68,21 @@ class LitertWorkload:
         crew: Crew,
         facts: Mapping[str, Any],
     ) -> None:
-        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
-        self._lanes = lanes_of(platform)
+        super().__init__(workload, joined, platform, objective)
         fitting = [p for p in self._lanes if computes_with_xnnpack(p) and p.resources]
         self._reference_lane = next(filter(packs_weights, fitting), fitting[0])
         self._crew, self._facts = crew, dict(facts)
         self.bench = Workbench(crew, platform)
         self._numbers = count(1)
-        self.rewriter = Rewriter(workload, joined)
         self._models: dict[int, _Model] = {}
+        self._packed = Holder()
         self._cut: dict[tuple[str, tuple[int, ...]], StageModel] = {}
-        self._simulator: WorkloadSimulator | None = None
-        used = {core for p in self._lanes for core in p.options["cores"]}
+        used = {core for p in self._lanes for core in p.cores}
         self._conditions = Conditions(used, crew.processes, facts)
+
+    def close(self) -> None:
+        """Tell that no lane is going to read what the session has made."""
+        self._packed.close()
 
     def conditions(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Witness`."""
@@ -92,32 +92,9 @@ class LitertWorkload:
         """See :class:`~evaluators.base.Session`."""
         return {**self._facts, "workload": self.workload.digest, "objective": self.objective}
 
-    @property
-    def simulator(self) -> WorkloadSimulator:
-        """See :class:`~evaluators.workload.host.WorkloadSession`.
-
-        Raises:
-            UnavailableError: :meth:`price` was not called.
-        """
-        if self._simulator is None:
-            raise UnavailableError("the workload's jobs have no prices yet")
-        return self._simulator
-
-    def price(
-        self,
-        known: Mapping[str, Any] | None,
-        progress: Callable[[str], None],
-        grids: Grids = MappingProxyType({}),
-    ) -> Mapping[str, Any]:
-        """See :class:`~evaluators.workload.host.WorkloadSession`."""
-        graphs = {c.graph.digest: c.graph for c in self.joined.components}
-        table = PriceTable.from_json(known) if known is not None else None
-        if table is None:
-            each = list(graphs.values())
-            table = measure_prices(each, self._lanes, self.alone, progress)
-            table = with_triples(table, each, grids, self.rewriter, self._lanes, self.alone, progress)
-        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, table.price(self._lanes))
-        return table.to_json()
+    def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
+        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
+        return measure_prices(graphs, self._lanes, self.alone, progress)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadRun:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`; every candidate has memory of its own.
@@ -151,36 +128,40 @@ class LitertWorkload:
         return any(HOST in self.platform[lane].options for lane in lanes)
 
     def _jobs(self, graph: Graph, operators: Sequence[tuple[int, ...]], owner: str, *, own: bool) -> Jobs:
-        model = self._model(graph)
+        """Return jobs of a model of the workload, or of what one was decomposed to."""
+        whole = self.rewriter.origin(graph)
+        packed = None if own else usable_packed(self._model(whole).packed, graph, whole, operators)
+        digest = self.digest(graph)
         for each in operators:
-            if (key := (model.digest, each)) not in self._cut:
+            if (key := (digest, each)) not in self._cut:
                 if len(self._cut) >= _MOST_CUT:
                     self._cut.pop(next(iter(self._cut)))
                 self._cut[key] = cut_stage(graph, each)
-        stages = tuple(self._cut[model.digest, each] for each in operators)
-        return Jobs(graph, tuple(operators), stages, model.digest, None if own else model.packed, owner)
+        stages = tuple(self._cut[digest, each] for each in operators)
+        return Jobs(graph, tuple(operators), stages, digest, packed, owner)
 
     def _model(self, graph: Graph) -> _Model:
-        if graph.source is None:
-            raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+        """Return what is known of a model of the workload."""
         if id(graph) not in self._models:
-            digest = graph.source.content_digest()
             lane = self._reference_lane
-            packs = packs_weights(lane)
-            packed = packed_weights(digest, lambda path: self.bench.pack(lane.name, graph, path)) if packs else None
-            self._models[id(graph)] = _Model(graph, digest, packed, tensors.seeded_inputs(graph, _INPUT_SEED))
+            digest, packed = self.digest(graph), None
+            if packs_weights(lane):
+                packed = packed_weights(digest, lambda path: self.bench.pack(lane.name, graph, path))
+            inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
+            self._models[id(graph)] = _Model(graph, self._packed.hold(packed), inputs)
         return self._models[id(graph)]
+
+    def forget(self, graph: Graph) -> None:
+        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
+        digest = self.digest(graph)
+        self._cut = {key: stage for key, stage in self._cut.items() if key[0] != digest}
 
     def replay(self, found: Setting, dispatch: Dispatch, berths: Sequence[Berth]) -> Replay:
         """Return what runs a setting."""
         return Replay(found, dispatch, berths, self._crew, self.bench, self.platform.limits.run_s)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models beside their workload, for what their jobs cost.
-
-        Args:
-            parts: of each seat its model, and where it is cut.
-        """
+        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
         berths = []
         try:
             for number, (seat, (graph, cuts)) in enumerate(zip(found.seats, parts, strict=True)):
@@ -189,7 +170,7 @@ class LitertWorkload:
                 lanes = list(dict.fromkeys(found.lanes[lane] for lanes in seat.lanes for lane in lanes))
                 jobs = self._jobs(graph, operators, f"alone {number}" if self._threaded(lanes) else "", own=False)
                 berths.append(Berth(jobs, lanes, self.platform, self._crew, self.bench, self._numbers))
-                berths[-1].set_inputs(self._model(graph).inputs)
+                berths[-1].set_inputs(self.inputs(graph))
             made = self.replay(found, "fifo", berths)
             outcomes = [made.run() for _ in range(runs)]
             if made.failures:
@@ -211,11 +192,15 @@ class LitertWorkload:
         if not model.reference:
             model.reference = self._outputs(graph)
         allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane)
-        return tensors.agreement(outputs, model.reference, max(allowed, off))
+        return tensors.agreement(outputs, model.reference, allowed + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.workload.host.Decomposer`."""
-        outputs = self._outputs(self.rewriter.whole(graph, ranks)[0])
+        made, _ = self.rewriter.whole(graph, ranks)
+        try:
+            outputs = self._outputs(made)
+        finally:
+            self.forget(made)
         return self.agreement(graph, outputs, [self._reference_lane.name]).max_rel_error
 
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
@@ -223,7 +208,7 @@ class LitertWorkload:
         jobs = self._jobs(graph, [tuple(range(len(graph.operators)))], "", own=False)
         berth = Berth(jobs, [self._reference_lane.name], self.platform, self._crew, self.bench, self._numbers)
         try:
-            berth.set_inputs(self._model(graph).inputs)
+            berth.set_inputs(self.inputs(graph))
             lane = [p.name for p in self._lanes].index(self._reference_lane.name)
             made = self.replay(one_seat(lane, 1, self._lanes), "fifo", [berth])
             made.run()
@@ -238,12 +223,18 @@ class LitertWorkload:
         return self._crew.process_of(self.bench.process(lane))
 
     def digest(self, graph: Graph) -> str:
-        """Return the digest of a model's file."""
-        return self._model(graph).digest
+        """Return the digest of a model's file, and of what a model was decomposed to.
+
+        Raises:
+            UnavailableError: it has no file.
+        """
+        if graph.source is None:
+            raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+        return graph.source.content_digest()
 
     def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
-        """Return what a model is measured with."""
-        return self._model(graph).inputs
+        """Return what a model is measured with, decomposed or not."""
+        return self._model(self.rewriter.origin(graph)).inputs
 
     def deploy(self, folder: Path, plan: Plan) -> Agreement | None:
         """See :class:`~evaluators.workload.host.WorkloadDeployer`."""

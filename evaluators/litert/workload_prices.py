@@ -63,12 +63,19 @@ class PriceTable:
         """Build a table from what :meth:`to_json` returned; unknown fields are ignored.
 
         Raises:
-            RunFolderError: a field is missing.
+            RunFolderError: a field is missing, is not nested as it should be, or holds what is no time.
         """
         try:
-            triples = data.get("triple_s", {})
-            return cls(data["whole_s"], data["operator_s"], data["job_s"], data["slowed"], triples)
-        except (KeyError, TypeError) as error:
+            operators = _mapping(data["operator_s"])
+            triples = _mapping(data.get("triple_s", {}))
+            return cls(
+                {model: _times(each) for model, each in _mapping(data["whole_s"]).items()},
+                {m: {k: _row(row) for k, row in _mapping(each).items()} for m, each in operators.items()},
+                _times(data["job_s"]),
+                {model: _times(each) for model, each in _mapping(data["slowed"]).items()},
+                {m: {k: _times(of) for k, of in _mapping(each).items()} for m, each in triples.items()},
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RunFolderError(f"the prices in the trial log are damaged: {error!r}") from error
 
     def price(self, lanes: Sequence[Processor]) -> Price:
@@ -263,3 +270,26 @@ def _seats(on: Sequence[int], requests: int | Sequence[int], lanes: Sequence[Pro
     excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
     stages = tuple(tuple(range(k * jobs, (k + 1) * jobs)) for k in range(len(on)))
     return Setting(seats, tuple(range(len(on))), stages, tuple(p.name for p in lanes), excluded)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r:.40} is no mapping")
+    return value
+
+
+def _times(value: Any) -> dict[str, float]:
+    return {name: _time(each) for name, each in _mapping(value).items()}
+
+
+def _row(value: Any) -> list[float]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r:.40} is no list")
+    return [_time(each) for each in value]
+
+
+def _time(value: Any) -> float:
+    """Return seconds, or a factor."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise ValueError(f"{value!r:.40} is no time")
+    return float(value)

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from evaluators.litert import tensors
 from evaluators.litert.berth import Arrays, Berth
 from evaluators.litert.crew import Crew
+from evaluators.litert.deployment import started_for
 from evaluators.litert.inner import told_apart
-from evaluators.litert.packed import existing_packed_weights
+from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.replay import Replay
 from evaluators.litert.workbench import Jobs, Workbench
 from evaluators.litert.workload_files import read_workload_plan
 from evaluators.workload.outcome import Outcome
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UsageError
 from search_spaces.platform import Platform
 
 
@@ -49,19 +50,16 @@ class WorkloadRunner:
         self.files = files = read_workload_plan(Path(path))
         self._closed = False
         self._berths: list[Berth] = []
-        try:
+        with started_for(path):
             self._crew = Crew(files.platform, log)
-        except UnavailableError as error:
-            raise UnavailableError(
-                f"{path}: {error.what}", "search again on this machine: optimize --model …"
-            ) from error
+        self._packed = Holder()
         try:
             bench, numbers = Workbench(self._crew, files.platform), count(1)
             for seat, deployment in zip(files.setting.seats, files.models, strict=True):
                 lanes = list(dict.fromkeys(files.setting.lanes[lane] for each in seat.lanes for lane in each))
                 lane = deployment.plan.stages[0].processor
                 graph, plan, stages = told_apart(deployment, [(lane, range(len(deployment.plan.stages)))])
-                packed = existing_packed_weights(deployment.content_digest)
+                packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
                 digest = f"{deployment.content_digest} {deployment.graph.digest}"
                 jobs = Jobs(graph, tuple(s.operators for s in plan.stages), stages, digest, packed)
                 self._berths.append(Berth(jobs, lanes, files.platform, self._crew, bench, numbers))
@@ -135,6 +133,7 @@ class WorkloadRunner:
         for berth in self._berths:
             berth.close()
         self._crew.close()
+        self._packed.close()
 
     def __enter__(self) -> Self:
         return self

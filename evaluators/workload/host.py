@@ -53,7 +53,7 @@ class WorkloadSession(Protocol):
         """Learn what jobs cost, and return it as plain values.
 
         Args:
-            known: what an earlier session returned, to be used instead of measuring again.
+            known: what an earlier session returned, to be used instead of measuring again; what it lacks is measured.
             grids: triples that plans may have, and whose costs are to be learnt, too.
         """
         ...

@@ -108,6 +108,14 @@ class Rewriter:
         made = self._ranking(graph).model(Plan(graph.digest, (), ranks=ranks))
         return made.graph, made.origins
 
+    def origin(self, graph: Graph) -> Graph:
+        """Return the model that a graph was made of by decomposing it lately, or the graph where it was not."""
+        for component in self._joined.components:
+            ranking = self._rankings.get(id(component.graph))
+            if ranking is not None and ranking.has_made(graph):
+                return component.graph
+        return graph
+
     def may_be_off(self, component: int, plan: Plan) -> float:
         """Return how far outputs of an instance may be from its model's since the plan has decomposed that."""
         ranks = ranks_by_component(plan, self._joined)

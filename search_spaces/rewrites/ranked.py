@@ -74,6 +74,10 @@ class Ranking:
         """
         return _kept(self._models, plan, lambda: decompose(self._graph, ranks_of(plan), self._triples))
 
+    def has_made(self, graph: Graph) -> bool:
+        """Return whether a graph is one of the decomposed models that are still known."""
+        return any(made.graph is graph for made in self._models.values())
+
     def outline(self, plan: Plan) -> Graph:
         """Return the decomposed model without weights, for what prices operators.
 
