@@ -22,8 +22,8 @@ from evaluators.registry import make_evaluator
 from evaluators.workload.host import Host
 from optimizer.cli import main
 from optimizer.config import parse_config
+from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import grids_of
-from optimizer.workload_study import read_problem
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from evaluators.workload.host import Decomposer
 from optimizer.cli import main
 from optimizer.config import parse_config
 from optimizer.storage import read_log
-from optimizer.workload_limits import memory_nbytes
+from optimizer.workload_memory import Memory
+from optimizer.workload_problem import Problem, read_problem
 from optimizer.workload_ranks import PLAIN, grids_of
-from optimizer.workload_study import Problem, read_problem
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import arrangement, component_plan, jobs_of, ranks_by_component
 from search_spaces.errors import PlanError, RunFolderError
@@ -33,7 +34,7 @@ from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.models.litert import read_model
 from search_spaces.plan import LayerRanks
 from search_spaces.workload_space import WorkloadSpace
-from tests.commands import answered
+from tests.commands import printed, studied, tried
 from tests.test_workload import space_of
 
 VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64+spectrum"
@@ -43,15 +44,7 @@ ALLOWED = ["--tucker", "--max-error", "0.2"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-
-def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert main([*words, *ON]) == code
-    out, err = capsys.readouterr()
-    return out if code == 0 else err
-
-
-def study(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    return answered(capsys, [*words, *ON])
+run, study = partial(printed, ON), partial(studied, ON)
 
 
 def ranked(space: WorkloadSpace, sets: list[list[tuple[LayerRanks, ...]]]) -> WorkloadSpace:
@@ -156,7 +149,8 @@ def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Pr
     made = space.plan(replace(arrangement(plain, space.joined), ranks=space.ranks.chosen(strongest)))
     assert made.ranks
     assert simulator.run(made).makespan_s != simulator.run(plain).makespan_s
-    assert memory_nbytes(simulator, ranks_by_component(made, space.joined)) < memory_nbytes(simulator)
+    memory = Memory(problem.workload, problem.joined)
+    assert memory.of_plan(made) < memory.of_plan(plain) == memory.nbytes()
     errors = simulator.errors(made), simulator.errors(plain)
     assert errors[0].shape == errors[1].shape
     assert math.isfinite(float((errors[0] ** 2).sum()))
@@ -209,9 +203,6 @@ def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(
     study(capsys, *words, "--budget", "9", "--out", "parts")
     study(capsys, *words, "--budget", "9", "--out", "whole")
 
-    def tried(name: str) -> list[str]:
-        return [r.data["digest"] for r in read_log(Path(name) / "trials.jsonl").records if r.kind == "trial"]
-
     assert tried("parts") == tried("whole")
     told = run(capsys, "--model", MODELS, "--tucker", "--max-error", "0.1", "--budget", "9", "--out", "parts", code=2)
     assert "holds another study" in told
@@ -238,9 +229,8 @@ def test_a_file_says_which_models_may_be_decomposed(capsys: pytest.CaptureFixtur
 def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureFixture[str]) -> None:
     models = f"models:\n  - {{model: '{VGG}', count: 2, own_weights: true}}\n  - {{model: '{SQUEEZENET}'}}\n"
     Path("w.yaml").write_text(models)
-    problem, evaluator = problem_of(model="w.yaml")
-    with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
-        whole_mb = memory_nbytes(session.simulator) / 1e6
+    problem, _ = problem_of(model="w.yaml")
+    whole_mb = Memory(problem.workload, problem.joined).nbytes() / 1e6
     Path("w.yaml").write_text(f"memory_limit_mb: {0.95 * whole_mb}\n{models}")
     words = ("--workload", "w.yaml", "--budget", "12")
     assert "memory of the workload" in run(capsys, *words, code=3)
