@@ -282,9 +282,7 @@ def finals(
     return tuple(Samples(tuple(v), under) for v in values_s)
 
 
-def _round(
-    load_baseline: Load, load_candidate: Load, policy: ComparisonPolicy, rng: np.random.Generator
-) -> _Round:
+def _round(load_baseline: Load, load_candidate: Load, policy: ComparisonPolicy, rng: np.random.Generator) -> _Round:
     """Build and settle both, and run interleaved pairs, each turn in random order.
 
     A pair is one run of each, or of short runs a few in turns (``policy.pair_s``).

@@ -88,9 +88,9 @@ def test_chance_decides_who_is_built_first() -> None:
         return again
 
     rng = np.random.default_rng(3)
-    each = [named(name, loader(0.02, ROUGH, rng)) for name in "ab"]
+    one, other = (named(name, loader(0.02, ROUGH, rng)) for name in "ab")
     rounds = ComparisonPolicy(precision=1e-6, max_s=1e9, min_rounds=60, max_rounds=60)
-    compare(*each, rounds, rng)
+    compare(one, other, rounds, rng)
     firsts = built[::2]
     assert set(map("".join, itertools.pairwise(firsts))) == {"aa", "ab", "ba", "bb"}
     assert 15 <= firsts.count("a") <= 45
