@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -247,11 +248,11 @@ def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Mem
     Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
     """
     problem, tell = study.problem, study.watcher.message
-    known = next((r.data for r in run.contents.records if r.kind == _PRICES), None)
+    known = next((r.data for r in reversed(run.contents.records) if r.kind == _PRICES), None)
     new = bool(problem.choices) and problem.variants is None
     grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
     priced = session.price(known, tell, grids) if grids else session.price(known, tell)
-    if known is None:
+    if json.loads(json.dumps(priced)) != known:  # new, or completed
         run.log.append(_PRICES, priced)
     simulator = session.simulator
     if not new:

@@ -134,3 +134,20 @@ def test_a_plan_that_prices_say_nothing_of_corrects_none() -> None:
     proposed = proposer.propose()
     assert proposed is not None
     assert proposed not in plans
+
+
+def test_prices_that_were_completed_are_written_down(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study(capsys, "--budget", "2", "--out", "run")
+    price, seen = PredictedSession.price, list[Any]()
+
+    def completed(self: PredictedSession, known: Any, progress: Any, grids: Grids = MappingProxyType({})) -> Any:
+        seen.append(known)
+        return {**price(self, known, progress, grids), "triples": "all"}
+
+    monkeypatch.setattr(PredictedSession, "price", completed)
+    study(capsys, "--budget", "3", "--out", "run")
+    study(capsys, "--budget", "4", "--out", "run")
+    assert [each.get("triples") for each in seen] == [None, "all"]
+    assert kinds("run").count("prices") == 2
