@@ -77,7 +77,8 @@ def test_many_models_do_not_pile_up(session: LitertSession, graphs: list[Graph])
         files.append(len(list(Path("/proc/self/fd").iterdir())))
         assert shared_nbytes(session) <= limit_nbytes + (len(graphs) << 12)
     assert len(session._models) < len(graphs)
-    assert files[-1] <= files[0] + 2 * len(session._models)  # our file of the memory, and that of its mapping
+    # Our file of the memory, that of its mapping, and the one by which packed weights are held where they are.
+    assert files[-1] <= files[0] + 3 * len(session._models)
 
 
 def test_a_model_that_is_held_stays_and_one_that_went_comes_back(session: LitertSession, graphs: list[Graph]) -> None:
