@@ -4,7 +4,7 @@
 
 A study compares its best plan with its best baseline only. Here it is compared with the model whole on one core, on two
 threads, with CoDL's greedy chains, with operators split one by one or all of them, and with branches side by side,
-where it has them.
+where it has them. And chains of operators with operators split one by one, each as the model has them best.
 """
 
 from __future__ import annotations
@@ -53,25 +53,30 @@ def parts_of(graph: Graph, platform: Platform, plan: Plan) -> list[str]:
     ]
 
 
-def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row, seconds: float) -> Row:
-    """Compare a study's best plan with its baselines."""
-    best = Plan.from_json(result["best"]["plan"])
-    rows: Row = {}
-    for name, baseline in result["baselines"].items():
-        plan = Plan.from_json(baseline["plan"])
-        if plan == best or not (name in OVER or name.startswith("whole on ")):
-            continue
+def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row, policy: ComparisonPolicy) -> Row:
+    """Compare a study's best plan with its baselines, and chains with operators split one by one."""
+
+    def compared(name: str, plan: Plan, candidate: Plan) -> Row:
         found = compare(
-            lambda plan=plan: session.load(graph, plan, fresh=True),  # type: ignore[misc]
-            lambda: session.load(graph, best, fresh=True),
-            ComparisonPolicy(precision=0.005, max_s=seconds, min_rounds=3, max_rounds=12),
+            lambda: session.load(graph, plan, fresh=True),
+            lambda: session.load(graph, candidate, fresh=True),
+            policy,
             np.random.default_rng(0),
         )
-        rows[name] = shown(found)
         tell(f"  {name}: {found.speedup:.3f} {found.ci95}")
+        return shown(found)
+
+    best = Plan.from_json(result["best"]["plan"])
+    plans = {name: Plan.from_json(baseline["plan"]) for name, baseline in result["baselines"].items()}
+    over = {n: p for n, p in plans.items() if p != best and (n in OVER or n.startswith("whole on "))}
+    rows = {name: compared(name, plan, best) for name, plan in over.items()}
+    chained = plans.get(CHAINS, plans.get(GREEDY))
+    apart = plans.get(SINGLE)
+    chains = compared("chains over operators", apart, chained) if apart and chained and apart != chained else None
     return {
         "best": parts_of(graph, platform, best),
         "best_times_as_fast_as": rows,
+        "chains_times_as_fast_as_operators_one_by_one": chains,
         "study_ms": {name: row["latency_ms"] and row["latency_ms"]["median"] for name, row in studied(result).items()},
     }
 
@@ -87,10 +92,13 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3, help="of each comparison, at least")
     given = parser.parse_args()
+    policy = ComparisonPolicy(precision=0.005, max_s=given.seconds, min_rounds=given.rounds, max_rounds=12)
     document: Row = {
         "schema_version": 1,
-        "command": f"python -m tests.benchmarks.coexecution_pairs {given.runs.name} {given.out.name}",
+        "command": f"python -m tests.benchmarks.coexecution_pairs {given.runs.name} {given.out.name}"
+        f" --seconds {given.seconds:g} --rounds {given.rounds}",
         "provenance": provenance(),
         "studies": {},
     }
@@ -102,7 +110,7 @@ def main() -> None:
         platform = Platform("studied", tuple(evaluator.processor(name) for name in names))
         with evaluator.prepare(platform) as session:
             graph = load(result["model"]["name"])
-            document["studies"][path.parent.name] = paired(session, graph, platform, result, given.seconds)
+            document["studies"][path.parent.name] = paired(session, graph, platform, result, policy)
         given.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
