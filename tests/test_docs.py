@@ -85,7 +85,7 @@ NOT_RUN = {
             "cost_model_cpu evaluate DATA OUT.json",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "seed_001_workloads run FOLDER 4 8 mix burst",
-            "coexecution_pairs runs/seed_002_coexecution OUT.json",
+            "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "seed_003_branches OUT.json",
             "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )
