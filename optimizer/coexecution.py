@@ -80,7 +80,7 @@ def _shared_by(space: CoexecutionSpace, on: tuple[str, str], whole_s: tuple[floa
     Args:
         whole_s: what the whole model takes on each of the two.
     """
-    first = round(GRID * whole_s[1] / sum(whole_s))
+    first = round(GRID * whole_s[1] / max(sum(whole_s), 1e-12))
     found = []
     for operator in range(len(space.graph.operators)):
         axes: tuple[Axis, ...] = ("height", "channels")
