@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,10 +61,15 @@ class Concern:
     Attributes:
         reason: one line for a person.
         operators: their indices among the features asked for.
+        kernel: theirs.
+        beyond: how many times outside the range of the fit the farthest lies; infinity for a kernel that the fit has
+            not seen.
     """
 
     reason: str
     operators: tuple[int, ...]
+    kernel: str
+    beyond: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +224,8 @@ class CostProfile:
                     Concern(
                         f"profile {self.name!r} has seen no {key} on {processor}; {len(where)} predictions are guesses",
                         tuple(int(i) for i in where),
+                        key,
+                        math.inf,
                     )
                 )
                 continue
@@ -229,6 +237,8 @@ class CostProfile:
                         f"{far.size} {key} operators lie up to {beyond.max():.1f} times outside the range in which "
                         f"{processor} of profile {self.name!r} was fitted",
                         tuple(int(i) for i in far),
+                        key,
+                        float(beyond.max()),
                     )
                 )
         return tuple(found)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,10 +14,12 @@ import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Agreement, Batch
 from evaluators.cost_model.chains import part_costs
+from evaluators.cost_model.doubts import Told, doubts
+from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.files import find_profile, profile_digest
 from evaluators.cost_model.lowered import run_split
 from evaluators.cost_model.plans import Errors, PlanSimulator
-from evaluators.cost_model.profile import CostProfile, OutsideFitWarning
+from evaluators.cost_model.profile import CostProfile
 from evaluators.cost_model.ranked import RankedSimulator
 from evaluators.cost_model.transfers import prices, profile_key
 from evaluators.tabulated import PartCosts
@@ -38,7 +38,6 @@ from search_spaces.rewrites.lowering import Lowering, is_split
 from search_spaces.workload import Workload
 
 _LOGGER = logging.getLogger("partition_optimizer")
-_COUNTS = re.compile(r"^\d+ | up to [\d.]+ times|\b\d+ (?=predictions)")  # what differs from one rewriting to the next
 _HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
 
 
@@ -140,7 +139,7 @@ class CostModelSession:
         self._simulators: dict[str, PlanSimulator] = {}
         self._lowerings: dict[str, Lowering] = {}
         self._ranked: dict[str, RankedSimulator] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._told: dict[str, Told] = {}
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
@@ -154,7 +153,7 @@ class CostModelSession:
         }
 
     def simulator(self, graph: Graph) -> PlanSimulator:
-        """Return the simulator of a graph's plans; what the profile cannot vouch for is told once, as warnings.
+        """Return the simulator of a graph's plans; what the profile cannot vouch for is told once, in a warning.
 
         Raises:
             ProfileError: the profile has nothing that resembles some operator.
@@ -170,14 +169,13 @@ class CostModelSession:
         return self._ranked[graph.digest]
 
     def _simulator(self, graph: Graph) -> PlanSimulator:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", OutsideFitWarning)
-            table = prices(self._profile, graph, self._platform)
-        for text in dict.fromkeys(str(w.message) for w in caught if w.category is OutsideFitWarning):
-            what = graph.name, _COUNTS.sub("", text)
-            if what not in self._told:  # of a model that is decomposed in many ways once, too
-                self._told.add(what)
-                _LOGGER.warning("%s: %s", graph.name, text)
+        table = prices(self._profile, graph, self._platform, warn=False)
+        features = operator_features(graph)
+        keys = {lane.name: profile_key(self._profile, lane) for lane in self._platform.processors}
+        concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
+        doubtful = doubts(self._profile.name, concerns, self._told.setdefault(graph.name, set()))
+        if doubtful is not None:  # of a model that is decomposed in many ways once, too
+            _LOGGER.warning("%s: %s", graph.name, doubtful)
         return PlanSimulator(graph, self._platform, table)
 
     def refused(self, graph: Graph, processor: str) -> list[int]:

@@ -1,0 +1,51 @@
+"""What a profile cannot vouch for in a model, told in one line for all lanes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from evaluators.cost_model.profile import Concern
+
+Told = set[tuple[str, bool]]
+"""What a person was told: kernels, and whether they were unseen (else far outside the range of the fit)."""
+
+
+def doubts(name: str, concerns: Mapping[str, Iterable[Concern]], told: Told) -> str | None:
+    """Return a line about operators that a profile was not fitted to, or None where there is nothing new to tell.
+
+    Args:
+        name: of the profile.
+        concerns: lane → what is doubtful there.
+        told: what was told before of the same model; what this line tells is added.
+    """
+    lanes: dict[tuple[str, bool], list[str]] = {}
+    worst: dict[tuple[str, bool], Concern] = {}
+    operators: set[int] = set()
+    for lane, found in concerns.items():
+        for concern in found:
+            what = concern.kernel, math.isinf(concern.beyond)
+            operators.update(concern.operators)
+            lanes.setdefault(what, []).append(lane)
+            if what not in worst or concern.beyond > worst[what].beyond:
+                worst[what] = concern
+    if lanes.keys() <= told:
+        return None
+    told.update(lanes)
+    far = [
+        f"{kernel} (up to {worst[kernel, unseen].beyond:.2g} times{_where(lanes[kernel, unseen], concerns)})"
+        for kernel, unseen in sorted(lanes, key=lambda what: -worst[what].beyond)
+        if not unseen
+    ]
+    never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in lanes.items() if unseen]
+    parts = [f"outside the range of its fit: {', '.join(far)}"] if far else []
+    parts += [f"not seen at all: {', '.join(never)}"] if never else []
+    times = "time of 1 operator" if len(operators) == 1 else f"times of {len(operators)} operators"
+    return f"profile {name!r} only guesses the {times}; {'; '.join(parts)}"
+
+
+def _where(lanes: list[str], every: Mapping[str, object]) -> str:
+    """Return on which lanes, in words, or nothing where it is on all."""
+    if len(lanes) == len(every):
+        return ""
+    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} lanes"

@@ -1,0 +1,35 @@
+"""What a profile cannot vouch for is told in one line, once."""
+
+from __future__ import annotations
+
+import math
+
+from evaluators.cost_model.doubts import Told, doubts
+from evaluators.cost_model.profile import Concern
+
+
+def far(kernel: str, beyond: float, *operators: int) -> Concern:
+    return Concern("", operators, kernel, beyond)
+
+
+def test_all_lanes_share_a_line() -> None:
+    told: Told = set()
+    concerns = {
+        "gpu": [far("mean", 8.0, 3), far("winograd", math.inf, 5)],
+        "1large": [far("mean", 2.0, 3), far("conv", 26.24, 0, 1)],
+        "1med": [far("mean", 2.0, 3), far("conv", 26.24, 0, 1)],
+    }
+    assert doubts("phone", concerns, told) == (
+        "profile 'phone' only guesses the times of 4 operators; outside the range of its fit: conv (up to 26 times on "
+        "1large, 1med), mean (up to 8 times); not seen at all: winograd on gpu"
+    )
+    assert doubts("phone", concerns, told) is None
+    assert doubts("phone", {"gpu": [far("mean", 9.0, 7)], "1large": []}, told) is None
+
+
+def test_one_operator_and_many_lanes() -> None:
+    lanes = {f"lane{i}": [far("softmax", math.inf, 7)] if i else [] for i in range(5)}
+    assert doubts("phone", lanes, set()) == (
+        "profile 'phone' only guesses the time of 1 operator; not seen at all: softmax on 4 of 5 lanes"
+    )
+    assert doubts("phone", {"cpu": []}, set()) is None
