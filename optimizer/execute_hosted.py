@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, chdir, closing, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +44,12 @@ def execute_hosted(run: Path, *, as_json: bool) -> Executed:
         PlanError: the plan is damaged.
         UnavailableError: this machine cannot run it.
     """
+    run = run.resolve()
+    with _where(run / "best" / _WORKLOAD):
+        return _execute(run, as_json=as_json)
+
+
+def _execute(run: Path, *, as_json: bool) -> Executed:
     config = parse_config({name: value for name, value in _settings(run).items() if name in StudyConfig.model_fields})
     plan = _plan(run / "best" / "plan.json")
     evaluator = make_evaluator(config.evaluator)
@@ -86,6 +92,15 @@ def _settings(run: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise RunFolderError(f"{run / CONFIG}: holds no settings", "search again")
     return found
+
+
+def _where(path: Path) -> AbstractContextManager[None]:
+    """Go to where the study ran, as the paths of its settings may be relative to that; stay where it is gone."""
+    try:
+        folder = Path(json.loads(path.read_bytes())["folder"])
+        return chdir(folder) if folder.is_dir() else nullcontext()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return nullcontext()
 
 
 def _workload(path: Path) -> Workload:

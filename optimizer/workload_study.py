@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 from evaluators.base import Agreement
@@ -289,7 +290,9 @@ def _finished(study: _Study, run: RunFolder, session: WorkloadSession, verdict: 
             study.watcher.message(f"every model's own latency: {name}")
             study.outcomes[name] = _told(study, session, plan)
     folder = run.path / "best"
-    write_json(folder / "workload.json", {"schema_version": 1, **study.problem.workload.to_json()})
+    # Paths of models and platforms may be relative to where the study ran.
+    document = {"schema_version": 1, **study.problem.workload.to_json(), "folder": str(Path.cwd())}
+    write_json(folder / "workload.json", document)
     deployed = None
     if isinstance(session, WorkloadDeployer):
         study.watcher.message("writing the stage files")

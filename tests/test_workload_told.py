@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from optimizer.cli import main
 from optimizer.config import parse_config
 from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import PLAIN, grids_of
+from search_spaces.models import load
 from tests.commands import printed, studied
 
 VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64"
@@ -45,6 +47,19 @@ def test_a_plan_is_run_again_as_it_was_asked_in_its_study(
     outcome = found["workload"]["outcomes"]["best"]
     assert again["mean_ms"] == pytest.approx(outcome["mean_ms"])
     assert again["makespan_ms"] == pytest.approx(outcome["makespan_ms"])
+
+
+def test_a_model_that_lies_where_the_study_ran_is_found_from_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = load(SQUEEZENET).source
+    assert source is not None
+    shutil.copy(source.path, "mine.tflite")
+    study(capsys, "--model", "mine.tflite×2", "--budget", "3", "--out", "run")
+    Path("other").mkdir()
+    monkeypatch.chdir("other")
+    assert json.loads(printed([], capsys, "execute", "../run", "--json"))["outputs"] is None
+    assert Path.cwd().name == "other"
 
 
 def test_a_study_whose_workload_was_changed_is_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
