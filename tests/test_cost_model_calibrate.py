@@ -78,6 +78,19 @@ def test_kernels_that_one_implementation_runs_are_learnt_together() -> None:
     assert kernels["fully_connected/vector"] != kernels["pointwise"]
 
 
+def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
+    models = timed_networks(6)
+    few = [m for m in models if all(f.kernel != "matmul" for f in m.features)]
+    product = OperatorFeatures("matmul", "BATCH_MATMUL", 150_000, 20_000, 0, 4_000, output=(4, 31, 31))
+    small = [replace(product, macs=150_000 + n % 3) for n in range(12)]
+    seen = TimedModel("small", "small", tuple(small), np.full(12, 7e-6), 12 * 7e-6)
+    kernels = fit_processor([*few, seen], tune=False).kernels
+    assert "matmul" not in kernels
+    many = [replace(product, macs=100_000 * n) for n in range(1, 13)]
+    known = TimedModel("large", "large", tuple(many), np.array([true_s(f) for f in many]), 1e-3)
+    assert "matmul" in fit_processor([*few, known], tune=False).kernels
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e-2))
 def test_a_duty_is_a_share(seed: int, second_s: float) -> None:
     features = operator_features(network("net", seed % 8).graph())

@@ -18,6 +18,7 @@ from evaluators.cost_model.phones import features_of_row
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.models.zoo import draft
+from search_spaces.models.zoo.builder import Builder
 from tests.strategies import graphs, vgg16_graph
 
 SIDES = st.integers(1, 64)
@@ -64,6 +65,22 @@ def test_each_kernel_of_a_model_is_known(model: str) -> None:
     assert "other" not in {f.kernel for f in features if not f.free}
     assert all(f.macs > 0 for f in features if f.kernel in {"conv", "winograd", "pointwise", "depthwise", "grouped"})
     assert {f.kernel for f in features if f.groups > 1} <= {"grouped", "depthwise"}
+
+
+def test_operands_are_repeated_along_pixels_or_channels() -> None:
+    net = Builder("repeats")
+    x = net.input((1, 8, 8, 16))
+    net.binary("MUL", x, net.input((1, 8, 8, 1), "gate"), "by pixel")
+    net.binary("MUL", x, net.input((1, 1, 1, 16), "scale"), "by channel")
+    net.binary("ADD", x, net.input((1, 1, 1, 1), "one"), "by one")
+    features = operator_features(net.finish(net.add(x, x, "alike")).graph())
+    assert [f.repeats for f in features] == ["channels", "pixels", "", ""]
+    assert [f.fine for f in features] == [
+        "elementwise/MUL+channels",
+        "elementwise/MUL+pixels",
+        "elementwise/ADD",
+        "elementwise/ADD",
+    ]
 
 
 def test_int8_has_kernels_of_its_own() -> None:

@@ -38,10 +38,12 @@ _MATRIX = (
 _TERMS: Mapping[str, tuple[str, ...]] = {
     **{kernel: (*terms, *_BEYOND) for kernel, terms in OPERATOR_TERMS.items()},
     **dict.fromkeys(("conv", "pointwise", "transpose_conv"), _MATRIX),
+    "concat": ("inputs", "rows", "read", *_BEYOND),
+    "elementwise": (*OPERATOR_TERMS["elementwise"], "rows", *_BEYOND),
     "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written"),
 }
 _TILED = frozenset({"conv", "pointwise"})
-_LEAST_FINE, _LEAST = 6, 3
+_LEAST_FINE, _LEAST, _LEAST_SHAPES = 6, 3, 6
 _MOST_POINTS = 1000
 _RANGES = ("macs", "read", "weight", "written")
 
@@ -52,6 +54,10 @@ _ONE_KERNEL: Mapping[str, str] = {
     "pointwise/strided": "conv",
     "fully_connected/rows": "pointwise",
 }
+
+# Of few shapes prices cannot be told apart: a few microseconds may be the launch as well as the work. Kernels that do
+# the same work, and were seen in many shapes, then tell more about large ones.
+_SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,18 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
         one = _implementation(feature)
         for key in {one} if one else {feature.key, feature.fine}:
             found.setdefault(key, []).append(index)
-    return {key: where for key, where in found.items() if len(where) >= (_LEAST_FINE if "/" in key else _LEAST)}
+    shapes = {key: len({_shape(features[i]) for i in where}) for key, where in found.items()}
+    kept = {key for key, where in found.items() if len(where) >= (_LEAST_FINE if "/" in key else _LEAST)}
+    for key in sorted(kept):
+        kernel, colon, dtype = key.partition(":")
+        others = [f"{one}{colon}{dtype}" for one in _SAME_WORK.get(kernel, ())]
+        if shapes[key] < _LEAST_SHAPES and ("/" in key or not kept.isdisjoint(others)):
+            kept.remove(key)
+    return {key: where for key, where in found.items() if key in kept}
+
+
+def _shape(feature: OperatorFeatures) -> tuple[int, ...]:
+    return feature.macs, feature.read_bytes, feature.weight_bytes, feature.written_bytes
 
 
 def _implementation(feature: OperatorFeatures) -> str | None:

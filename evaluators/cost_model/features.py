@@ -54,6 +54,8 @@ class OperatorFeatures:
         groups: of a grouped convolution, else 1.
         inputs: how many activations it reads.
         activation: fused into it (``RELU``), or "".
+        repeats: along what the smaller operand of an elementwise operator is repeated: "channels" where it has one
+            value for each pixel, "pixels" where it has a row of channels, "" where there is none or a single value.
         dtype: of the activations.
         free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
         interval_s: seconds from one inference to the next: what others leave of its weights in the last cache by then
@@ -75,6 +77,7 @@ class OperatorFeatures:
     groups: int = 1
     inputs: int = 1
     activation: str = ""
+    repeats: str = ""
     dtype: str = "float32"
     free: bool = False
     resident_bytes: int = 0
@@ -90,9 +93,9 @@ class OperatorFeatures:
     def fine(self) -> str:
         """Which finer model predicts it where there is one.
 
-        Kernels that map elements differ from kind to kind, depthwise ones are written for one size of filter each, a
-        pointwise convolution that skips pixels is no plain product of matrices, and a product with one vector waits for
-        its weights.
+        Kernels that map elements differ from kind to kind and by how an operand is repeated, depthwise ones are written
+        for one size of filter each, a pointwise convolution that skips pixels is no plain product of matrices, and a
+        product with one vector waits for its weights.
         """
         if self.kernel == "depthwise":
             return f"{self.key}/{self.filter[0] * self.filter[1]}"
@@ -102,7 +105,8 @@ class OperatorFeatures:
             return f"{self.key}/vector" if self.output[0] * self.output[1] == 1 else f"{self.key}/rows"
         if self.kernel not in _FINE:
             return self.key
-        return f"{self.key}/{self.kind}" + ("+clamp" if self.activation and self.kernel == "elementwise" else "")
+        clamped = "+clamp" if self.activation and self.kernel == "elementwise" else ""
+        return f"{self.key}/{self.kind}{clamped}" + (f"+{self.repeats}" if self.repeats else "")
 
     @property
     def moved_bytes(self) -> int:
@@ -174,8 +178,9 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
         filters = (max(1, int(options["filter_height"])), max(1, int(options["filter_width"])))
     stride = (max(1, int(options.get("stride_h", 1))), max(1, int(options.get("stride_w", 1))))
     activation = str(options.get("fused_activation", ""))
+    kernel = _kernel(operator, filters, stride, groups, (source, target))
     return OperatorFeatures(
-        kernel=_kernel(operator, filters, stride, groups, (source, target)),
+        kernel=kernel,
         kind=operator.kind,
         macs=0,
         read_bytes=0,
@@ -188,9 +193,20 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
         groups=groups,
         inputs=max(1, len(reads)),
         activation="" if activation == "NONE" else activation,
+        repeats=_repeats(operator, graph) if kernel == "elementwise" else "",
         dtype=(writes or reads)[0].dtype if writes or reads else "float32",
         free=operator.kind in _FREE,
     )
+
+
+def _repeats(operator: Operator, graph: Graph) -> str:
+    """Return along what the smallest operand is repeated; see :class:`OperatorFeatures`."""
+    operands = [graph.tensors[i].shape for i in operator.inputs if i != -1]
+    target = graph.tensors[operator.outputs[0]].shape
+    least = min(operands, key=prod, default=())
+    if not least or prod(least) <= 1 or prod(least) >= prod(target):
+        return ""
+    return "channels" if least[-1] == 1 < target[-1] else "pixels"
 
 
 def _kernel(

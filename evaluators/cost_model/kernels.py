@@ -104,6 +104,7 @@ _PLAIN: Mapping[str, Callable[[Columns], Array]] = MappingProxyType(
         "far": lambda c: c.read - c.resident,
         "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements that are multiplied, one filter
         "inputs": lambda c: c.inputs,
+        "rows": lambda c: c.pixels * c.inputs,  # of channels, each copied or mapped by a loop of its own
         "ragged": lambda c: np.where(c.channels % _VECTOR > 0, c.pixels * c.channels, 0.0),  # rows end within one
     }
 )

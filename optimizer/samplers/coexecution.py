@@ -23,6 +23,7 @@ from search_spaces.rewrites.splits import Axis
 
 _BEST = 3
 _AXES: tuple[Axis, ...] = ("height", "channels")
+_NEAR = 1.3  # what the other axis may cost by the model, to be tried
 _LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else went wrong
 
 Key = tuple[int, int, str, str]
@@ -48,6 +49,7 @@ class CoexecutionProposer:
         self._measured: list[tuple[float, tuple[Part, ...]]] = []
         self._factors: dict[Key, dict[float, list[float]]] = {}
         self._copies: list[float] = []
+        self._looked = False
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
@@ -89,7 +91,11 @@ class CoexecutionProposer:
 
     def propose(self) -> Plan | None:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
-        best = self._space.plan(self._model.best().parts)
+        parts = self._model.best().parts
+        across = self._across(parts)
+        if across is not None:
+            return across
+        best = self._space.plan(parts)
         if best.digest not in self._tried and self._problem.fits(best):
             return best
         leaders = [parts for _, parts in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
@@ -101,6 +107,22 @@ class CoexecutionProposer:
                 if self._problem.fits(plans[digest]):
                     return plans[digest]
         return None
+
+    def _across(self, parts: tuple[Part, ...]) -> Plan | None:
+        """Return parts with what is split along the other axis, once, after something that is split was measured."""
+        if self._looked or not any(how in _AXES for _, _, how, _ in self._factors):
+            return None
+        self._looked = True
+        plan = self._space.plan([self._turned(part) or part for part in parts])
+        return plan if plan.digest not in self._tried and self._problem.fits(plan) else None
+
+    def _turned(self, part: Part) -> Part | None:
+        """Return a part that is split along the other axis, at the same share, where that may be as good."""
+        if part.axis is None or part.axis == "branches":
+            return None
+        axis = _AXES[part.axis == _AXES[0]]
+        found = self._at(self._space.step(part), part.first, part.last, part.on, axis)
+        return found if found is not None and self._plain.part_s(found) <= _NEAR * self._plain.part_s(part) else None
 
     def _beside(self, parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
         """Yield what is one step away from a sequence of parts."""
@@ -137,9 +159,11 @@ class CoexecutionProposer:
             return Part(first, last, part.on)
         if part.axis == "branches":
             return None
-        step = self._space.step(part)
-        cuts = self._space.cuts(first, last, part.axis)
+        return self._at(self._space.step(part), first, last, part.on, part.axis)
+
+    def _at(self, step: int | None, first: int, last: int, on: tuple[str, ...], axis: Axis) -> Part | None:
+        """Return operators shared along an axis as near to a step as can be, or None where they cannot be."""
+        cuts = self._space.cuts(first, last, axis)
         if step is None or not cuts:
             return None
-        nearest = min(cuts, key=lambda s: abs(s - step))
-        return Part(first, last, part.on, part.axis, cuts[nearest])
+        return Part(first, last, on, axis, cuts[min(cuts, key=lambda s: abs(s - step))])
