@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -45,15 +45,16 @@ def execute_hosted(run: Path, *, as_json: bool) -> Executed:
         UnavailableError: this machine cannot run it.
     """
     run = run.resolve()
-    with _where(run / "best" / _WORKLOAD):
-        return _execute(run, as_json=as_json)
-
-
-def _execute(run: Path, *, as_json: bool) -> Executed:
     config = parse_config({name: value for name, value in _settings(run).items() if name in StudyConfig.model_fields})
+    workload = _workload(run / "best" / _WORKLOAD)
+    with _where(run / "best" / _WORKLOAD, [*(c.model for c in workload.clients), str(config.platform or "")]):
+        return _execute(run, config, workload, as_json=as_json)
+
+
+def _execute(run: Path, config: StudyConfig, workload: Workload, *, as_json: bool) -> Executed:
     plan = _plan(run / "best" / "plan.json")
     evaluator = make_evaluator(config.evaluator)
-    problem = read_problem(config, evaluator, _workload(run / "best" / _WORKLOAD))
+    problem = read_problem(config, evaluator, workload)
     manifest = read_manifest(run) or {"fixed": {}}
     digest = f"{problem.joined.graph.digest}+{problem.workload.digest}"
     if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
@@ -94,13 +95,14 @@ def _settings(run: Path) -> Mapping[str, Any]:
     return found
 
 
-def _where(path: Path) -> AbstractContextManager[None]:
-    """Go to where the study ran, as the paths of its settings may be relative to that; stay where it is gone."""
+def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
+    """Go to where the study ran if a file that it named lies there, and does not lie here."""
     try:
         folder = Path(json.loads(path.read_bytes())["folder"])
-        return chdir(folder) if folder.is_dir() else nullcontext()
+        elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return nullcontext()
+        elsewhere = False
+    return chdir(folder) if elsewhere else nullcontext()
 
 
 def _workload(path: Path) -> Workload:

@@ -182,7 +182,7 @@ def profile(
     hand_over_s: dict[str, float] = {}
     count = len(graph.operators)
     refused: dict[str, frozenset[int]] = {}
-    timed: dict[str, str] = {}
+    looks: dict[str, _Look] = {}
     for like, members in platform.classes().items():
         name = members[0].name
         refused[name] = frozenset(session.refused(graph, name)) if isinstance(session, Refuser) else frozenset()
@@ -192,13 +192,14 @@ def profile(
             continue
         progress(f"timing {count - len(refused[name])} operators on {name}")
         if not refused[name]:
-            timed[like] = name
-            operator_s[like], overhead_s[like], whole_s[like] = _on_one(session, graph, name)
+            looks[like] = _look(session, graph, name)
     # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
-    for like, name in timed.items() if len(timed) > 1 else ():
-        ratio = min(1.0, _whole(session, graph, name) / whole_s[like]) if whole_s[like] > 0.0 else 1.0
-        operator_s[like] = tuple(ratio * s for s in operator_s[like])
-        overhead_s[like], whole_s[like] = ratio * overhead_s[like], ratio * whole_s[like]
+    several = len(operator_s) + len(looks) > 1
+    for like, members in platform.classes().items():
+        if like in looks and several:
+            looks[like] = looks[like].lesser(_look(session, graph, members[0].name))
+    for like, look in looks.items():
+        operator_s[like], overhead_s[like], whole_s[like] = look.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
     for like, members in platform.classes().items():
         name = members[0].name
@@ -220,21 +221,36 @@ def profile(
     return Profile(operator_s, overhead_s, hand_over_s, whole_s, known.triple_s if known is not None else {})
 
 
-def _on_one(session: Session, graph: Graph, name: str) -> tuple[tuple[float, ...], float, float]:
-    """Return the operators' times, the overhead of a part, and the time of the whole model on one processor."""
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one processor takes for a whole model, and for it in parts of one operator each, in seconds."""
+
+    whole_s: float
+    apart_s: float
+    stage_s: tuple[float, ...]
+
+    def lesser(self, other: _Look) -> _Look:
+        """Return the lesser times of two looks."""
+        apart = min(self, other, key=lambda look: look.apart_s)
+        return _Look(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s)
+
+    def scaled(self) -> tuple[tuple[float, ...], float, float]:
+        """Return the operators' times, the overhead of a part, and the time of the whole model."""
+        count = len(self.stage_s)
+        overhead = max(0.0, (self.apart_s - self.whole_s) / (count - 1)) if count > 1 else 0.0
+        alone = np.maximum(np.array(self.stage_s) - overhead, 0.0)
+        total = float(alone.sum())
+        scaled = (
+            alone * (max(0.0, self.whole_s - overhead) / total) if total > 0 else np.full(count, self.whole_s / count)
+        )
+        return tuple(float(s) for s in scaled), overhead, self.whole_s
+
+
+def _look(session: Session, graph: Graph, name: str) -> _Look:
     count = len(graph.operators)
-    whole = _whole(session, graph, name)
+    whole = _time(session, graph, chain_plan(graph, (), [name]))
     apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
-    overhead = max(0.0, (apart.latency_s.median - whole) / (count - 1)) if count > 1 else 0.0
-    alone = np.maximum(np.array(apart.stage_s) - overhead, 0.0)
-    total = float(alone.sum())
-    scaled = alone * ((whole - overhead) / total) if total > 0 else np.full(count, whole / count)
-    return tuple(float(s) for s in scaled), overhead, whole
-
-
-def _whole(session: Session, graph: Graph, name: str) -> float:
-    """Return the seconds of the whole model on one processor."""
-    return _time(session, graph, chain_plan(graph, (), [name])).latency_s.median
+    return _Look(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
 
 
 def _with_help(

@@ -69,3 +69,27 @@ def test_all_that_is_split_is_turned_at_once_and_once_only() -> None:
     split = [case.axes(plan) for plan in plans if case.axes(plan) != {"None"}]
     assert split[0] != split[1]
     assert len({plan.digest for plan in plans}) == len(plans)
+
+
+@pytest.mark.parametrize("slow", ["height", "channels", "none"])
+def test_what_is_proposed_follows_from_what_was_observed(slow: str) -> None:
+    plans = Case(slow, operators=2).proposed(7)
+    for known in range(len(plans)):
+        again = Case(slow, operators=2)
+        for plan in plans[:known]:
+            again.proposer.observe(plan, again.measured(plan))
+        found = again.proposer.propose()
+        assert found is not None
+        assert found.digest == plans[known].digest
+
+
+def test_a_plan_that_failed_along_the_other_axis_is_not_tried_again() -> None:
+    case = Case("none")
+    (first,) = case.proposed(1)
+    second = case.proposer.propose()
+    assert second is not None
+    assert case.axes(first) != case.axes(second)
+    case.proposer.observe(second, None)
+    third = case.proposer.propose()
+    assert third is not None
+    assert third.digest not in {first.digest, second.digest}

@@ -85,10 +85,13 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
     small = [replace(product, macs=150_000 + n % 3) for n in range(12)]
     seen = TimedModel("small", "small", tuple(small), np.full(12, 7e-6), 12 * 7e-6)
     kernels = fit_processor([*few, seen], tune=False).kernels
-    assert "matmul" not in kernels
+    assert kernels["matmul"].prices == kernels["pointwise"].prices
+    assert kernels["matmul"].samples == 12
+    assert not CostProfile("it", {"core": fit_processor([*few, seen], tune=False)}).concerns(small, "core")
     many = [replace(product, macs=100_000 * n) for n in range(1, 13)]
     known = TimedModel("large", "large", tuple(many), np.array([true_s(f) for f in many]), 1e-3)
-    assert "matmul" in fit_processor([*few, known], tune=False).kernels
+    kernels = fit_processor([*few, known], tune=False).kernels
+    assert kernels["matmul"].prices != kernels["pointwise"].prices
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e-2))

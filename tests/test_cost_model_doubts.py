@@ -33,3 +33,4 @@ def test_one_operator_and_many_lanes() -> None:
         "profile 'phone' only guesses the time of 1 operator; not seen at all: softmax on 4 of 5 lanes"
     )
     assert doubts("phone", {"cpu": []}, set()) is None
+    assert "up to 1,500 times" in (doubts("phone", {"cpu": [far("mean", 1500.2, 7)]}, set()) or "")

@@ -81,6 +81,8 @@ def test_operands_are_repeated_along_pixels_or_channels() -> None:
         "elementwise/ADD",
         "elementwise/ADD",
     ]
+    assert features[0].keys == ("elementwise/MUL+channels", "elementwise/MUL", "elementwise")
+    assert features[2].keys == ("elementwise/ADD", "elementwise")
 
 
 def test_int8_has_kernels_of_its_own() -> None:

@@ -55,8 +55,7 @@ _ONE_KERNEL: Mapping[str, str] = {
     "fully_connected/rows": "pointwise",
 }
 
-# Of few shapes prices cannot be told apart: a few microseconds may be the launch as well as the work. Kernels that do
-# the same work, and were seen in many shapes, then tell more about large ones.
+# Kernels that do the same work: where few shapes of the one were timed, the other, of which there are many, tells more.
 _SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
 
 
@@ -117,12 +116,17 @@ def fit_processor(
     }
     near_s = 0.0 if tuned else _near_s(timed)
     for key, (rows, took) in timed.items():
+        if _stand_in(key, timed) is not None:
+            continue
         like = (tuned or {}).get(key)
         base = _priced(rows, took, _terms(key), like.tile)[0] if like else _base(key, rows, took, near_s)
         # The coarse model of kernels that have fine ones only stands in for kinds that were not timed. What terms leave
         # over of kernels with tiles is too little to tell length scales by: usual ones predict unseen families better.
         usual = _kernel(key) in _TILED or any(fine.startswith(f"{key}/") for fine in timed)
         kernels[key] = _corrected(base, rows, took, like, noise, tune=tune and not usual)
+    for key, (rows, took) in timed.items():
+        if (other := _stand_in(key, timed)) is not None:
+            kernels[key] = _standing_in(kernels[other], rows, took)
     for key in tuple(kernels):
         kernel, colon, dtype = key.partition(":")
         for twin in (twin for twin, one in _ONE_KERNEL.items() if one == kernel):
@@ -140,20 +144,31 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
         if feature.free or np.isnan(seconds[index]):
             continue
         one = _implementation(feature)
-        for key in {one} if one else {feature.key, feature.fine}:
+        for key in {one} if one else set(feature.keys):
             found.setdefault(key, []).append(index)
-    shapes = {key: len({_shape(features[i]) for i in where}) for key, where in found.items()}
-    kept = {key for key, where in found.items() if len(where) >= (_LEAST_FINE if "/" in key else _LEAST)}
-    for key in sorted(kept):
-        kernel, colon, dtype = key.partition(":")
-        others = [f"{one}{colon}{dtype}" for one in _SAME_WORK.get(kernel, ())]
-        if shapes[key] < _LEAST_SHAPES and ("/" in key or not kept.isdisjoint(others)):
-            kept.remove(key)
-    return {key: where for key, where in found.items() if key in kept}
+    return {key: where for key, where in found.items() if len(where) >= (_LEAST_FINE if "/" in key else _LEAST)}
 
 
-def _shape(feature: OperatorFeatures) -> tuple[int, ...]:
-    return feature.macs, feature.read_bytes, feature.weight_bytes, feature.written_bytes
+def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | None:
+    """Return the key of a kernel that prices this one, of which too few shapes were timed; None where it prices itself.
+
+    Of few shapes prices cannot be told apart: a few microseconds may be the launch as well as the work.
+    """
+    rows = timed[key][0]
+    if len({*zip(rows.macs, rows.read, rows.written, strict=True)}) >= _LEAST_SHAPES:
+        return None
+    kernel, colon, dtype = key.partition(":")
+    return next((k for one in _SAME_WORK.get(kernel, ()) if (k := f"{one}{colon}{dtype}") in timed), None)
+
+
+def _standing_in(other: KernelModel, rows: Columns, seconds: Array) -> KernelModel:
+    """Return a kernel as the model of another one, with what was timed of it."""
+    left = np.log(seconds / np.maximum(other.predict(rows)[0], 1e-12))
+    ranges = {
+        name: (min(low, float(getattr(rows, name).min())), max(high, float(getattr(rows, name).max())))
+        for name, (low, high) in other.ranges.items()
+    }
+    return replace(other, ranges=ranges, samples=len(seconds), sigma=round(float(np.sqrt(np.mean(left**2))) + 0.01, 4))
 
 
 def _implementation(feature: OperatorFeatures) -> str | None:

@@ -33,7 +33,7 @@ def doubts(name: str, concerns: Mapping[str, Iterable[Concern]], told: Told) -> 
         return None
     told.update(lanes)
     far = [
-        f"{kernel} (up to {worst[kernel, unseen].beyond:.2g} times{_where(lanes[kernel, unseen], concerns)})"
+        f"{kernel} (up to {_times(worst[kernel, unseen].beyond)} times{_where(lanes[kernel, unseen], concerns)})"
         for kernel, unseen in sorted(lanes, key=lambda what: -worst[what].beyond)
         if not unseen
     ]
@@ -42,6 +42,10 @@ def doubts(name: str, concerns: Mapping[str, Iterable[Concern]], told: Told) -> 
     parts += [f"not seen at all: {', '.join(never)}"] if never else []
     times = "time of 1 operator" if len(operators) == 1 else f"times of {len(operators)} operators"
     return f"profile {name!r} only guesses the {times}; {'; '.join(parts)}"
+
+
+def _times(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _where(lanes: list[str], every: Mapping[str, object]) -> str:

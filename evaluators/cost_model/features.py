@@ -109,6 +109,11 @@ class OperatorFeatures:
         return f"{self.key}/{self.kind}{clamped}" + (f"+{self.repeats}" if self.repeats else "")
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """Which models predict it, the finest first."""
+        return tuple(dict.fromkeys((self.fine, self.fine.removesuffix(f"+{self.repeats}"), self.key)))
+
+    @property
     def moved_bytes(self) -> int:
         """All bytes read and written, each once."""
         return self.read_bytes + self.weight_bytes + self.written_bytes
@@ -201,6 +206,8 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
 
 def _repeats(operator: Operator, graph: Graph) -> str:
     """Return along what the smallest operand is repeated; see :class:`OperatorFeatures`."""
+    if not operator.outputs:
+        return ""
     operands = [graph.tensors[i].shape for i in operator.inputs if i != -1]
     target = graph.tensors[operator.outputs[0]].shape
     least = min(operands, key=prod, default=())

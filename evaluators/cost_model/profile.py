@@ -264,6 +264,6 @@ def _by_key(
     found: dict[str, list[int]] = {}
     for index, feature in enumerate(features):
         if not feature.free and feature.kernel not in model.merged:
-            key = feature.fine if feature.fine in model.kernels else feature.key
+            key = next((key for key in feature.keys if key in model.kernels), feature.key)
             found.setdefault(key, []).append(index)
     return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}

@@ -17,7 +17,7 @@ from evaluators.samples import Measurement
 from evaluators.timeline import Timeline
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.samplers.auto import Problem
-from search_spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.coexecution import CoexecutionSpace, How, Part
 from search_spaces.plan import Plan
 from search_spaces.rewrites.splits import Axis
 
@@ -49,14 +49,15 @@ class CoexecutionProposer:
         self._measured: list[tuple[float, tuple[Part, ...]]] = []
         self._factors: dict[Key, dict[float, list[float]]] = {}
         self._copies: list[float] = []
-        self._looked = False
+        self._axes: set[How | None] = set()
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
         self._tried.add(plan.digest)
+        parts = self._space.parts(plan)
+        self._axes.update(part.axis for part in parts)
         if measurement is None:
             return
-        parts = self._space.parts(plan)
         self._measured.append((measurement.latency_s.median / (speed * measurement.cold), parts))
         if measurement.stopped != "raced":
             self._learn(plan, parts, measurement, speed * measurement.cold)
@@ -109,16 +110,18 @@ class CoexecutionProposer:
         return None
 
     def _across(self, parts: tuple[Part, ...]) -> Plan | None:
-        """Return parts with what is split along the other axis, once, after something that is split was measured."""
-        if self._looked or not any(how in _AXES for _, _, how, _ in self._factors):
+        """Return parts with what is split along the other axis, where nothing has been tried along that yet."""
+        if len(self._axes & set(_AXES)) != 1:
             return None
-        self._looked = True
-        plan = self._space.plan([self._turned(part) or part for part in parts])
+        turned = [self._turned(part) for part in parts]
+        if not any(turned):
+            return None
+        plan = self._space.plan([new or old for new, old in zip(turned, parts, strict=True)])
         return plan if plan.digest not in self._tried and self._problem.fits(plan) else None
 
     def _turned(self, part: Part) -> Part | None:
         """Return a part that is split along the other axis, at the same share, where that may be as good."""
-        if part.axis is None or part.axis == "branches":
+        if part.axis is None or part.axis == "branches" or part.axis not in self._axes:
             return None
         axis = _AXES[part.axis == _AXES[0]]
         found = self._at(self._space.step(part), part.first, part.last, part.on, axis)

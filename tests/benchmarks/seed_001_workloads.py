@@ -35,7 +35,7 @@ SETS = {
     "8": "  - {model: squeezenet1_1, count: 8%s}\n",
 }
 REQUESTS = {"4": 6, "8": 4, "mix": 3}
-RATES = {"4": 60.0, "8": 30.0, "mix": 5.0}  # requests a second of each model: 0.4 to 0.9 of what the cores can do
+RATES = {"4": 60.0, "8": 30.0, "mix": 9.0}  # requests a second of each model: 0.7 to 0.9 of what the cores can do
 POLICY = ComparisonPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_pairs=2)
 BUDGET = "14"
 
