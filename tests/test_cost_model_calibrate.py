@@ -94,6 +94,17 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
     assert kernels["matmul"].prices != kernels["pointwise"].prices
 
 
+def test_a_kind_of_few_shapes_is_known_to_its_coarser_kernel_only() -> None:
+    large = OperatorFeatures("elementwise", "SQUARED_DIFFERENCE", 0, 2_000_000, 0, 1_000_000, output=(64, 64, 61))
+    few = [replace(large, read_bytes=2_000_000 + n % 5) for n in range(20)]
+    seen = TimedModel("few", "few", tuple(few), np.full(20, 6e-5), 20 * 6e-5)
+    kernels = fit_processor([*timed_networks(6), seen], tune=False).kernels
+    assert "elementwise/SQUARED_DIFFERENCE" not in kernels
+    many = [replace(large, read_bytes=2_000_000 + n) for n in range(20)]
+    seen = TimedModel("many", "many", tuple(many), np.full(20, 6e-5), 20 * 6e-5)
+    assert "elementwise/SQUARED_DIFFERENCE" in fit_processor([*timed_networks(6), seen], tune=False).kernels
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e-2))
 def test_a_duty_is_a_share(seed: int, second_s: float) -> None:
     features = operator_features(network("net", seed % 8).graph())

@@ -43,7 +43,7 @@ _TERMS: Mapping[str, tuple[str, ...]] = {
     "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written"),
 }
 _TILED = frozenset({"conv", "pointwise"})
-_LEAST_FINE, _LEAST, _LEAST_SHAPES = 6, 3, 6
+_LEAST, _LEAST_SHAPES = 3, 6
 _MOST_POINTS = 1000
 _RANGES = ("macs", "read", "weight", "written")
 
@@ -144,9 +144,19 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
         if feature.free or np.isnan(seconds[index]):
             continue
         one = _implementation(feature)
-        for key in {one} if one else set(feature.keys):
+        for key in {one} if one else {feature.key, feature.fine}:
             found.setdefault(key, []).append(index)
-    return {key: where for key, where in found.items() if len(where) >= (_LEAST_FINE if "/" in key else _LEAST)}
+    kept: dict[str, list[int]] = {}
+    for key, where in found.items():
+        # One of few shapes is known to its coarser kernel, too, which tells more about others.
+        shapes = {_shape(features[i]) for i in where}
+        if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
+            kept[key] = where
+    return kept
+
+
+def _shape(feature: OperatorFeatures) -> tuple[int, ...]:
+    return feature.macs, feature.read_bytes, feature.weight_bytes, feature.written_bytes
 
 
 def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | None:

@@ -109,9 +109,9 @@ class OperatorFeatures:
         return f"{self.key}/{self.kind}{clamped}" + (f"+{self.repeats}" if self.repeats else "")
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Which models predict it, the finest first."""
-        return tuple(dict.fromkeys((self.fine, self.fine.removesuffix(f"+{self.repeats}"), self.key)))
+    def fine_once(self) -> str:
+        """What :attr:`fine` was before it told how operands are repeated, as profiles of that time know it."""
+        return self.fine.removesuffix(f"+{self.repeats}")
 
     @property
     def moved_bytes(self) -> int:
