@@ -194,10 +194,8 @@ def profile(
         if not refused[name]:
             looks[like] = _look(session, graph, name)
     # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
-    several = len(operator_s) + len(looks) > 1
-    for like, members in platform.classes().items():
-        if like in looks and several:
-            looks[like] = looks[like].lesser(_look(session, graph, members[0].name))
+    if len(operator_s) + len(looks) > 1:
+        looks = _lesser(looks, session, graph, platform)
     for like, look in looks.items():
         operator_s[like], overhead_s[like], whole_s[like] = look.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
@@ -251,6 +249,12 @@ def _look(session: Session, graph: Graph, name: str) -> _Look:
     whole = _time(session, graph, chain_plan(graph, (), [name]))
     apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
     return _Look(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
+
+
+def _lesser(looks: Mapping[str, _Look], session: Session, graph: Graph, platform: Platform) -> dict[str, _Look]:
+    """Look a second time at each kind of processor."""
+    lanes = {like: members[0].name for like, members in platform.classes().items() if like in looks}
+    return {like: looks[like].lesser(_look(session, graph, lane)) for like, lane in lanes.items()}
 
 
 def _with_help(
