@@ -2,7 +2,8 @@
 
 ``python -m tests.benchmarks.seed_001_workloads run FOLDER WORD…`` studies the cases whose names are made of these words
 (``burst``, ``closed``, ``poisson``, ``4``, ``8``, ``mix``) and compares each best plan with every baseline in pairs;
-``… collect FOLDER OUT.json`` puts what was found into one file. A study that is in FOLDER is gone on with.
+``… collect FOLDER OUT.json`` puts what was found into one file, beside the other cases that it holds. A study that is in
+FOLDER is gone on with.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SETS = {
     "8": "  - {model: squeezenet1_1, count: 8%s}\n",
 }
 REQUESTS = {"4": 6, "8": 4, "mix": 3}
-RATES = {"4": 60.0, "8": 30.0, "mix": 9.0}  # requests a second of each model: 0.7 to 0.9 of what the cores can do
+# Requests a second of each model: 0.7 to 0.9 of what the cores can do (a Xeon's for the SqueezeNets, an EPYC's for the mix).
+RATES = {"4": 60.0, "8": 30.0, "mix": 9.0}
 POLICY = ComparisonPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_pairs=2)
 BUDGET = "14"
 
@@ -67,7 +69,8 @@ def run(folder: Path, words: list[str]) -> None:
         with ProgressWatcher(config.budget, quiet=True, verbose=False) as watcher:
             result = run_workload(config, watcher, [COMMAND, "run"])
         studied_s = time.monotonic() - begin_s
-        document = {"case": name, **told(result), "pairs": pairs(config, folder / name, result)}
+        document = {"case": name, "provenance": provenance(), **told(result)}
+        document["pairs"] = pairs(config, folder / name, result)
         document |= {"studied_s": round(studied_s, 1), "wall_s": round(time.monotonic() - begin_s, 1)}
         (folder / f"{name}.json").write_text(json.dumps(document, indent=1))
         reductions = {n: p["reduction"] for n, p in document["pairs"].items()}
@@ -114,8 +117,13 @@ def pairs(config: Any, folder: Path, result: WorkloadResult) -> dict[str, Any]:
 
 
 def collect(folder: Path, out: Path) -> None:
-    """Write one file of all cases, with the simulator's error over all plans that were told of."""
-    each = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+    """Write one file of all cases, with the simulator's error over all plans that were told of.
+
+    A case that ``out`` holds already and ``folder`` does not is kept.
+    """
+    held = json.loads(out.read_text())["cases"] if out.exists() else []
+    found = {c["case"]: c for c in [*held, *(json.loads(p.read_text()) for p in folder.glob("*.json"))]}
+    each = [found[name] for name in sorted(found)]
     errors = [
         entry["predicted"]["makespan_ms"] / entry["makespan_ms"] - 1.0
         for case in each
@@ -125,7 +133,6 @@ def collect(folder: Path, out: Path) -> None:
     document = {
         "schema_version": 1,
         "command": f"{COMMAND} run FOLDER 4 8 mix burst closed poisson; … collect FOLDER OUT.json",
-        "provenance": provenance(),
         "cases": each,
         "makespan_error": {
             "plans": len(errors),
