@@ -69,6 +69,13 @@ def test_networks_are_the_same_again_affordable_and_lawful() -> None:
     assert {"BATCH_MATMUL", "CONV_2D"} <= {o.kind for draft in some for o in draft.graph().operators}
 
 
+@pytest.mark.parametrize("seed", [521, 813, 921, 1112])
+def test_a_map_that_is_not_square_is_not_smaller_than_a_kernel(seed: int) -> None:
+    """A fast machine times enough networks to come to one whose map a kernel of one row has left narrow."""
+    graph = network("n", seed).graph()
+    assert min(min(graph.tensors[t].shape) for o in graph.operators for t in o.outputs) > 0
+
+
 def test_kernels_that_one_implementation_runs_are_learnt_together() -> None:
     kernels = fit_processor(timed_networks(6), tune=False).kernels
     assert kernels["winograd"] == kernels["conv"]

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from search_spaces.models.zoo.builder import Activation, Builder, Draft, Value
+from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding, Value
 from search_spaces.models.zoo.transformer import attention
 
 GENERATOR = 1
@@ -148,7 +148,9 @@ def _conv(walk: _Walk) -> None:
     shape = rng.random()
     kernel = (1, size) if shape < 0.08 and not first else (size, 1) if shape < 0.16 and not first else (size, size)
     stride = int(rng.choice([1, 2, 2, 4] if first else [1, 1, 1, 2])) if x.shape[1] >= 16 else 1
-    padding = "VALID" if x.shape[1] > size and rng.random() < 0.15 else "SAME"
+    # An earlier kernel of one row or column may have left a map that is not square.
+    valid = x.shape[1] > size and rng.random() < 0.15 and x.shape[2] >= kernel[1]
+    padding: Padding = "VALID" if valid else "SAME"
     depth = kernel[0] * kernel[1] * x.shape[3]
     pixels = math.ceil(x.shape[1] / stride) * math.ceil(x.shape[2] / stride)
     filters = walk.channels(min(MOST_MACS / (pixels * depth), MOST_WEIGHTS / depth, MOST_ELEMENTS / pixels))
@@ -156,9 +158,7 @@ def _conv(walk: _Walk) -> None:
         filters = walk.channels(96)
     if _affordable(pixels, filters, depth):
         name = walk.name("conv")
-        walk.step(
-            walk.net.conv(x, filters, kernel, name, stride=stride, padding=padding, activation=walk.activation())  # type: ignore[arg-type]
-        )
+        walk.step(walk.net.conv(x, filters, kernel, name, stride=stride, padding=padding, activation=walk.activation()))
 
 
 def _pointwise(walk: _Walk, most: float = math.inf) -> None:

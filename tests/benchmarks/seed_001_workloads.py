@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.seed_001_workloads run FOLDER WORD…`` studies the cases whose names are made of these words
 (``burst``, ``closed``, ``poisson``, ``4``, ``8``, ``mix``) and compares each best plan with every baseline in pairs;
-``… collect FOLDER OUT.json`` puts what was found into one file, beside the other cases that it holds. A study that is in
-FOLDER is gone on with.
+``… collect FOLDER OUT.json`` puts what was found into one file, beside the other cases that it holds. A study that is
+in FOLDER is gone on with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ SETS = {
     "8": "  - {model: squeezenet1_1, count: 8%s}\n",
 }
 REQUESTS = {"4": 6, "8": 4, "mix": 3}
-# Requests a second of each model: 0.7 to 0.9 of what the cores can do (a Xeon's for the SqueezeNets, an EPYC's for the mix).
+# Requests a second of each model: 0.7 to 0.9 of what two cores can do, a Xeon's for the SqueezeNets, an EPYC's for the
+# mix.
 RATES = {"4": 60.0, "8": 30.0, "mix": 9.0}
 POLICY = ComparisonPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_pairs=2)
 BUDGET = "14"
