@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Evaluator, Session
+from evaluators.cost_model.calibrate_cuts import CutProfile, time_cuts
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
 from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_profile import (
@@ -50,12 +51,14 @@ class Measured:
         timed: what was timed on each kind of processor.
         refused: how many networks a kind of processor did not take.
         links, contention: what pairs of processors do to each other.
+        cuts: what a cut costs on each kind of processor.
     """
 
     timed: list[Timed] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     links: list[LinkProfile] = field(default_factory=list)
     contention: list[ContentionProfile] = field(default_factory=list)
+    cuts: list[CutProfile] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Take in a record of the log.
@@ -72,6 +75,8 @@ class Measured:
                 self.links.append(LinkProfile(**record.data))
             elif record.kind == "contention":
                 self.contention.append(ContentionProfile(**record.data))
+            elif record.kind == "cut":
+                self.cuts.append(CutProfile(**record.data))
         except (KeyError, TypeError) as error:
             raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
 
@@ -178,6 +183,7 @@ def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell
     left_s = max(0.0, end_s - time.monotonic())
     kinds = [members[0] for members in bench.platform.classes().values()]
     _measure_pairs(measured, bench, log, end_s - left_s * (1.0 - _SHARE_OF_PAIRS), tell)
+    _measure_cuts(measured, bench, log, tell)
     nets_end_s = end_s - left_s * _SHARE_OF_MODELS
     fits: Fits = {}
     for number in range(MOST_NETS):
@@ -232,6 +238,15 @@ def _measure_pairs(measured: Measured, bench: Bench, log: TrialLog, end_s: float
             log.append("contention", _fields(measured.contention[-1]))
 
 
+def _measure_cuts(measured: Measured, bench: Bench, log: TrialLog, tell: Callable[[str], None]) -> None:
+    """Time what the log lacks of what a cut costs on each kind of processor."""
+    for like, members in bench.platform.classes().items():
+        if not any(cut.like == like for cut in measured.cuts):
+            tell(f"timing cuts on {members[0].name}")
+            measured.cuts.append(time_cuts(bench.session, bench.loaded, members[0]))
+            log.append("cut", _fields(measured.cuts[-1]))
+
+
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -240,7 +255,7 @@ def _finish(
     measured: Measured, platform: Platform, out: Path, command: Sequence[str], *, interrupted: bool
 ) -> Calibration:
     try:
-        profile = build_profile(platform, measured.timed, measured.links, measured.contention)
+        profile = build_profile(platform, measured.timed, measured.links, measured.contention, measured.cuts)
     except ProfileError as error:
         if interrupted:
             raise KeyboardInterrupt from error

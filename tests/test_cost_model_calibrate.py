@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_nets import GENERATOR, MOST_MACS, network, networks
 from evaluators.cost_model.calibrate_pairs import MAPS, _three_convolutions
 from evaluators.cost_model.calibrate_profile import Fits, Timed, next_network
@@ -25,6 +25,7 @@ from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.machine_match import operator_seconds
 from evaluators.cost_model.profile import CostProfile
 from evaluators.cost_model.recent import multiplies_matrices, with_duties
+from evaluators.cost_model.timed_model import TimedModel
 from evaluators.testing import SyntheticEvaluator
 from optimizer.calibrate import Measured, calibrate
 from optimizer.calibrate_refine import refine
@@ -312,7 +313,8 @@ def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
         return told
 
     assert started("timing cpu0 beside") == ["timing hand-over from cpu0 to cpu1", "timing cpu0 beside cpu1"]
-    assert started("timing network") == ["timing cpu0 beside cpu1", "timing network 1 on cpu0"]
+    assert started("timing cuts") == ["timing cpu0 beside cpu1", "timing cuts on cpu0"]
+    assert started("timing network") == ["timing cuts on cpu0", "timing network 1 on cpu0"]
     assert started("timing network") == ["timing network 1 on cpu0"]
 
 

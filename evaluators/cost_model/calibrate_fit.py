@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from evaluators.cost_model.columns import Array, Columns, columns
 from evaluators.cost_model.features import OperatorFeatures
-from evaluators.cost_model.fit import OPERATOR_TERMS, WholeModel, fit_overheads, nonnegative_prices
+from evaluators.cost_model.fit import OPERATOR_TERMS, fit_overheads, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel, Tile, term
 from evaluators.cost_model.process import Process, fit_process, shape_features, together
 from evaluators.cost_model.profile import ProcessorProfile
-from evaluators.cost_model.recent import sway, with_duties
+from evaluators.cost_model.recent import sway
+from evaluators.cost_model.timed_model import TimedModel
+from evaluators.cost_model.waiting import awake, waited_s
 from search_spaces.errors import ProfileError
 
 MEASURED = 0.04
@@ -59,40 +61,13 @@ _ONE_KERNEL: Mapping[str, str] = {
 _SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
 
 
-@dataclass(frozen=True, slots=True)
-class TimedModel:
-    """One model on one processor.
-
-    Attributes:
-        name, family: models of one family share what they are built of, and are kept out of a fit together.
-        features: of its operators.
-        operator_s: what each takes within the model, shape ``(n,)``; NaN where that is not known.
-        whole_s: of the model as one stage; NaN where that was not measured.
-    """
-
-    name: str
-    family: str
-    features: tuple[OperatorFeatures, ...]
-    operator_s: Array
-    whole_s: float
-
-    def at_their_pace(self) -> list[OperatorFeatures]:
-        """Return the features, each with the time from one inference to the next."""
-        pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
-        return with_duties([replace(f, interval_s=pace_s) for f in self.features], self.operator_s)
-
-    @property
-    def whole(self) -> WholeModel:
-        """The model without its operators' times."""
-        return WholeModel(self.name, self.family, self.features, self.whole_s)
-
-
 def fit_processor(
     models: Sequence[TimedModel],
     tuned: Mapping[str, KernelModel] | None = None,
     *,
     noise: float = MEASURED,
     tune: bool = True,
+    invocation_s: float = 0.0,
 ) -> ProcessorProfile:
     """Fit a processor's kernels and its overheads.
 
@@ -100,10 +75,13 @@ def fit_processor(
         tuned: kernel models of an earlier fit; their tiles and length scales are used again, which is quicker.
         noise: standard deviation of one operator's time.
         tune: whether to look for the likeliest length scales.
+        invocation_s: what a stage is known to cost beside its operators, at least.
 
     Raises:
         ProfileError: there are too few operators or models, or a time is no time.
     """
+    wait_s = waited_s(models, invocation_s)
+    models = [awake(m, wait_s) for m in models]
     features = [f for m in models for f in m.at_their_pace()]
     seconds = np.concatenate([m.operator_s for m in models])
     bad = np.flatnonzero(np.isinf(seconds) | (seconds <= 0))
@@ -134,7 +112,7 @@ def fit_processor(
             kernels[f"{coarse}{colon}{dtype}{slash}{fine}"] = kernels[key]
     if not kernels:
         raise ProfileError("no kind of operator was timed often enough to fit", f"time {_LEAST} or more of a kind")
-    return _with_overheads(kernels, models)
+    return _with_overheads(kernels, models, invocation_s)
 
 
 def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, list[int]]:
@@ -288,15 +266,14 @@ def _spread_out(count: int) -> list[int]:
     return sorted(int(i) for i in np.random.default_rng(0).choice(count, _MOST_POINTS, replace=False))
 
 
-def _with_overheads(kernels: Mapping[str, KernelModel], models: Sequence[TimedModel]) -> ProcessorProfile:
-    """Return the processor with what whole models take beside their kernels."""
-    bare = ProcessorProfile(kernels)
-    wholes = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(_sum_s(m))]
+def _with_overheads(
+    kernels: Mapping[str, KernelModel], models: Sequence[TimedModel], invocation_s: float
+) -> ProcessorProfile:
+    """Return the processor with what whole models take beside their kernels, ``invocation_s`` of it known."""
+    bare = ProcessorProfile(kernels, invocation_s=invocation_s)
+    wholes = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(m.sum_s)]
     if len(wholes) < _LEAST:
         return bare
-    return fit_overheads(kernels, [m.whole for m in wholes], [_sum_s(m) for m in wholes])
-
-
-def _sum_s(model: TimedModel) -> float:
-    """Return the time of all operators that are not free; NaN where one is not known."""
-    return float(sum(s for f, s in zip(model.features, model.operator_s, strict=True) if not f.free))
+    inside = [replace(m.whole, seconds=max(m.whole_s - invocation_s, m.whole_s / 2)) for m in wholes]
+    fitted = fit_overheads(kernels, inside, [m.sum_s for m in wholes])
+    return replace(fitted, invocation_s=fitted.invocation_s + invocation_s)

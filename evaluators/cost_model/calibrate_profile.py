@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_cuts import CutProfile
+from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_measure import check_seconds
 from evaluators.cost_model.calibrate_nets import network
 from evaluators.cost_model.columns import Array, columns
@@ -16,6 +17,8 @@ from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.fit import errors_of
 from evaluators.cost_model.process import shape_features
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.timed_model import TimedModel
+from evaluators.cost_model.waiting import awake, waited_s
 from search_spaces.errors import ProfileError
 from search_spaces.platform import Platform
 
@@ -172,6 +175,7 @@ def build_profile(
     timed: Sequence[Timed],
     links: Sequence[LinkProfile] = (),
     contention: Sequence[ContentionProfile] = (),
+    cuts: Sequence[CutProfile] = (),
 ) -> CostProfile:
     """Fit every kind of processor from the generated networks that were timed on it.
 
@@ -187,7 +191,8 @@ def build_profile(
                 "give it more --minutes; what was timed is kept",
             )
         usual = usual_reference_s([t for t in timed if t.like == like])
-        found[like] = fit_processor([t.model(usual) for t in mine])
+        invocation_s = next((cut.invocation_s for cut in cuts if cut.like == like), 0.0)
+        found[like] = fit_processor([t.model(usual) for t in mine], invocation_s=invocation_s)
     return CostProfile(platform.name, found, tuple(links), tuple(contention))
 
 
@@ -206,7 +211,9 @@ def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, 
             continue
         predicted = [profile.predict_whole(m.features, like) for m in kept]
         each = [profile.predict(m.features, like, warn=False).seconds for m in kept]
-        pairs = np.concatenate([np.stack([p, m.operator_s]) for p, m in zip(each, kept, strict=True)], axis=1)
+        wait_s = waited_s([t.model(usual) for t in mine], profile[like].invocation_s)
+        alone = [awake(m, wait_s).operator_s for m in kept]
+        pairs = np.concatenate([np.stack([p, s]) for p, s in zip(each, alone, strict=True)], axis=1)
         pairs = pairs[:, ~np.isnan(pairs[1])]
         found[like] = {
             "models": errors_of(predicted, [m.whole_s for m in kept]),

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.calibrate_fit import TimedModel, fit_processor
+from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_measure import reference_network
 from evaluators.cost_model.calibrate_nets import networks
 from evaluators.cost_model.columns import Array
@@ -35,6 +35,8 @@ from evaluators.cost_model.machine_match import operator_seconds
 from evaluators.cost_model.machine_passes import visits
 from evaluators.cost_model.pace import slowness, usual_times
 from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.timed_model import TimedModel
+from evaluators.cost_model.waiting import awake, waited_s
 from evaluators.litert.processors import make_processor
 from optimizer.provenance import provenance
 from search_spaces.errors import OptimizeError
@@ -190,12 +192,12 @@ def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
         seen, unseen = [m for m in models if m.family != out], [m for m in models if m.family == out]
         profile = CostProfile("fold", {lane: fit_processor(seen, tuned.kernels)})
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
+        wait_s = waited_s(seen)
         for model, flops in zip(unseen, plain, strict=True):
             each = profile.predict(model.features, lane, warn=False).seconds
+            alone_s = awake(model, wait_s).operator_s
             operators += [
-                (float(p), float(s))
-                for p, s, f in zip(each, model.operator_s, model.features, strict=True)
-                if counts(f, s)
+                (float(p), float(s)) for p, s, f in zip(each, alone_s, model.features, strict=True) if counts(f, s)
             ]
             rows.append(
                 {

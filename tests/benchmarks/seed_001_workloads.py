@@ -38,7 +38,7 @@ SETS = {
 REQUESTS = {"4": 6, "8": 4, "mix": 3}
 # Requests a second of each model: 0.7 to 0.9 of what two cores can do, a Xeon's for the SqueezeNets, an EPYC's for the
 # mix.
-RATES = {"4": 60.0, "8": 30.0, "mix": 9.0}
+RATES = {"4": 60.0, "8": 30.0, "mix": 25.0}
 POLICY = ComparisonPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_pairs=2)
 BUDGET = "14"
 

@@ -1,0 +1,69 @@
+"""What a cut costs on a lane, and what an operator waits for only where operators are timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evaluators.cost_model.calibrate_cuts import time_cuts
+from evaluators.cost_model.calibrate_fit import fit_processor
+from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.calibrate_time import Bench
+from evaluators.cost_model.features import operator_features
+from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.timed_model import TimedModel
+from evaluators.cost_model.waiting import awake, waited_s
+from evaluators.testing import SyntheticEvaluator
+
+WAIT_S, CALL_S = 2e-5, 3e-6
+
+
+def timed(count: int = 14) -> list[TimedModel]:
+    """Networks by a law: 50 GMAC/s and 10 GB/s; the first operator of each waits where operators are timed."""
+    found = []
+    for index, draft in enumerate(networks([f"n{i}" for i in range(count)], 5)):
+        features = operator_features(draft.graph())
+        seconds = np.array([np.nan if f.free else 2e-6 + f.macs / 5e10 + f.read_bytes / 1e10 for f in features])
+        whole_s = float(np.nansum(seconds)) + CALL_S
+        seconds[next(i for i, f in enumerate(features) if not f.free)] += WAIT_S
+        found.append(TimedModel(f"n{index}", str(index), features, seconds, whole_s))
+    return found
+
+
+def test_a_wait_is_told_from_work() -> None:
+    models = timed()
+    assert waited_s(models, CALL_S) == pytest.approx(WAIT_S, rel=0.05)
+    assert waited_s(models) == pytest.approx(WAIT_S - CALL_S, rel=0.05)
+    assert waited_s(models[:4]) == 0.0
+    unknown = [replace(m, whole_s=float("nan")) for m in models]
+    assert waited_s(unknown) == 0.0
+
+
+def test_only_the_first_operator_waited_and_keeps_a_part() -> None:
+    model = timed(1)[0]
+    less = model.operator_s - awake(model, WAIT_S).operator_s
+    first = next(i for i, f in enumerate(model.features) if not f.free)
+    assert less[first] == pytest.approx(WAIT_S)
+    assert np.nansum(less) == pytest.approx(WAIT_S)
+    assert awake(model, 1.0).operator_s[first] == pytest.approx(model.operator_s[first] / 4)
+    assert awake(model, 0.0) is model
+
+
+def test_a_network_that_is_not_watched_is_predicted_without_the_wait() -> None:
+    models = timed()
+    profile = CostProfile("fitted", {"core": fit_processor(models, tune=False, invocation_s=CALL_S)})
+    off = [profile.predict_whole(m.features, "core") / m.whole_s - 1.0 for m in models]
+    assert profile["core"].invocation_s >= CALL_S
+    assert float(np.median(np.abs(off))) < 0.02
+    assert abs(float(np.mean(off))) < 0.02
+
+
+def test_cuts_are_timed_on_a_lane() -> None:
+    evaluator = SyntheticEvaluator()
+    platform = evaluator.platform()
+    with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
+        found = time_cuts(session, bench.loaded, platform.processors[0])
+    assert found.like == platform.processors[0].like
+    assert found.invocation_s >= 0.0
