@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 def render_calibration(found: Calibration) -> str:
     """Return where the profile is and how wrong it is, in lines."""
-    lines = [f"{found.out}: {', '.join(found.profile.processors)} of {found.platform.name}"]
+    lanes = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
+    lines = [f"{found.out}: {', '.join(lanes.get(k, k) for k in found.profile.processors)} of {found.platform.name}"]
     for like, errors in found.profile.errors.items():
         if not isinstance(errors, Mapping) or "models" not in errors:
             continue
-        lines.append(f"{like}: models kept out of the fit {_errors(errors['models'])}")
+        who = lanes.get(like, like)
+        lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
         if errors.get("operators"):
-            lines.append(f"{like}: their operators {_errors(errors['operators'])}")
+            lines.append(f"{who}: their operators {_errors(errors['operators'])}")
     regret = found.profile.errors.get("regret")
     if isinstance(regret, Mapping):
         lines.append(f"choosing a processor by it costs {regret['mean']:.1%} on average, at most {regret['most']:.1%}")

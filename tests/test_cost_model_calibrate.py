@@ -370,7 +370,9 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["calibrate", "--evaluator", "synthetic", "--processors", "cpu,cpu0", "--minutes", "5", "-q"]
     assert main([*arguments, "--out", str(tmp_path / "here.json")]) == 0
-    assert "models kept out of the fit (2): error" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "cpu: models kept out of the fit (2): error" in told
+    assert "cpu0: models kept out" in told
     assert main([*arguments, "--out", str(tmp_path / "here.txt")]) == 2
     assert capsys.readouterr().err.startswith("optimize: --out")
 
