@@ -83,6 +83,7 @@ NOT_RUN = {
         f"python -m tests.benchmarks.{words}": "measures for minutes"
         for words in (
             "cost_model_cpu evaluate DATA OUT.json",
+            "cost_model_choice OUT.json --platform FILE",
             "evidence OUT.json",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "seed_001_workloads run FOLDER 4 8 mix burst",
