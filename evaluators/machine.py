@@ -24,6 +24,7 @@ BUSY, STOLEN, HOT_C = 0.05, 0.01, 85.0
 
 EVERY_S = 1.0
 """Conditions are looked at no more often; the kernel counts time in hundredths of a second."""
+_FIRST_S = 0.3  # until the first answer that tells of load
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,11 @@ def machine_state(cores: Iterable[int], watch_s: float = 0.5) -> MachineState:
     before = _times(mine)
     time.sleep(watch_s)
     busy, steal = _shares(before, _times(mine))
-    clocks = [f for core in mine if (f := _number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq")) is not None]
     highest = [f for core in mine if (f := _number(_CPU / f"cpu{core}/cpufreq/cpuinfo_max_freq")) is not None]
     governors = (_text(_CPU / f"cpu{core}/cpufreq/scaling_governor") for core in mine)
     return MachineState(
         governors=tuple(sorted({g for g in governors if g})),
-        clocks_hz=tuple(f * 1e3 for f in clocks) or _clocks_of_cpuinfo(mine),
+        clocks_hz=_clocks(mine),
         highest_hz=max(highest) * 1e3 if highest else None,
         temperature_c=_temperature(),
         busy=busy,
@@ -106,7 +106,8 @@ class Conditions:
         if begin_s >= self._next_s:
             self._found = {name: value for name, value in self._ask(begin_s).items() if value is not None}
             cost_s = time.monotonic() - begin_s
-            self._next_s = begin_s + max(EVERY_S, _RARELY * cost_s)
+            every_s = EVERY_S if "load" in self._found else _FIRST_S
+            self._next_s = begin_s + max(every_s, _RARELY * cost_s)
         return {**self._facts, **self._found}
 
     def _ask(self, now_s: float) -> dict[str, Any]:
@@ -118,10 +119,10 @@ class Conditions:
         if busy is not None:
             ours_s = sum(used - old_mine.get(process, 0.0) for process, used in mine.items())
             load = max(0.0, busy - ours_s / ((now_s - then_s) * len(self._cores)))
-        clocks = [f for core in self._cores if (f := _number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq")) is not None]
+        clocks = _clocks(self._cores)
         return {
             "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor"),
-            "clock_hz": min(clocks) * 1e3 if clocks else None,
+            "clock_hz": min(clocks) if clocks else None,
             "temperature_c": _temperature(),
             "load": None if load is None else round(load, 3),
             "steal": None if steal is None else round(steal, 4),
@@ -181,6 +182,12 @@ def _shares(before: list[int] | None, after: list[int] | None) -> tuple[float | 
     if total <= 0:
         return None, None
     return (total - spent[_IDLE] - spent[_IOWAIT] - spent[_STEAL]) / total, spent[_STEAL] / total
+
+
+def _clocks(cores: list[int]) -> tuple[float, ...]:
+    """Return the clocks of cores now, in Hz; none where the kernel does not tell."""
+    told = (_number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq") for core in cores)
+    return tuple(f * 1e3 for f in told if f is not None) or _clocks_of_cpuinfo(cores)
 
 
 def _clocks_of_cpuinfo(cores: list[int]) -> tuple[float, ...]:

@@ -243,7 +243,11 @@ def _measure_cuts(measured: Measured, bench: Bench, log: TrialLog, tell: Callabl
     for like, members in bench.platform.classes().items():
         if not any(cut.like == like for cut in measured.cuts):
             tell(f"timing cuts on {members[0].name}")
-            measured.cuts.append(time_cuts(bench.session, bench.loaded, members[0]))
+            try:
+                measured.cuts.append(time_cuts(bench.session, bench.loaded, members[0]))
+            except UnavailableError as error:
+                tell(f"what a cut costs on {members[0].name} is not known: {error.what}")
+                continue
             log.append("cut", _fields(measured.cuts[-1]))
 
 

@@ -199,7 +199,7 @@ def rewrite(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     add("--at-most", metavar="R", help="no rank of the rule's is above R")
     add("--even-larger", action="store_true", help="also where the three need no fewer multiply-accumulates")
     add("--platform", metavar="FILE|NAME", type=Path, help="a device's profile, which predicts times before and after")
-    add("--only-faster", action="store_true", help="leave layers as they are that would not be faster on --platform")
+    add("--even-slower", action="store_true", help="also where the three are predicted to be slower on --platform")
     add("--seed", metavar="S", help="of the inputs on which outputs are compared (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--debug", action="store_true", help="a traceback with every error")
@@ -209,7 +209,7 @@ def rewrite(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     model = options.model if options.name is None else options.name
     if options.tucker is not None:
         return _tucker(parser, options, model)
-    for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "only_faster", "seed"):
+    for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "even_slower", "seed"):
         if getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} goes with --tucker")
     from optimizer.rewrite_split import rewrite_split
@@ -238,7 +238,7 @@ def _tucker(parser: argparse.ArgumentParser, options: argparse.Namespace, model:
             numbers["at_most"] if options.at_most else None,
             options.even_larger,
             options.platform,
-            options.only_faster,
+            options.even_slower,
             tuple(options.input_shape or ()),
             numbers["seed"],
         )

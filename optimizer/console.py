@@ -251,12 +251,28 @@ def _conclusions(result: Result) -> list[Text]:
             lines.append(Text(f"no plan beats “{name}”: the best other one is {ratio} as fast, {why}", style="bold"))
         if compared.unstable:
             lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))
-    lines += [Text(text) for text in _disturbances(result)]
+    lines += [Text(text) for text in (*_again(result), *_disturbances(result))]
     lines += _bound(result)
     if result.deployed is not None:
         same = "bit for bit as" if result.deployed.identical else f"within {result.deployed.max_rel_error:.1e} of"
         lines.append(Text(f"the written stage files compute {same} the whole model"))
     return lines
+
+
+def _again(result: Result) -> list[str]:
+    """Return what the last samples say of the baselines where the table, by the first ones, says something else."""
+    verdict = result.verdict
+    if verdict is None or not verdict.again_s:
+        return []
+    first = {name: s.median for name, plan in result.baselines.items() if (s := result.samples(plan))}
+    known = {name: first[name] for name in verdict.again_s if name in first}
+    name = verdict.baseline[0]
+    if name not in known or all(known[name] <= value for value in known.values()):
+        return []
+    unit = result.objective.shown
+    last = sorted(verdict.again_s.items(), key=lambda item: item[1])
+    found = ", ".join(f"“{n}” {s * 1e3:.4g} {unit}" for n, s in last)
+    return [f"the table is from the search; at the end, in turns with each other: {found}"]
 
 
 def _bound(result: Result) -> list[Text]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,14 @@ class Verdict:
         baseline: name and plan of the best baseline.
         challenger: the fastest plan that is no baseline, or None where every measured plan is one.
         comparison: challenger against the best baseline, or None without a challenger.
+        again_s: name of a baseline → median of its samples in the end; those of the search where it was the only one.
     """
 
     best: Plan
     baseline: tuple[str, Plan]
     challenger: Plan | None
     comparison: Comparison | None
+    again_s: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain values."""
@@ -47,6 +49,7 @@ class Verdict:
             "baseline": {"name": self.baseline[0], "plan": self.baseline[1].to_json()},
             "challenger": self.challenger.to_json() if self.challenger else None,
             "comparison": self.comparison.to_json() if self.comparison else None,
+            **({"again_s": dict(self.again_s)} if self.again_s else {}),
         }
 
     @classmethod
@@ -58,6 +61,7 @@ class Verdict:
             (str(data["baseline"]["name"]), Plan.from_json(data["baseline"]["plan"])),
             Plan.from_json(challenger) if challenger is not None else None,
             Comparison.from_json(comparison) if comparison is not None else None,
+            {str(name): float(value) for name, value in data.get("again_s", {}).items()},
         )
 
 
@@ -100,17 +104,17 @@ def decide(
     def load(trial: Trial) -> Callable[[], Candidate]:
         return lambda: session.load(graph, trial.plan, fresh=True)
 
-    conditions = conditions_of(session)
-    finalists = [*plans, *firsts]
+    conditions, finalists = conditions_of(session), [*plans, *firsts]
     if len(plans) > 1 or len(firsts) > 1:
         progress(f"measuring the {len(finalists)} fastest again, in turns")
         samples = finals([load(t) for t in finalists], _FINALS, rng, conditions)
     else:
         samples = tuple(t.measurement.latency_s for t in finalists if t.measurement)
     baseline = _simplest(list(zip(samples[len(plans) :], firsts, strict=True)))
-    named = (names[baseline.plan.digest], baseline.plan)
+    named = names[baseline.plan.digest], baseline.plan
+    again_s = {names[t.plan.digest]: s.median for s, t in zip(samples[len(plans) :], firsts, strict=True)}
     if not plans:
-        return Verdict(baseline.plan, named, None, None)
+        return Verdict(baseline.plan, named, None, None, again_s)
     challenger = min(zip(samples[: len(plans)], plans, strict=True), key=lambda pair: pair[0].median)[1]
     progress("comparing the best plan with the best baseline")
     comparison = settled(
@@ -120,7 +124,7 @@ def decide(
         sleep,
     )
     wins = not fitting or (comparison.significant and comparison.speedup > 1.0)
-    return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison)
+    return Verdict(challenger.plan if wins else baseline.plan, named, challenger.plan, comparison, again_s)
 
 
 def settled(

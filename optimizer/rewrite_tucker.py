@@ -36,7 +36,7 @@ class Request:
         multiple, most: what the rule's ranks are rounded to multiples of, and what none of them is above.
         even_larger: whether triples are made that need no fewer multiply-accumulates.
         platform: whose profile prices layers and triples; None for no prices.
-        faster: whether triples that are predicted to be no faster are left out.
+        even_slower: whether triples that are predicted to be no faster on the platform are used all the same.
         input_shapes: of inputs that the model leaves open.
         seed: of the inputs on which outputs are compared.
     """
@@ -49,7 +49,7 @@ class Request:
     most: int | None = None
     even_larger: bool = False
     platform: Path | None = None
-    faster: bool = False
+    even_slower: bool = False
     input_shapes: Sequence[str] = ()
     seed: int = 0
 
@@ -150,8 +150,8 @@ def rewrite(request: Request) -> Rewritten:
         RewriteError: a rank or a layer cannot be, the model is quantised, or nothing of it would be decomposed.
         UnavailableError: the runtime does not run the model here, or there is no profile of the platform.
     """
-    if request.faster and request.platform is None:
-        raise UsageError("--only-faster: faster on what?", "give --platform with a profile's file or a device's name")
+    if request.even_slower and request.platform is None:
+        raise UsageError("--even-slower: slower on what?", "give --platform with a profile's file or a device's name")
     rule = parse_rule(request.rule)
     name, int8 = float_name(request.model)
     graph = load(name, request.input_shapes)
@@ -160,7 +160,7 @@ def rewrite(request: Request) -> Rewritten:
     choices = choose_ranks(graph, Choosing(rule, given, request.multiple, request.most, request.even_larger))
     _check_some(choices, name, random=is_name(name) and not isinstance(rule, Ratio))
     prices = price(graph, choices, request.platform) if request.platform is not None else None
-    if request.faster and prices is not None:
+    if prices is not None and not request.even_slower:
         choices = only_faster(choices, prices)
         _check_some(choices, name, random=False)
     made = decompose(graph, {c.layer.operator: c.ranks for c in choices if c.ranks is not None})

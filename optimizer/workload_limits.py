@@ -16,8 +16,11 @@ from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.pools import lanes_of
+from search_spaces.workload import Workload
 
 _LATE = "allow a longer deadline, or take a smaller model"
+_LATE_TOGETHER = "allow longer deadlines, let requests come apart, or take fewer instances or smaller models"
+_MOST_BEGINS, _MOST_DUE = 100, 2000
 _BUSY = "ask less often, or take fewer instances or smaller models"
 
 Seconds = NDArray[np.float64]
@@ -122,8 +125,32 @@ def _broken(
         if client.arrival.kind == "periodic" and client.deadline_s is not None:
             busy += client.count * bound_s / client.arrival.period_s
     lanes = _at_once(simulator)
+    yield from _late_together(workload, least, lanes)
     if busy > TRUST * lanes:
         yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
+
+
+def _late_together(workload: Workload, least: Mapping[str, float], lanes: int) -> Iterator[Violation]:
+    """Yield the first time by which more is due than all lanes can have done since the first of it was asked for.
+
+    Requests that come at random are left out: when they come is known of a sample only.
+    """
+    due = sorted(
+        (release_s + client.deadline_s, release_s, client.count * least[client.name])
+        for client in workload.clients
+        if client.deadline_s is not None and client.arrival.kind != "poisson"
+        for release_s in client.arrival.releases_s(workload.seed)
+    )[:_MOST_DUE]
+    for begin_s in sorted({release_s for _, release_s, _ in due})[:_MOST_BEGINS]:
+        needed_s = 0.0
+        for end_s, release_s, work_s in due:
+            if release_s < begin_s:
+                continue
+            needed_s += work_s / lanes
+            if needed_s > TRUST * (end_s - begin_s):
+                what = f"what is asked for from {begin_s:g} s on and due by {end_s:g} s"
+                yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER)
+                return
 
 
 def _at_once(simulator: WorkloadSimulator) -> int:

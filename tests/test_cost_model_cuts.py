@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluators.cost_model.calibrate_cuts import time_cuts
+from evaluators.cost_model.calibrate_cuts import CutProfile, time_cuts
 from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_nets import networks
 from evaluators.cost_model.calibrate_time import Bench
@@ -16,6 +16,7 @@ from evaluators.cost_model.profile import CostProfile
 from evaluators.cost_model.timed_model import TimedModel
 from evaluators.cost_model.waiting import awake, waited_s
 from evaluators.testing import SyntheticEvaluator
+from search_spaces.errors import ProfileError
 
 WAIT_S, CALL_S = 2e-5, 3e-6
 
@@ -47,7 +48,9 @@ def test_only_the_first_operator_waited_and_keeps_a_part() -> None:
     first = next(i for i, f in enumerate(model.features) if not f.free)
     assert less[first] == pytest.approx(WAIT_S)
     assert np.nansum(less) == pytest.approx(WAIT_S)
-    assert awake(model, 1.0).operator_s[first] == pytest.approx(model.operator_s[first] / 4)
+    nearly_all = awake(model, 0.9 * model.operator_s[first])
+    assert nearly_all.operator_s[first] == pytest.approx(model.operator_s[first] / 4)
+    assert awake(model, 1.0) is model  # none took as long
     assert awake(model, 0.0) is model
 
 
@@ -58,6 +61,20 @@ def test_a_network_that_is_not_watched_is_predicted_without_the_wait() -> None:
     assert profile["core"].invocation_s >= CALL_S
     assert float(np.median(np.abs(off))) < 0.02
     assert abs(float(np.mean(off))) < 0.02
+
+
+@pytest.mark.parametrize("seconds", [-1e-3, 1e300, float("nan"), True, "fast", None, [1]])
+def test_what_no_cut_costs_is_refused(seconds: object) -> None:
+    with pytest.raises(ProfileError):
+        CutProfile("cpu", seconds)  # type: ignore[arg-type]
+
+
+def test_a_damaged_time_is_told_before_anything_is_fitted() -> None:
+    for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(timed(1)[0].operator_s, np.inf)}):
+        with pytest.raises(ProfileError, match="to fit has the time"):
+            fit_processor([*timed(), replace(timed(1)[0], **change)], tune=False)
+    with pytest.raises(ProfileError, match="nothing was timed"):
+        fit_processor([])
 
 
 def test_cuts_are_timed_on_a_lane() -> None:

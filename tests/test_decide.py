@@ -88,7 +88,9 @@ def test_a_processor_that_looked_a_little_slower_than_another_is_measured_again(
     def factor(plan: Plan) -> float:
         return 2.0 * truth_s[other] / truth_s[first] if plan == first else 1.0
 
-    assert verdict_of({first: 0.1, other: 0.11}, factor).baseline[0] == "whole on cpu0"
+    found = verdict_of({first: 0.1, other: 0.11}, factor)
+    assert found.baseline[0] == "whole on cpu0"
+    assert found.again_s["whole on cpu"] > 1.5 * found.again_s["whole on cpu0"]
     assert verdict_of({first: 0.1, other: 0.2}, factor).baseline[0] == "whole on cpu"
 
 

@@ -49,8 +49,8 @@ def test_a_person_is_told_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_only_faster_triples_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--tucker", "ratio:0.6", "vgg11@0.25/64", "--platform", "pixel4")
-    everything = document(tmp_path / "a.tflite", capsys, *words)
-    some = document(tmp_path / "b.tflite", capsys, *words, "--only-faster")
+    everything = document(tmp_path / "a.tflite", capsys, *words, "--even-slower")
+    some = document(tmp_path / "b.tflite", capsys, *words)
     slower = {
         x["name"]
         for x in everything["layers"]
@@ -87,7 +87,7 @@ def test_int8_is_made_of_the_decomposed_float_model(tmp_path: Path, capsys: pyte
         (["--tucker", "given", MODEL, "--rank", "0=1x1", "--rank", "0=1x2"], "has ranks already"),
         (["--tucker", "energy:0.99", "squeezenet1_1@0.5/64"], "+spectrum behind its name"),
         (["--tucker", "ratio:0.5", MODEL, "--multiple-of", "0"], "--multiple-of 0: must be a whole number from 1"),
-        (["--tucker", "ratio:0.5", MODEL, "--only-faster"], "--only-faster: faster on what?"),
+        (["--tucker", "ratio:0.5", MODEL, "--even-slower"], "--even-slower: slower on what?"),
         (["--tucker", "ratio:0.5", MODEL, "--split", "0:height:0.5"], "not allowed with"),
         (["--tucker", "ratio:0.5"], "give one model"),
         (["--split", "0:height:0.5", MODEL, "--rank", "0=1x1"], "--rank goes with --tucker"),

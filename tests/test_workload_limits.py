@@ -16,6 +16,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.workload.host import Decomposer
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
+from optimizer.cli import main
 from optimizer.config import parse_config
 from optimizer.workload_limits import check, least_s
 from optimizer.workload_memory import Memory
@@ -177,3 +178,23 @@ def test_a_limit_that_no_choice_keeps_is_told_before_anything_is_tried(capsys: p
     told = run(capsys, *words, code=3)
     assert "memory of the workload" in told
     assert "raise memory_limit_mb" in told
+
+
+@pytest.mark.parametrize(
+    ("client", "due"),
+    [
+        ("count: 6, deadline_ms: 20", "from 0 s on and due by 0.02 s"),
+        ("count: 2, deadline_ms: 20, arrival: {kind: periodic, period_ms: 40, requests: 5}", "due by 0.02 s"),
+        ("count: 6, deadline_ms: 200", ""),
+        ("count: 6, deadline_ms: 20, arrival: {kind: poisson, rate_per_s: 2, requests: 3}", ""),
+    ],
+)
+@pytest.mark.usefixtures("elsewhere")
+def test_requests_that_are_due_before_all_lanes_could_have_answered(
+    tmp_path: Path, client: str, due: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(f"models:\n  - {{model: squeezenet1_1, {client}}}\n")
+    words = ["--workload", str(path), "--evaluator", "cost-model", "--platform", "xavier", "--budget", "3", "-q"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == (3 if due else 0)
+    assert due in capsys.readouterr().err

@@ -80,13 +80,11 @@ def fit_processor(
     Raises:
         ProfileError: there are too few operators or models, or a time is no time.
     """
+    _check_times(models)
     wait_s = waited_s(models, invocation_s)
     models = [awake(m, wait_s) for m in models]
     features = [f for m in models for f in m.at_their_pace()]
     seconds = np.concatenate([m.operator_s for m in models])
-    bad = np.flatnonzero(np.isinf(seconds) | (seconds <= 0))
-    if bad.size:
-        raise ProfileError(f"an operator to fit has the time {seconds[bad[0]]}", "times are positive seconds")
     kernels: dict[str, KernelModel] = {}
     timed = {
         key: (columns([features[i] for i in where]), seconds[where])
@@ -113,6 +111,18 @@ def fit_processor(
     if not kernels:
         raise ProfileError("no kind of operator was timed often enough to fit", f"time {_LEAST} or more of a kind")
     return _with_overheads(kernels, models, invocation_s)
+
+
+def _check_times(models: Sequence[TimedModel]) -> None:
+    if not models:
+        raise ProfileError("nothing was timed", "time some networks")
+    for what, seconds in (
+        ("an operator", np.concatenate([m.operator_s for m in models])),
+        ("a model", np.array([m.whole_s for m in models])),
+    ):
+        bad = np.flatnonzero(np.isinf(seconds) | (seconds <= 0))
+        if bad.size:
+            raise ProfileError(f"{what} to fit has the time {seconds[bad[0]]}", "times are positive seconds")
 
 
 def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, list[int]]:

@@ -211,7 +211,7 @@ def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, 
             continue
         predicted = [profile.predict_whole(m.features, like) for m in kept]
         each = [profile.predict(m.features, like, warn=False).seconds for m in kept]
-        wait_s = waited_s([t.model(usual) for t in mine], profile[like].invocation_s)
+        wait_s = waited_s([t.model(usual) for t in mine if t.seed is not None], profile[like].invocation_s)
         alone = [awake(m, wait_s).operator_s for m in kept]
         pairs = np.concatenate([np.stack([p, s]) for p, s in zip(each, alone, strict=True)], axis=1)
         pairs = pairs[:, ~np.isnan(pairs[1])]

@@ -46,8 +46,12 @@ def waited_s(models: Sequence[TimedModel], invocation_s: float = 0.0) -> float:
 
 
 def awake(model: TimedModel, waited_s: float) -> TimedModel:
-    """Return a model whose first operator waited for nobody; it keeps a quarter of what it took, or more."""
-    first = next((i for i, f in enumerate(model.features) if not f.free), None)
+    """Return a model whose first operator waited for nobody; it keeps a quarter of what it took, or more.
+
+    The first is that which took as long as the wait: one that took less did not wait, since one core ran it alone.
+    """
+    took = ((i, s) for i, (f, s) in enumerate(zip(model.features, model.operator_s, strict=True)) if not f.free)
+    first = next((i for i, s in took if s >= waited_s), None)
     if first is None or waited_s <= 0:
         return model
     operator_s = model.operator_s.copy()

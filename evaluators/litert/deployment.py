@@ -125,6 +125,8 @@ def read_deployment(path: Path) -> Deployment:
         raise PlanError(f"{path}: is not a plan: it is nested too deeply") from error
     except ValueError as error:
         raise PlanError(f"{path}: is not a plan: {error}") from error
+    if isinstance(document, dict) and "stages" in document and "files" not in document:
+        raise PlanError(f"{path}: names no stage files", "only a study that measures on this machine writes them")
     try:
         written = Plan.from_json(document)
         graph = _stage_graph(document)

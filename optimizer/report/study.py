@@ -82,9 +82,21 @@ def _answer(study: Study) -> Iterator[Block]:
     if result["speedup"] and result["speedup"]["unstable"]:
         yield Text("The machine's speed changed during the final comparison; repeat it when the machine is quiet.")
     yield from _bound(result)
+    yield from _outputs(result["best"])
     yield _plan_table(study, study.best)
     if study.graph is not None and (ranks := describe_ranks(study.graph, study.best)):
         yield Text(f"{ranks}.")
+
+
+def _outputs(best: dict[str, Any]) -> Iterator[Block]:
+    """Yield how far the plan's outputs are from the whole model's on the CPU; earlier versions did not tell."""
+    if best.get("identical"):
+        yield Text("It computes bit for bit what the whole model does.")
+    elif best.get("max_rel_error") is not None:
+        yield Text(
+            f"Its outputs are within {best['max_rel_error']:.1e} of the whole model's on the CPU, relative to the "
+            f"largest of them; {best['tolerance']:.1e} is allowed."
+        )
 
 
 def _front(study: Study) -> Iterator[Block]:
