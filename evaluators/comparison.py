@@ -88,7 +88,7 @@ class Comparison:
         speedup: latency of the baseline over that of the candidate; above 1 the candidate is faster.
         ci95: the 95 % interval of ``speedup``, over rebuilt instances.
         round_speedups: the median ratio of each round.
-        baseline, candidate: all measured runs, in the order of the rounds.
+        baseline, candidate: the median of each pair's runs, in the order of the rounds.
         drift: relative change of both latencies from the first half of the rounds to the second (throttling).
         unstable: whether the latencies or their ratio changed by more than :data:`UNSTABLE_ABOVE` and more than by
             chance; the comparison should be repeated after a pause.

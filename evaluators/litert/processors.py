@@ -1,7 +1,7 @@
 """What this machine offers: all its cores together, each core as a lane of its own, and its hardware adapters.
 
 A lane is described by plain options, which a plan file may carry to another machine; whether this machine can serve
-them is found out when the lanes are started (:mod:`evaluators.litert.starts`).
+them is found out when the lanes are started (:mod:`evaluators.litert.lanes`).
 """
 
 from __future__ import annotations
