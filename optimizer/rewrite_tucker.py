@@ -23,6 +23,8 @@ from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, Rati
 
 SCHEMA_VERSION = 1
 
+_ANOTHER = "take another rule, or give ranks with --rank"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -162,7 +164,7 @@ def rewrite(request: Request) -> Rewritten:
     prices = price(graph, choices, request.platform) if request.platform is not None else None
     if prices is not None and not request.even_slower:
         choices = only_faster(choices, prices)
-        _check_some(choices, name, random=False)
+        _check_some(choices, name, random=False, hint="take smaller ranks, or use them all the same with --even-slower")
     made = decompose(graph, {c.layer.operator: c.ranks for c in choices if c.ranks is not None})
     error = relative_error(graph, made.graph, request.seed)
     nbytes = _write(made, request.out, int8=int8)
@@ -203,16 +205,16 @@ def _check_out(out: Path, graph: Graph) -> None:
         raise UsageError(f"{out}: is the model itself", "write to another file")
 
 
-def _check_some(choices: Sequence[Choice], name: str, *, random: bool) -> None:
+def _check_some(choices: Sequence[Choice], name: str, *, random: bool, hint: str = _ANOTHER) -> None:
     """Check that something is decomposed at all.
 
     Args:
         random: whether the weights are random, and the rule looks at them.
+        hint: what to do otherwise.
     """
     if any(choice.ranks is not None for choice in choices):
         return
     most = Counter(choice.why for choice in choices).most_common(1)[0][0]
-    hint = "take another rule, or give ranks with --rank"
     if random and "+spectrum" not in name:
         hint = "its weights are random numbers, which have no low rank; +spectrum behind its name gives it some that do"
     raise RewriteError(f"nothing of {name!r} would be decomposed: {most}", hint)

@@ -87,6 +87,7 @@ def test_int8_is_made_of_the_decomposed_float_model(tmp_path: Path, capsys: pyte
         (["--tucker", "given", MODEL, "--rank", "0=1x1", "--rank", "0=1x2"], "has ranks already"),
         (["--tucker", "energy:0.99", "squeezenet1_1@0.5/64"], "+spectrum behind its name"),
         (["--tucker", "ratio:0.5", MODEL, "--multiple-of", "0"], "--multiple-of 0: must be a whole number from 1"),
+        (["--tucker", "ratio:0.5", "squeezenet1_1@0.5/64", "--platform", "xavier"], "with --even-slower"),
         (["--tucker", "ratio:0.5", MODEL, "--even-slower"], "--even-slower: slower on what?"),
         (["--tucker", "ratio:0.5", MODEL, "--split", "0:height:0.5"], "not allowed with"),
         (["--tucker", "ratio:0.5"], "give one model"),
