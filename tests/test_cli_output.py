@@ -103,6 +103,7 @@ def test_a_short_job_and_its_plan(tmp_path: Path) -> None:
     assert (run.returncode, remarks) == (0, [])
     document = json.loads(run.stdout)
     assert document["best"]["identical"] is True
+    assert (document["best"]["max_rel_error"], document["best"]["tolerance"]) == (0.0, 0.0)
     assert all(b["identical"] for b in document["baselines"].values() if b["latency_ms"])
     assert document["gap"] is not None
     executed = command(["execute", "run/best/plan.json", "--json"])

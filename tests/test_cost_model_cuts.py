@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from evaluators.cost_model.profile import CostProfile
 from evaluators.cost_model.timed_model import TimedModel
 from evaluators.cost_model.waiting import awake, waited_s
 from evaluators.testing import SyntheticEvaluator
-from search_spaces.errors import ProfileError
+from optimizer.calibrate import calibrate
+from search_spaces.errors import ProfileError, UnavailableError
+from tests.test_cost_model_calibrate import make_small
 
 WAIT_S, CALL_S = 2e-5, 3e-6
 
@@ -84,3 +87,24 @@ def test_cuts_are_timed_on_a_lane() -> None:
         found = time_cuts(session, bench.loaded, platform.processors[0])
     assert found.like == platform.processors[0].like
     assert found.invocation_s >= 0.0
+
+
+def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> CutProfile:
+        raise UnavailableError("it takes no convolution")
+
+    make_small(monkeypatch)
+    monkeypatch.setattr("optimizer.calibrate.time_cuts", refuse)
+    told: list[str] = []
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=told.append)
+    assert "what a cut costs on cpu0 is not known: it takes no convolution" in told
+    assert list(found.profile.processors) == ["core"]
+
+
+def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+    monkeypatch.setattr("optimizer.calibrate.time_cuts", lambda _, __, lane: CutProfile(lane.like, 4e-6))
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic")
+    assert found.profile["core"].invocation_s >= 4e-6

@@ -20,7 +20,7 @@ from optimizer.report.data import Study, bars, best_by_stages, points, read_stud
 from optimizer.report.document import Column, Document, Section, Table, Text
 from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
-from optimizer.report.study import study_document
+from optimizer.report.study import _outputs, study_document
 from optimizer.report.svg import Scale, standalone
 from search_spaces.graph import Graph
 
@@ -276,3 +276,17 @@ def test_its_note_is_the_report_with_plots(study: Study, tmp_path: Path) -> None
     shown = re.findall(r"\]\(/artifacts/\d+/([0-9a-f-]+)\)", note)
     assert len(shown) == len(study_document(study).figures)
     assert all((tmp_path / name).is_file() for name in shown)
+
+
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        ({"identical": True, "max_rel_error": 0.0, "tolerance": 0.0}, "bit for bit"),
+        ({"identical": False, "max_rel_error": 2e-3, "tolerance": 1e-2}, "within 2.0e-03 of the whole model's"),
+        ({"identical": None}, ""),  # of an earlier version
+    ],
+)
+def test_how_far_the_outputs_are_is_told(best: dict[str, object], says: str) -> None:
+    told = "".join(str(block) for block in _outputs(best))
+    assert says in told
+    assert bool(told) == bool(says)
