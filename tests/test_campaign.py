@@ -85,12 +85,12 @@ def test_a_killed_campaign_goes_on(tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (before,) = (n for n in records(out).values() if n > 40)
+    before = sum(records(out).values())  # on a busy machine the second study may have begun
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     assert len(records(out)) == 2
     state = json.loads((out / "campaign.json").read_text())
     assert [s["status"] for s in state["studies"]] == ["done", "done"]
-    assert max(records(out).values()) > before
+    assert sum(records(out).values()) > before
     for log in out.glob("*/trials.jsonl"):
         numbers = [r.data["number"] for r in read_log(log).records if r.kind == "trial"]
         assert numbers == list(range(len(numbers)))

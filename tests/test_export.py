@@ -1,4 +1,4 @@
-"""``optimize export``: a folder that runs with the runtime and numpy alone, and knows when it has become slow."""
+"""``optimize export``: a folder that runs with the runtime and numpy alone; its drift, and its fallback on request."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
 from evaluators.litert import PlanRunner
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
-from optimizer.export.run_plan import SURE_RUNS, Plan
+from optimizer.devices import choose_platform
+from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError, Plan
 from search_spaces.chain import chain_plan
 from search_spaces.models import load
 
 pytestmark = pytest.mark.litert
 ROOT = Path(__file__).parents[1]
+MODEL = "squeezenet1_1@0.5/64"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,6 @@ def test_the_folder_holds_what_it_needs(exported: Path) -> None:
     assert {"plan.json", "plan.txt", "stage_0.tflite", "run_plan.py", "run_plan.cc", "delegates.json"} <= names
     document = json.loads((exported / "plan.json").read_text())
     assert document["expected"]["latency_ms"] > 0
-    assert document["expected"]["fallback"]["file"] == "whole.tflite"
     assert json.loads((exported / "delegates.json").read_text())["processors"]
     text = (exported / "plan.txt").read_text()
     assert text.count("\nstage file=") == len(document["stages"])
@@ -78,25 +83,145 @@ def test_it_imports_only_the_runtime_and_numpy(exported: Path) -> None:
     assert "ms an inference, expected were" in told
 
 
-def test_drift_is_told_and_leads_back_to_one_processor(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = Path(shutil.copytree(exported, tmp_path / "slow"))
-    document = json.loads((slow / "plan.json").read_text())
-    document["expected"]["stage_ms"] = [ms / 10 for ms in document["expected"]["stage_ms"]]
-    document["expected"]["fallback"]["latency_ms"] /= 10
-    (slow / "plan.json").write_text(json.dumps(document))
-    with Plan(slow) as plan:
-        inputs = {name: np.ones(shape, dtype) for name, (shape, dtype) in plan.inputs.items()}
-        first = plan.run(inputs)
-        for _ in range(SURE_RUNS):
+def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...]) -> Path:
+    """Export a study of these processors with a plan of our choice in the place of its best one."""
+    names = tuple(dict.fromkeys(processors))
+    words = ["--model", MODEL, "--processors", ",".join(names), "--max-stages", "1", "--budget", "2"]
+    assert main([*words, "-q", "--out", str(run)]) == 0
+    evaluator, graph = LitertEvaluator(), load(MODEL)
+    platform = choose_platform(evaluator, names)
+    with evaluator.prepare(platform) as session:
+        session.deploy(run / "best", graph, chain_plan(graph, cuts, processors))
+    result = json.loads((run / "result.json").read_text())
+    result["best"]["stage_ms"] = None
+    (run / "result.json").write_text(json.dumps(result))
+    assert main(["export", str(run)]) == 0
+    return run / "export"
+
+
+def edited(folder: Path, copy: Path, **changes: Any) -> Path:
+    """Copy an exported folder and change its plan.json."""
+    shutil.copytree(folder, copy)
+    document = json.loads((copy / "plan.json").read_text())
+    for key, change in changes.items():
+        change(document[key])
+    (copy / "plan.json").write_text(json.dumps(document))
+    return copy
+
+
+def random_inputs(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(7)
+    return {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in plan.inputs.items()}
+
+
+def test_drift_is_told(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def expect_less(expected: dict[str, Any]) -> None:
+        expected["latency_ms"] /= 10
+        expected["stage_ms"] = [ms / 10 for ms in expected["stage_ms"]]
+
+    with Plan(edited(exported, tmp_path / "slow", expected=expect_less)) as plan:
+        inputs = random_inputs(plan)
+        for _ in range(2 * SURE_RUNS):
             plan.run(inputs)
-        assert plan.fallen_back
         assert min(plan.drift()) > 1.2
         assert "times as long as expected" in plan.advice()
-        again = plan.run(inputs)
-        assert all(np.allclose(again[key], value, atol=1e-5) for key, value in first.items())
-    assert "should take" in capsys.readouterr().err
+        assert not plan.fallen_back
+    assert not capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def many_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan that hands every tensor from one core to the other: the whole model is far faster."""
+    operators = len(load(MODEL).operators)
+    processors = tuple(("cpu0", "cpu1")[i % 2] for i in range(operators))
+    return exported_with(tmp_path_factory.mktemp("many") / "run", tuple(range(1, operators)), processors)
+
+
+def test_a_fallback_is_used_only_on_request(many_stages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads((many_stages / "plan.json").read_text())["fallback"]["file"] == "whole.tflite"
+    assert "whole" not in (many_stages / "plan.txt").read_text()  # the runner in C++ has no fallback
+    capsys.readouterr()
+    with Plan(many_stages) as plan:
+        inputs = random_inputs(plan)
+        outputs = [plan.run(inputs) for _ in range(2 * SURE_RUNS)]
+        assert plan.comparison is None
+        assert not plan.fallen_back
+    assert not capsys.readouterr().err
+    with Plan(many_stages, fallback=True) as plan:
+        told = capsys.readouterr().err
+        assert plan.fallen_back
+        found = plan.comparison
+        assert found is not None
+        assert found.ratio > 1
+        assert found.p_value < ALPHA
+        assert MIN_PAIRS <= len(found.plan_s) == len(found.fallback_s) <= MAX_PAIRS
+        assert told == f"run_plan: {plan.advice()}\n"
+        for outputs_of in (plan.run, lambda one: next(plan.stream([one]))):
+            assert {k: v.tobytes() for k, v in outputs_of(inputs).items()} == {
+                k: v.tobytes() for k, v in outputs[0].items()
+            }
+        assert not plan.runs
+    assert not plan.fallen_back
+
+
+def test_a_plan_stays_where_the_fallback_is_not_faster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def crowd(fallback: dict[str, Any]) -> None:
+        fallback["processor"]["options"]["threads"] = 64  # on one core
+
+    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"))
+    slow = edited(folder, tmp_path / "slow", fallback=crowd)
+    capsys.readouterr()
+    with Plan(slow, fallback=True) as plan:
+        assert plan.comparison is not None
+        assert plan.comparison.ratio < 1
+        assert not plan.fallen_back
+        plan.run(random_inputs(plan))
+        assert len(plan.runs) == 1
+    assert not capsys.readouterr().err
+
+
+def test_a_fallback_that_computes_otherwise_is_refused(
+    many_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other_kernels(fallback: dict[str, Any]) -> None:
+        fallback["processor"]["options"]["kernels"] = "builtin"
+
+    with pytest.raises(FallbackError, match="other kernels"):
+        Plan(edited(many_stages, tmp_path / "kernels", fallback=other_kernels), fallback=True)
+    other_weights = edited(many_stages, tmp_path / "weights")
+    content = bytearray((other_weights / "whole.tflite").read_bytes())
+    half = len(content) // 2
+    content[half : half + 4096] = bytes(byte ^ 1 for byte in content[half : half + 4096])
+    (other_weights / "whole.tflite").write_bytes(content)
+    with pytest.raises(FallbackError, match="bit for bit"):
+        Plan(other_weights, fallback=True)
+    mixed = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1:builtin"))
+    assert not (mixed / "whole.tflite").exists()
+    with pytest.raises(FallbackError, match="has no fallback"):
+        Plan(mixed, fallback=True)
+    with Plan(mixed) as plan:  # the plan itself runs
+        plan.run(random_inputs(plan))
+    capsys.readouterr()
+    command = [sys.executable, "-I", str(mixed / "run_plan.py"), "--fallback"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "has no fallback" in done.stderr
+
+
+SECONDS = st.floats(1e-6, 1e3)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=60))
+def test_the_fallback_is_compared_by_an_exact_sign_test(pairs: list[tuple[float, float]]) -> None:
+    found = Comparison(tuple(p for p, _ in pairs), tuple(f for _, f in pairs))
+    unequal = [p > f for p, f in pairs if p != f]
+    wanted = stats.binomtest(sum(unequal), len(unequal), alternative="greater").pvalue if unequal else 1.0
+    assert found.p_value == pytest.approx(wanted, rel=1e-9)
+    assert found.fallback_is_faster == (found.p_value < ALPHA)
+    if found.fallback_is_faster:
+        assert found.ratio > 1
+    swapped = Comparison(found.fallback_s, found.plan_s)
+    assert not (found.fallback_is_faster and swapped.fallback_is_faster)
 
 
 @pytest.fixture(scope="module")
@@ -119,17 +244,7 @@ def runner_in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(900)
 def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cpp: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["--model", "squeezenet1_1@0.5/64", "--processors", "cpu0,cpu1", "--max-stages", "1", "--budget", "2"]
-    assert main([*words, "-q", "--out", str(run)]) == 0
-    evaluator, graph = LitertEvaluator(), load("squeezenet1_1@0.5/64")
-    with evaluator.prepare(evaluator.platform().restrict(("cpu0", "cpu1"))) as session:  # a plan of two lanes instead
-        session.deploy(run / "best", graph, chain_plan(graph, (20,), ("cpu0", "cpu1")))
-    result = json.loads((run / "result.json").read_text())
-    result["best"]["stage_ms"] = None
-    (run / "result.json").write_text(json.dumps(result))
-    assert main(["export", str(run)]) == 0
-    folder = run / "export"
+    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"))
     assert [stage["processor"] for stage in json.loads((folder / "plan.json").read_text())["stages"]] == [
         "cpu0",
         "cpu1",

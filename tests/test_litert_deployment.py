@@ -98,9 +98,9 @@ def test_a_hundred_megabytes_are_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "plan.json").open("wb") as file:
         file.write(b"[")
         file.truncate(100 << 20)
-    begin_s = time.monotonic()
+    begin_s = time.process_time()
     refuse(tmp_path, "at most")
-    assert time.monotonic() - begin_s < 0.5
+    assert time.process_time() - begin_s < 0.5
 
 
 @pytest.mark.parametrize(

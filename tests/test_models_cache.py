@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,8 +123,18 @@ def test_processes_at_once_build_once(folder: Path) -> None:
     assert len(started(folder)) == 1
 
 
+def for_ever(path: Path) -> None:
+    path.write_bytes(CONTENT[:100])
+    (path.parent.parent / f"started.{os.getpid()}").touch()
+    threading.Event().wait()
+
+
+def never_built() -> None:
+    cached("m", 1, for_ever)
+
+
 def test_a_killed_build_is_started_anew_and_cleared_away(folder: Path) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=in_child)
+    child = multiprocessing.get_context("spawn").Process(target=never_built)
     child.start()
     while not started(folder):
         time.sleep(0.01)

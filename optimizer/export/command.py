@@ -18,7 +18,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
     found = export_run(options.run, options.out or options.run / "export")
     if options.json:
-        fallback = None if found.fallback is None else {"processor": found.fallback[0], "latency_ms": found.fallback[1]}
+        fallback = None if found.fallback is None else {"processor": found.fallback}
         print(
             json.dumps({"schema_version": 1, "folder": str(found.folder), "files": found.files, "fallback": fallback})
         )
@@ -26,6 +26,5 @@ def export(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     print(f"{found.folder}: {', '.join(found.files)}")
     print(f"time it with: python {found.folder / 'run_plan.py'}")
     if found.fallback is not None:
-        name, took_ms = found.fallback
-        print(f"where it has become too slow, it goes on with the whole model on {name} ({took_ms:.2f} ms)")
+        print(f"compare it with the whole model on {found.fallback}: add --fallback")
     return 0

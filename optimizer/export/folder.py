@@ -13,10 +13,12 @@ from evaluators.litert.deployment import read_deployment
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES
+from optimizer.export.run_plan import kernels
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study
 from search_spaces.errors import RunFolderError, UsageError
 from search_spaces.models.stages import cut_stage
+from search_spaces.plan import Plan
 from search_spaces.platform import Processor
 
 WHOLE = "whole.tflite"
@@ -30,20 +32,20 @@ class Exported:
 
     Attributes:
         files: names, sorted.
-        fallback: the processor that runs the whole model, and the milliseconds that it took; None where no study of
-            it is known.
+        fallback: the processor on which the runner in Python can run the whole model; None where none computes the same
+            outputs as the plan.
     """
 
     folder: Path
     files: tuple[str, ...]
-    fallback: tuple[str, float] | None
+    fallback: str | None
 
 
 def export_run(run: Path, out: Path) -> Exported:
     """Write the best plan of a finished study to a folder.
 
-    The runners compare what stages take with what they took when the plan was found, and can go on with the whole model
-    on one processor.
+    The runners compare what stages take with what they took when the plan was found. The one in Python can also compare
+    the plan with the whole model on one processor.
 
     Raises:
         RunFolderError: the study is not finished, or has no stage files.
@@ -74,20 +76,23 @@ def export_run(run: Path, out: Path) -> Exported:
         for file in sorted(best.glob("stage_*.tflite")):
             shutil.copyfile(file, out / file.name)
         document = json.loads((best / "plan.json").read_bytes())
-        document["expected"] = expected = _expected(study, out)
+        document["expected"] = _expected(study)
+        fallback = _fallback(study, document)
+        if fallback is not None and study.graph is not None:
+            cut_stage(study.graph, tuple(range(len(study.graph.operators)))).write(out / WHOLE)
+            document["fallback"] = {"file": WHOLE, "processor": _plain(fallback)}
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))
         write_atomic(out / "plan.txt", _in_words(document).encode())
         for name in _RUNNERS:
             write_atomic(out / name, (_HERE / name).read_bytes())
         write_atomic(out / "README.md", _readme(study, document).encode())
-    fallback = expected.get("fallback")
-    told = (str(fallback["processor"]["name"]), float(fallback["latency_ms"])) if fallback else None
-    return Exported(out, tuple(sorted(p.name for p in out.iterdir())), told)
+    written = tuple(sorted(p.name for p in out.iterdir()))
+    return Exported(out, written, fallback.name if fallback is not None and WHOLE in written else None)
 
 
-def _expected(study: Study, out: Path) -> dict[str, Any]:
-    """Return what the plan took when it was found, and what the whole model takes on the best single processor."""
+def _expected(study: Study) -> dict[str, Any]:
+    """Return what the plan took when it was found."""
     objective = OBJECTIVES[str(study.result.get("objective", "latency")).split(",")[0]]
     entry = study.result["best"]
     found: dict[str, Any] = {"objective": objective.name}
@@ -96,18 +101,23 @@ def _expected(study: Study, out: Path) -> dict[str, Any]:
         found[objective.key] = entry["latency_ms"]["median"]
     if entry.get("stage_ms") and objective.law in ("latency", "period"):  # else these are no times
         found["stage_ms"] = entry["stage_ms"]
-    wholes = [
-        (each["latency_ms"]["median"], name)
-        for name, each in study.result["baselines"].items()
-        if each.get("latency_ms") and len(each["plan"]["stages"]) == 1
-    ]
-    if wholes and study.graph is not None and objective.name == "latency":
-        latency_ms, name = min(wholes)
-        lane = study.plans[name].stages[0].processor
-        cut_stage(study.graph, tuple(range(len(study.graph.operators)))).write(out / WHOLE)
-        processor = _plain(study.platform[lane])
-        found["fallback"] = {"file": WHOLE, "processor": processor, "latency_ms": latency_ms}
     return found
+
+
+def _fallback(study: Study, document: Mapping[str, Any]) -> Processor | None:
+    """Return the processor that ran the whole model fastest among those that compute the same outputs as the plan."""
+    plan = Plan.from_json(document)
+    rewritten = plan.ranks or document.get("views") or any(stage.share is not None for stage in plan.stages)
+    if document["expected"]["objective"] != "latency" or len(plan.stages) == 1 or rewritten:
+        return None
+    used = [kernels(processor) for processor in document["platform"]["processors"]]
+    wholes = [
+        (each["latency_ms"]["median"], study.plans[name].stages[0].processor)
+        for name, each in study.result["baselines"].items()
+        if each.get("latency_ms") and len(study.plans[name].stages) == 1 and not study.plans[name].ranks
+    ]
+    alike = [(ms, name) for ms, name in wholes if all(k == kernels(_plain(study.platform[name])) for k in used)]
+    return study.platform[min(alike)[1]] if alike else None
 
 
 def _plain(processor: Processor) -> dict[str, Any]:
@@ -131,7 +141,7 @@ def _delegates(study: Study, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(document: Mapping[str, Any]) -> str:
-    """Return the plan for programs that read no JSON: a line a tensor, a stage, the fallback; key=value words."""
+    """Return the plan for programs that read no JSON: a line a tensor, a stage; key=value words."""
     lanes = {p["name"]: p for p in document["platform"]["processors"]}
     expected = document["expected"]
     stage_ms = expected.get("stage_ms") or [0.0] * len(document["files"])
@@ -139,9 +149,6 @@ def _in_words(document: Mapping[str, Any]) -> str:
     lines += [f"{side} {_numbers(document[side])}" for side in ("inputs", "outputs")]
     for entry, stage, ms in zip(document["files"], document["stages"], stage_ms, strict=True):
         lines.append(f"stage {_stage_words(entry, lanes[stage['processor']], ms)}")
-    if (whole := expected.get("fallback")) is not None:
-        entry = {"file": whole["file"], "inputs": document["inputs"], "outputs": document["outputs"]}
-        lines.append(f"whole {_stage_words(entry, whole['processor'], whole['latency_ms'])}")
     return "\n".join(lines) + "\n"
 
 
@@ -164,6 +171,16 @@ def _numbers(values: Sequence[int]) -> str:
     return ",".join(map(str, values))
 
 
+def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
+    if "fallback" not in document:
+        return []
+    name = document["fallback"]["processor"]["name"]
+    return [
+        f"- `Plan(folder, fallback=True)` measures it against the whole model on {name} (`whole.tflite`) when it",
+        "  starts, and runs the whole model if that is significantly faster; the outputs are the same. Default: off.",
+    ]
+
+
 def _readme(study: Study, document: Mapping[str, Any]) -> str:
     lines = [
         f"# {document['model']['name']} in {len(document['files'])} parts",
@@ -180,6 +197,7 @@ def _readme(study: Study, document: Mapping[str, Any]) -> str:
     lines += [
         "",
         "- `python run_plan.py` times it (needs ai-edge-litert and numpy); `from run_plan import Plan` runs it.",
+        *_fallback_lines(document),
         "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and the",
         "  libLiteRt.so of the Python package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         "- `delegates.json` holds LiteRT's settings of each processor: accelerators, threads, precision.",

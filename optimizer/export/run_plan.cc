@@ -4,9 +4,8 @@
 //   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another; the outputs' bytes
 //                                              go to another one
 //
-// plan.txt in the folder is plan.json in words: one line a tensor, a stage, the fallback. A stage that takes more than
-// 1.2 times as long as expected has drifted; where the whole plan takes longer than the whole model should on one
-// processor, the program goes on with that one.
+// plan.txt in the folder is plan.json in words: one line a tensor, a stage. A stage that takes more than 1.2 times as
+// long as expected has drifted. The plan always runs: only the runner in Python can fall back to the whole model.
 
 #include <sched.h>
 
@@ -65,7 +64,6 @@ struct PlanText {
   std::map<int, std::size_t> nbytes;  // of each tensor
   std::vector<int> inputs, outputs;
   std::vector<StageLine> stages;
-  StageLine whole;  // without a file where there is no fallback
 };
 
 std::vector<int> Numbers(const std::string& text) {
@@ -111,8 +109,6 @@ PlanText ReadPlan(const std::string& folder) {
       (kind == "inputs" ? plan.inputs : plan.outputs) = Numbers(rest);
     } else if (kind == "stage") {
       plan.stages.push_back(ReadStage(words));
-    } else if (kind == "whole") {
-      plan.whole = ReadStage(words);
     }
   }
   return plan;
@@ -224,12 +220,6 @@ int Run(const std::string& folder, int runs, const std::string& inputs, const st
     if (expected > 0.0) std::cout << ", " << ms / expected << " times as long as expected";
     if (expected > 0.0 && ms > kSlower * expected) std::cout << ": drifted";
     std::cout << "\n";
-  }
-  if (!plan.whole.file.empty() && Median(totals) > kSlower * plan.whole.expected_ms) {
-    Stage whole(environment, folder, plan.whole);
-    std::vector<double> alone;
-    for (int run = 0; run < runs; ++run) alone.push_back(whole.Run(tensors));
-    std::cout << "slower than the whole model should be: falling back to it, " << Median(alone) << " ms\n";
   }
   return 0;
 }

@@ -12,15 +12,18 @@
             ...
 
 Each processor of the plan is a thread, pinned to its cores, with its stages in the order of the plan; a stage begins
-when all that it reads is there. ``drift()`` tells how the stages' times compare with the plan's expectation; where the
-plan has become slower than the whole model on one processor is expected to be, ``run`` goes on with that one
-(``fallback=True``).
+when all that it reads is there. ``drift()`` returns how the stages' times compare with the plan's expectation.
+
+``Plan(folder, fallback=True)`` measures the plan against the whole model on one processor, on this device, and runs the
+whole model where it is significantly faster. It requires that both compute the same outputs, bit for bit. Without
+``fallback=True`` the plan always runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import statistics
@@ -28,6 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,61 @@ SLOWER = 1.2
 
 SURE_RUNS = 20
 """So many runs are looked at before a drift is believed."""
+
+ALPHA = 0.01
+"""The fallback runs where a sign test calls it faster at this level."""
+
+MIN_PAIRS, MAX_PAIRS, PAIRS_S = 10, 100, 5.0
+"""Pairs of a comparison: no new one begins after MAX_PAIRS, nor after PAIRS_S seconds and MIN_PAIRS."""
+
+CHECKED_INPUTS = 4
+"""Random inputs on which plan and fallback must compute the same outputs."""
+
+
+class FallbackError(ValueError):
+    """The plan has no fallback that computes the same outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The plan against its fallback, measured in pairs: the same inputs, one right after the other, in random order.
+
+    Attributes:
+        plan_s: seconds of an inference of the plan, one a pair.
+        fallback_s: seconds of an inference of the fallback, one a pair.
+    """
+
+    plan_s: tuple[float, ...]
+    fallback_s: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median over the pairs of the plan's time divided by the fallback's: above 1 the fallback is faster."""
+        return statistics.median(p / f for p, f in zip(self.plan_s, self.fallback_s, strict=True))
+
+    @property
+    def p_value(self) -> float:
+        """One-sided sign test: probability of as many pairs in the fallback's favour if it were no faster.
+
+        The order within each pair is random, so the test holds however the machine is disturbed.
+        """
+        differences = [p - f for p, f in zip(self.plan_s, self.fallback_s, strict=True) if p != f]
+        count, wins = len(differences), sum(d > 0.0 for d in differences)
+        return sum(math.comb(count, k) for k in range(wins, count + 1)) / float(2**count)
+
+    @property
+    def fallback_is_faster(self) -> bool:
+        """Whether the fallback is faster, significantly."""
+        return self.p_value < ALPHA
+
+    def __str__(self) -> str:
+        verdict = "significant" if self.fallback_is_faster else "not significant"
+        told = (
+            f"{self.ratio:.3g} times as fast as the plan"
+            if self.ratio >= 1.0
+            else f"{1.0 / self.ratio:.3g} times slower than the plan"
+        )
+        return f"{told} ({len(self.plan_s)} pairs, sign test p = {self.p_value:.2g}, {verdict})"
 
 
 class Stage:
@@ -129,16 +188,25 @@ class _Lane(threading.Thread):
         while (inference := self.todo.get()) is not None:
             work(inference)
 
+    def close(self) -> None:
+        """End the thread after what it has to do."""
+        self.todo.put(None)
+        self.join()
+
 
 class Plan:
     """A plan, loaded; close it, or use it in a ``with``.
 
     Args:
         folder: holds plan.json and its stage files.
-        fallback: go on with the whole model on one processor where the plan has become slower than that should be.
+        fallback: measure the plan against the whole model on one processor, and run the faster one. This takes up to
+            PAIRS_S seconds, or MIN_PAIRS pairs where these take longer.
+
+    Raises:
+        FallbackError: ``fallback`` is set, and no whole model that computes the same outputs was exported.
     """
 
-    def __init__(self, folder: str | Path = ".", *, fallback: bool = True) -> None:
+    def __init__(self, folder: str | Path = ".", *, fallback: bool = False) -> None:
         self._folder = Path(folder)
         self.document: dict[str, Any] = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
         if self.document.get("views"):
@@ -147,9 +215,8 @@ class Plan:
         self._files: list[dict[str, Any]] = self.document["files"]
         self._tensors: list[dict[str, Any]] = self.document["tensors"]
         self._writer = {t: i for i, entry in enumerate(self._files) for t in entry["outputs"]}
-        self._fallback = fallback and "fallback" in self.expected
         self._whole: _Lane | None = None
-        self.fallen_back = False
+        self.comparison: Comparison | None = None
         self.runs: list[tuple[float, list[float]]] = []
         processors = {p["name"]: p for p in self.document["platform"]["processors"]}
         # Processors that share cores take turns by the order of the plan: they share a thread.
@@ -162,6 +229,8 @@ class Plan:
             for name, stages in mine.items():
                 cores = {c for i in stages for c in processors[self._stage(i)["processor"]]["options"].get("cores", ())}
                 self._lanes.append(_Lane(name, cores, self._loader(stages, processors)))
+            if fallback:
+                self.compare_with_fallback()
         except BaseException:
             self.close()
             raise
@@ -211,20 +280,25 @@ class Plan:
     def _of(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         return [self._tensors[i] for i in numbers]
 
+    @property
+    def fallen_back(self) -> bool:
+        """Whether ``run`` runs the whole model on one processor instead of the plan."""
+        return self._whole is not None
+
     def run(self, inputs: np.ndarray[Any, Any] | Arrays) -> dict[str, np.ndarray[Any, Any]]:
         """Run once and return the outputs by name."""
-        if self.fallen_back:
-            return self._run_whole(inputs)
+        if self._whole is not None:
+            return self._end(self._begin(inputs, self._whole))
         inference = self._begin(inputs)
         found = self._end(inference)
         self.runs.append((inference.end_s - inference.begin_s, inference.spent_s))
-        if self._fallback and len(self.runs) % SURE_RUNS == 0 and self._lost():
-            print(f"run_plan: {self.advice()}", file=sys.stderr)
-            self.fallen_back = True
         return found
 
     def stream(self, inputs: Iterable[np.ndarray[Any, Any] | Arrays]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """Run an inference for each of the inputs; they overlap on the processors, and outputs come in order."""
+        """Run the plan for each of the inputs; inferences overlap on the processors, and outputs come in order.
+
+        The fallback is never used here: it was compared for single inferences.
+        """
         under_way: list[_Inference] = []
         for each in inputs:
             under_way.append(self._begin(each))
@@ -233,14 +307,71 @@ class Plan:
         while under_way:
             yield self._end(under_way.pop(0))
 
-    def _begin(self, inputs: np.ndarray[Any, Any] | Arrays) -> _Inference:
+    def compare_with_fallback(self) -> Comparison:
+        """Measure the plan against the whole model on one processor, and let ``run`` run the faster one from now on.
+
+        The plan stays unless the whole model is significantly faster; a line on stderr says when it is.
+
+        Raises:
+            FallbackError: no whole model was exported, or it does not compute the plan's outputs bit for bit.
+        """
+        entry = _exported_fallback(self._folder, self.document)
+        self._close_whole()
+        whole = _Lane("fallback", entry["processor"]["options"].get("cores", ()), self._whole_loader(entry))
+        try:
+            self.comparison = found = self._compare(whole, entry["processor"]["name"])
+        except BaseException:
+            whole.close()
+            raise
+        if found.fallback_is_faster:
+            self._whole = whole
+            self.runs.clear()
+            print(f"run_plan: {self.advice()}", file=sys.stderr)
+        else:
+            whole.close()
+        return found
+
+    def _compare(self, whole: _Lane, name: str) -> Comparison:
+        rng = np.random.default_rng(0)
+        samples = [
+            {name: _random(rng, shape, dtype) for name, (shape, dtype) in self.inputs.items()}
+            for _ in range(CHECKED_INPUTS)
+        ]
+        wanted = [self._end(self._begin(sample)) for sample in samples]
+
+        def timed(index: int, lane: _Lane | None) -> float:
+            begin_s = time.perf_counter()
+            outputs = self._end(self._begin(samples[index], lane))
+            took_s = time.perf_counter() - begin_s
+            for key, value in wanted[index].items():
+                if outputs[key].tobytes() != value.tobytes():
+                    raise FallbackError(
+                        f"{self._folder}: output {key!r} of the whole model on {name} is not bit for bit that of the "
+                        "plan. Run the plan without fallback=True"
+                    )
+            return took_s
+
+        for index in range(CHECKED_INPUTS):
+            timed(index, whole)
+        took_s: dict[_Lane | None, list[float]] = {None: [], whole: []}
+        end_s = time.monotonic() + PAIRS_S
+        while (count := len(took_s[None])) < MIN_PAIRS or (count < MAX_PAIRS and time.monotonic() < end_s):
+            first: list[_Lane | None] = [None, whole]
+            for lane in first if rng.random() < 0.5 else reversed(first):
+                timed(count % CHECKED_INPUTS, lane)  # the second run finds caches as its own kind of run left them
+                took_s[lane].append(timed(count % CHECKED_INPUTS, lane))
+        return Comparison(tuple(took_s[None]), tuple(took_s[whole]))
+
+    def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Lane | None = None) -> _Inference:
+        """Start an inference: of the plan, or of the whole model on its thread."""
         numbers = self.document["inputs"]
         arrays = [inputs[name] for name in self.inputs] if isinstance(inputs, Mapping) else [inputs]
         for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
-        inference = _Inference(dict(zip(numbers, arrays, strict=True)), len(self._files))
-        for lane in self._lanes:
+        stages = len(self._files) if whole is None else 1
+        inference = _Inference(dict(zip(numbers, arrays, strict=True)), stages)
+        for lane in self._lanes if whole is None else (whole,):
             lane.todo.put(inference)
         return inference
 
@@ -252,34 +383,24 @@ class Plan:
         numbers = self.document["outputs"]
         return {self._tensors[t]["name"]: inference.tensors[t] for t in numbers}
 
-    def _run_whole(self, inputs: np.ndarray[Any, Any] | Arrays) -> dict[str, np.ndarray[Any, Any]]:
-        if self._whole is None:
-            fallback = self.expected["fallback"]
-            entry = {"file": fallback["file"], "inputs": self.document["inputs"], "outputs": self.document["outputs"]}
-            processor = fallback["processor"]
+    def _whole_loader(self, fallback: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
+        reads, writes = self.document["inputs"], self.document["outputs"]
 
-            def load() -> Callable[[_Inference], None]:
-                stage = Stage(self._folder, entry, processor)
+        def load() -> Callable[[_Inference], None]:
+            stage = Stage(self._folder, fallback, fallback["processor"])
 
-                def work(inference: _Inference) -> None:
-                    try:
-                        arrays = [inference.tensors[t] for t in entry["inputs"]]
-                        outputs = stage.run(arrays, self._of(entry["outputs"]))
-                        inference.tensors |= dict(zip(entry["outputs"], outputs, strict=True))
-                    except BaseException as error:
-                        inference.error = error
-                    finally:
-                        for event in inference.done:
-                            event.set()
+            def work(inference: _Inference) -> None:
+                try:
+                    outputs = stage.run([inference.tensors[t] for t in reads], self._of(writes))
+                    inference.tensors |= dict(zip(writes, outputs, strict=True))
+                except BaseException as error:
+                    inference.error = error
+                finally:
+                    inference.done[0].set()
 
-                return work
+            return work
 
-            self._whole = _Lane("whole", processor["options"].get("cores", ()), load)
-        lanes, self._lanes = self._lanes, [self._whole]
-        try:
-            return self._end(self._begin(inputs))
-        finally:
-            self._lanes = lanes
+        return load
 
     def drift(self) -> list[float]:
         """Return for each stage how many times as long as expected it took, by the medians of the last runs."""
@@ -290,12 +411,11 @@ class Plan:
         took = [statistics.median(column) for column in zip(*recent, strict=True)]
         return [t / e if e > 0.0 else 1.0 for t, e in zip(took, expected_s, strict=True)]
 
-    def _lost(self) -> bool:
-        took_s = statistics.median(total for total, _ in self.runs[-SURE_RUNS:])
-        return took_s > SLOWER * float(self.expected["fallback"]["latency_ms"]) / 1e3
-
     def advice(self) -> str:
         """Return how the plan does, in a sentence."""
+        if self._whole is not None:
+            name = self.document["fallback"]["processor"]["name"]
+            return f"the whole model on {name} runs instead of the plan: it is {self.comparison}"
         slow = [f"stage {i} takes {d:.2f} times as long" for i, d in enumerate(self.drift()) if d > SLOWER]
         if not self.runs:
             return "nothing was run yet"
@@ -304,23 +424,63 @@ class Plan:
         if "latency_ms" in self.expected:
             text += f", expected were {self.expected['latency_ms']:.2f} ms"
         text += f"; {', '.join(slow)} as expected" if slow else "; no stage has drifted"
-        if "fallback" in self.expected and self._lost():
-            whole = self.expected["fallback"]
-            text += f"; the whole model on {whole['processor']['name']} should take {whole['latency_ms']:.2f} ms"
         return text
 
     def close(self) -> None:
         """End the threads."""
-        for lane in (*self._lanes, *((self._whole,) if self._whole is not None else ())):
-            lane.todo.put(None)
-            lane.join()
-        self._lanes, self._whole = [], None
+        for lane in self._lanes:
+            lane.close()
+        self._lanes = []
+        self._close_whole()
+
+    def _close_whole(self) -> None:
+        if self._whole is not None:
+            self._whole.close()
+        self._whole = None
 
     def __enter__(self) -> Plan:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _exported_fallback(folder: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is exported of the fallback; it must use the same kernels as each stage of the plan."""
+    found: dict[str, Any] | None = document.get("fallback")
+    if found is None:
+        raise FallbackError(
+            f"{folder}: the plan has no fallback. One is exported with a plan of several stages that all use "
+            "the same kernels, if its study minimised latency and measured the whole model with these kernels"
+        )
+    whole = found["processor"]
+    processors = {p["name"]: p for p in document["platform"]["processors"]}
+    for index, stage in enumerate(document["stages"]):
+        if kernels(processors[stage["processor"]]) != kernels(whole):
+            raise FallbackError(
+                f"{folder}: stage {index} on {stage['processor']} uses other kernels than the whole model on "
+                f"{whole['name']}: their outputs differ. Run the plan without fallback=True"
+            )
+    return found
+
+
+def kernels(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the bits that a processor computes: all but its cores and the number of threads."""
+    options = processor["options"]
+    names = ("adapter", "fallback", "kernels", "precision", "runtime")
+    return {
+        "kind": processor["kind"],
+        "kernels": "xnnpack",
+        **{name: options[name] for name in names if name in options},
+    }
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return values that any model takes: wider integers may be indices into a table, so they are 0 or 1."""
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    high = np.iinfo(dtype).max if dtype in {np.dtype(np.int8), np.dtype(np.uint8)} else 1
+    return rng.integers(0, high, shape, endpoint=True).astype(dtype)
 
 
 def _groups(processors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -341,10 +501,21 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
     parser.add_argument("--runs", type=int, default=50, help="at least 1")
     parser.add_argument("--stream", action="store_true", help="inferences overlap")
+    parser.add_argument(
+        "--fallback", action="store_true", help="measure the whole model on one processor too, and run the faster"
+    )
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: give at least 1")
-    with Plan(options.folder) as plan:
+    if options.fallback and options.stream:
+        parser.error("--fallback is not supported with --stream: it compares single inferences")
+    try:
+        plan = Plan(options.folder, fallback=options.fallback)
+    except FallbackError as error:
+        parser.error(f"--fallback: {error}")
+    with plan:
+        if plan.comparison is not None and not plan.fallen_back:
+            print(f"the whole model on one processor is {plan.comparison}: the plan runs")
         zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()}
         for _ in range(3):
             plan.run(zeros)
