@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from optimizer import commands
+from search_spaces.allowed_code import allow
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, shown
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def _config(options: argparse.Namespace) -> StudyConfig:
         from optimizer.config import StudyConfig, parse_config
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
+    allow(*filter(None, [options.sampler, *(options.processors or "").split(",")]))  # typed, so that they may load code
     if options.model is not None:
         return parse_config(given)
     from optimizer.sharing import joined
@@ -319,6 +321,7 @@ def _calibrate(arguments: list[str]) -> int:
     add("-q", "--quiet", action="store_true", help="no progress")
     add("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)
+    allow(*(options.processors or "").split(","))
     from optimizer.calibrate import calibrate
     from optimizer.calibrate_refine import refine
     from optimizer.calibrate_text import render_calibration
