@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from optimizer import commands
 from search_spaces.allowed_code import allow
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, shown
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, printable, shown
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -43,7 +43,7 @@ class _Warnings(logging.Handler):
 def _tell(text: str) -> None:
     """Print to stderr; where that is closed, nowhere: what is no data must not get among the data."""
     if sys.stderr is not None:
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

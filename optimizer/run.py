@@ -27,6 +27,7 @@ from optimizer.provenance import provenance
 from optimizer.records import LogContents, header
 from optimizer.run_repair import difference, put_aside, remade_manifest, show
 from optimizer.storage import TrialLog
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import RunFolderError
 from search_spaces.models.zoo.names import is_name
 
@@ -154,7 +155,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
             return None
         if not file.is_file() or file.stat().st_size > _MAX_MANIFEST_NBYTES:
             raise RunFolderError(f"{file}: not a manifest of this program", "give another --study or --out")
-        content = file.read_bytes()
+        content = read_bounded(file, _MAX_MANIFEST_NBYTES)
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.lane_names import lane_options
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
@@ -112,11 +113,7 @@ def read_deployment(path: Path) -> Deployment:
     try:
         if path.is_dir():
             path = path / "plan.json"
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise PlanError(f"{path}: is no regular file", "give the path of a plan.json")
-        if path.stat().st_size > _MAX_NBYTES:
-            raise PlanError(f"{path}: a plan has at most {_MAX_NBYTES} bytes")
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
         raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
     except RecursionError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import UnavailableError, UsageError
 
 MIN_TOKEN_CHARACTERS = 16
@@ -155,9 +156,7 @@ def read_pem(path: Path | None, what: str) -> bytes:
     if path is None:
         return b""
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_NBYTES:
-            raise UsageError(f"{path}: is no file of {what}", "give a PEM file")
-        content = path.read_bytes()
+        content = read_bounded(path, _MAX_NBYTES)
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", f"give the PEM file of {what}") from error
     if b"-----BEGIN " not in content:
@@ -174,11 +173,10 @@ def read_token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        if not path.is_file() or path.stat().st_size > 4096:
-            raise UsageError(f"{path}: is no file of a token")
+        content = read_bounded(path, 4096)
         if path.stat().st_mode & 0o077:
             raise UsageError(f"{path}: others may read the token", f"chmod 600 {path}")
-        token = path.read_text(encoding="ascii").strip()
+        token = content.decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text"
         raise UsageError(f"{path}: {reason.lower()}", "give a file that holds the token") from error

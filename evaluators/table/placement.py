@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError, shown
 
 MAX_NBYTES = 64 << 20
@@ -93,9 +94,7 @@ def read_placement(path: Path) -> PlacementProblem:
         UsageError: the file is missing, damaged, or no instance; the text names the node or edge.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path}: is no regular file")
-        content = path.read_bytes() if path.stat().st_size <= MAX_NBYTES else b""
+        content = read_bounded(path, MAX_NBYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
     try:

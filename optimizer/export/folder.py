@@ -15,6 +15,7 @@ from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import RunFolderError, UsageError
 from search_spaces.models.stages import cut_stage
 from search_spaces.platform import Processor
@@ -73,7 +74,7 @@ def export_run(run: Path, out: Path) -> Exported:
             stale.unlink(missing_ok=True)
         for file in sorted(best.glob("stage_*.tflite")):
             shutil.copyfile(file, out / file.name)
-        document = json.loads((best / "plan.json").read_bytes())
+        document = json.loads(read_bounded(best / "plan.json"))
         document["expected"] = expected = _expected(study, out)
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))

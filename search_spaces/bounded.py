@@ -1,0 +1,29 @@
+"""Reading files that others wrote: whole, of bounded size, and never from what is no file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST_NBYTES = 64 << 20
+
+
+def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
+    """Return the content of a file, which may be changed or replaced meanwhile.
+
+    Raises:
+        OSError: it cannot be read, is a pipe, a device or a folder, or holds more than ``most_nbytes`` bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(most_nbytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most_nbytes:
+        raise OSError(errno.EFBIG, f"a file of this kind has at most {most_nbytes} bytes", str(path))
+    return content
