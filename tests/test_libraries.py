@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from evaluators.litert.libraries import ENVIRONMENT
 from evaluators.litert.processors import check_is_here, make_processor, npu_folder
@@ -70,7 +71,7 @@ def test_a_platform_file_loads_nothing(
 
 
 @needs_compiler
-def test_a_campaign_a_run_folder_and_a_storage_load_nothing(
+def test_a_campaign_and_a_storage_load_nothing(
     folder: Path, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from optimizer.shared import SETTINGS
@@ -91,6 +92,23 @@ def test_a_campaign_a_run_folder_and_a_storage_load_nothing(
     storage.set_study_user_attr(study, SETTINGS, settings | {"config": changed})
     close_storage(storage)
     assert main([*shared, "--out", str(tmp_path / "b")]) == 2
+    assert "nobody here has named" in capfd.readouterr().err
+    assert not mark.exists()
+
+
+@needs_compiler
+def test_a_run_folder_loads_nothing(
+    folder: Path, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A study of several models that was predicted is run again from its settings."""
+    run = tmp_path / "run"
+    words = ["--model", f"{MODEL}×2", "--evaluator", "cost-model", "--platform", "xavier", "--budget", "3", "-q"]
+    assert main([*words, "--out", str(run)]) == 0
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    changed = settings | {"evaluator": "litert", "platform": None, "processors": ["cpu", f"npu:{folder}"]}
+    (run / "config.yaml").write_text(yaml.safe_dump(changed))
+    capfd.readouterr()
+    assert main(["execute", str(run)]) == 2
     assert "nobody here has named" in capfd.readouterr().err
     assert not mark.exists()
 

@@ -15,8 +15,9 @@ from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study
+from optimizer.report.markdown import escaped
 from search_spaces.bounded import read_bounded
-from search_spaces.errors import RunFolderError, UsageError
+from search_spaces.errors import RunFolderError, UsageError, printable
 from search_spaces.models.stages import cut_stage
 from search_spaces.platform import Processor
 
@@ -78,10 +79,10 @@ def export_run(run: Path, out: Path) -> Exported:
         document["expected"] = expected = _expected(study, out)
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))
-        write_atomic(out / "plan.txt", _in_words(document).encode())
+        write_atomic(out / "plan.txt", printable(_in_words(document)).encode())
         for name in _RUNNERS:
             write_atomic(out / name, (_HERE / name).read_bytes())
-        write_atomic(out / "README.md", _readme(study, document).encode())
+        write_atomic(out / "README.md", printable(_readme(study, document)).encode())
     fallback = expected.get("fallback")
     told = (str(fallback["processor"]["name"]), float(fallback["latency_ms"])) if fallback else None
     return Exported(out, tuple(sorted(p.name for p in out.iterdir())), told)
@@ -167,15 +168,15 @@ def _numbers(values: Sequence[int]) -> str:
 
 def _readme(study: Study, document: Mapping[str, Any]) -> str:
     lines = [
-        f"# {document['model']['name']} in {len(document['files'])} parts",
+        f"# {escaped(document['model']['name'])} in {len(document['files'])} parts",
         "",
-        f"Found by study {study.manifest['study']}; the numbers it expects are in `plan.json` under `expected`.",
+        f"Found by study {escaped(study.manifest['study'])}; `plan.json` has the numbers it expects under `expected`.",
         "",
         "| stage | file | processor |",
         "|---|---|---|",
     ]
     lines += [
-        f"| {i} | {entry['file']} | {stage['processor']} |"
+        f"| {i} | {escaped(entry['file'])} | {escaped(stage['processor'])} |"
         for i, (entry, stage) in enumerate(zip(document["files"], document["stages"], strict=True))
     ]
     lines += [
