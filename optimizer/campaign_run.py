@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shlex
 import signal
 import subprocess
@@ -37,7 +36,7 @@ from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.provenance import provenance
 from optimizer.study import run_study
 from optimizer.study_ends import Interrupted, Watcher
-from search_spaces.bounded import read_bounded
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
 
 SCHEMA_VERSION = 1
@@ -214,7 +213,7 @@ def run_campaign(run: CampaignRun, watcher: CampaignWatcher, jobs: int = 1, sche
 def is_finished(folder: Path) -> bool:
     """Tell whether a run folder holds a study that has its verdict."""
     try:
-        result = json.loads(read_bounded(folder / "result.json", _MOST_NBYTES))
+        result = parsed_json(read_bounded(folder / "result.json", _MOST_NBYTES))
         return bool(result["complete"]) and (folder / "manifest.json").is_file()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
@@ -309,7 +308,7 @@ def _check_state(folder: Path, name: str) -> None:
     if not file.exists():
         return
     try:
-        state = json.loads(read_bounded(file))
+        state = parsed_json(read_bounded(file))
         version, there = int(state["schema_version"]), str(state["name"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return

@@ -6,7 +6,6 @@ what they were asked in the study, whatever its workload's file says now.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, nullcontext
@@ -22,7 +21,7 @@ from optimizer.execute_workload import FEWEST, LIMIT_S, MOST, Executed, render
 from optimizer.run import CONFIG, read_manifest
 from optimizer.workload_problem import read_problem
 from search_spaces.arrangement import jobs_of
-from search_spaces.bounded import read_bounded
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import PlanError, RunFolderError, UsageError
 from search_spaces.plan import Plan
 from search_spaces.workload import Arrival, Client, Workload
@@ -95,7 +94,7 @@ def _settings(run: Path) -> Mapping[str, Any]:
 def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
     """Go to where the study ran if a file that it named lies there, and does not lie here."""
     try:
-        folder = Path(json.loads(read_bounded(path))["folder"])
+        folder = Path(parsed_json(read_bounded(path))["folder"])
         elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         elsewhere = False
@@ -105,7 +104,7 @@ def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
 def _workload(path: Path) -> Workload:
     """Read what :meth:`~search_spaces.workload.Workload.to_json` returned."""
     try:
-        document = json.loads(read_bounded(path))
+        document = parsed_json(read_bounded(path))
         clients = tuple(Client(**{**each, "arrival": Arrival(**each["arrival"])}) for each in document["clients"])
         return Workload(str(document["name"]), clients, document["seed"], document["memory_limit_nbytes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
@@ -114,6 +113,6 @@ def _workload(path: Path) -> Workload:
 
 def _plan(path: Path) -> Plan:
     try:
-        return Plan.from_json(json.loads(read_bounded(path)))
+        return Plan.from_json(parsed_json(read_bounded(path)))
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{path}: cannot be read: {error}", "search again") from error

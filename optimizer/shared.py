@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optimizer.history import plain_attributes
 from optimizer.shared_storage import PATIENCE_S, SILENT_BEATS, patiently
+from search_spaces.bounded import parsed_json
 from search_spaces.errors import UsageError
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class SharedStudy:
         """
         kind = trial.user_attrs.get(KIND)
         try:
-            data = json.loads(trial.user_attrs[RECORD])
+            data = parsed_json(trial.user_attrs[RECORD])
             values, attributes = data["values"], data.get("attributes") or {}
             plain = values is None or (
                 len(values) == self._objectives and all(type(v) in (int, float) and abs(v) < math.inf for v in values)

@@ -1,13 +1,16 @@
-"""Reading files that others wrote: whole, of bounded size, and never from what is no file."""
+"""Reading what others wrote: files whole, of bounded size, and never from what is no file; JSON of sane numbers."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 MOST_NBYTES = 64 << 20
+_MOST_DIGITS = 300  # any float holds a number of so many
 
 
 def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
@@ -27,3 +30,23 @@ def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
     if len(content) > most_nbytes:
         raise OSError(errno.EFBIG, f"a file of this kind has at most {most_nbytes} bytes", str(path))
     return content
+
+
+def parsed_json(content: str | bytes) -> Any:
+    """Return what a JSON document says.
+
+    Raises:
+        ValueError: it is no JSON, or has a number that no float holds, or NaN.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(content, parse_constant=_no_number, parse_int=_whole)
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +36,7 @@ class Seen:
 
     kills: int = 0
     starts: int = 0
-    codes: Counter[int] = field(default_factory=Counter)
+    codes: dict[int, int] = field(default_factory=dict)
     lost: int = 0
     damaged: bool = False
     failed: int = 0
@@ -61,7 +60,7 @@ def workers_of(process: int) -> list[int]:
     return found
 
 
-def run(folder: Path, kills: int, seed: int, budget: int = 40) -> Seen:
+def run(folder: Path, kills: int, seed: int, budget: int = 200) -> Seen:
     """Run a study to its end, and kill so many of its worker processes meanwhile."""
     chance, seen = random.Random(seed), Seen()
     command = [sys.executable, "-m", "optimizer.cli", "--model", "squeezenet1_1@0.25/64", "--budget", str(budget)]
@@ -79,7 +78,7 @@ def run(folder: Path, kills: int, seed: int, budget: int = 40) -> Seen:
                         seen.kills += 1
             _, err = study.communicate()
         code = study.returncode
-        seen.codes[code] += 1
+        seen.codes[code] = seen.codes.get(code, 0) + 1
         seen.lines = max(seen.lines, len(err.splitlines()))
         if code not in DOCUMENTED or "Traceback" in err:
             raise RuntimeError(f"exit code {code}: {err}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from evaluators.cost_model.process import Process
 from evaluators.cost_model.profile import CostProfile
-from search_spaces.bounded import read_bounded
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ProfileError, UsageError, shown
 from search_spaces.platform import Platform
 
@@ -82,7 +82,7 @@ def read_profile(path: Path) -> tuple[CostProfile, Platform]:
     try:
         if not path.is_file():
             raise UsageError(f"{path}: there is no such file", "optimize calibrate --out FILE makes a profile")
-        content = json.loads(read_bounded(path, _MAX_NBYTES), parse_constant=_no_number)
+        content = parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, RecursionError) as error:
@@ -153,7 +153,3 @@ def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(each, f"{where}.{index}")
     elif isinstance(value, float | int) and not isinstance(value, bool):
         yield where, float(value)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.lane_names import lane_options
-from search_spaces.bounded import read_bounded
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
@@ -113,7 +113,7 @@ def read_deployment(path: Path) -> Deployment:
     try:
         if path.is_dir():
             path = path / "plan.json"
-        document = json.loads(read_bounded(path, _MAX_NBYTES))
+        document = parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
         raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
     except RecursionError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from evaluators.objectives import OBJECTIVES
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study
 from optimizer.report.markdown import escaped
-from search_spaces.bounded import read_bounded
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError, UsageError, printable
 from search_spaces.models.stages import cut_stage
 from search_spaces.platform import Processor
@@ -75,7 +74,7 @@ def export_run(run: Path, out: Path) -> Exported:
             stale.unlink(missing_ok=True)
         for file in sorted(best.glob("stage_*.tflite")):
             shutil.copyfile(file, out / file.name)
-        document = json.loads(read_bounded(best / "plan.json"))
+        document = parsed_json(read_bounded(best / "plan.json"))
         document["expected"] = expected = _expected(study, out)
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))

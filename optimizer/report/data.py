@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +21,7 @@ from optimizer.history import OPTIMUM, Trial
 from optimizer.profile import Profile
 from optimizer.run import LOG, read_manifest
 from optimizer.storage import read_log
-from search_spaces.bounded import read_bounded
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -278,7 +277,7 @@ def _result(path: Path) -> dict[str, Any]:
             )
         content = read_bounded(file, _MAX_RESULT_NBYTES)
     try:
-        result = json.loads(content)
+        result = parsed_json(content)
         version = result["schema_version"]
         newer = version > SCHEMA_VERSION
     except (ValueError, RecursionError, KeyError, TypeError) as error:
