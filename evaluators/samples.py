@@ -18,6 +18,9 @@ RUN_NOISE = 0.01
 
 Stopped = Literal["precision", "limit", "raced", "glimpsed"]
 
+MOST_S = 1e12
+"""No latency is longer, so that sums and other units of it are numbers still."""
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -41,7 +44,7 @@ class Samples:
         if not self.values_s:
             raise UnavailableError("a measurement has no samples")
         for index, value in enumerate(self.values_s):
-            if not (math.isfinite(value) and value > 0.0):
+            if not 0.0 < value <= MOST_S:
                 raise UnavailableError(f"sample {index} of {len(self.values_s)} is {value} s, which is no latency")
 
     @property

@@ -6,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from optimizer.server_options import add_server_options, server_options
 from search_spaces.errors import UsageError
 
-_LOOPBACK = "127.0.0.1"
+_PORT = 7450
 
 
 def agent(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
@@ -16,11 +17,7 @@ def agent(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (default: of the machine)")
     add("--evaluator", metavar="NAME", default="litert", help="who measures here (default litert)")
-    add("--listen", metavar="HOST:PORT", default=_LOOPBACK, help="where (default 127.0.0.1:7450, this machine alone)")
-    add("--tls-cert", metavar="FILE", type=Path, help="certificate of this agent, PEM; needed beyond this machine")
-    add("--tls-key", metavar="FILE", type=Path, help="its key, PEM")
-    add("--tls-client-ca", metavar="FILE", type=Path, help="take only clients with a certificate that this one signed")
-    add("--token-file", metavar="FILE", type=Path, help="take only clients that show this token")
+    add_server_options(add, _PORT)
     add("--folder", metavar="DIR", type=Path, help="where models are kept (default: in the user's cache)")
     add("--max-model", metavar="MB", type=float, default=8192.0, help="the largest model that is taken (default 8192)")
     add("--certificates", metavar="DIR", type=Path, help="make an authority and certificates in DIR for --hosts, end")
@@ -46,19 +43,10 @@ def _serve(options: argparse.Namespace) -> None:
 
     from evaluators.registry import make_evaluator
     from evaluators.remote.agent import Agent
-    from evaluators.remote.credentials import ServerCredentials, read_pem, read_token, split_address
     from evaluators.remote.server import serve
-    from evaluators.remote.wire import DEFAULT_PORT
     from search_spaces.models.cache import cache_dir
 
-    where, port = split_address(options.listen, DEFAULT_PORT)
-    credentials = ServerCredentials(
-        read_pem(options.tls_cert, "a certificate"),
-        read_pem(options.tls_key, "a key"),
-        read_pem(options.tls_client_ca, "certificates"),
-        read_token(options.token_file),
-    )
-    credentials.check(where)
+    where, port, credentials = server_options(options, _PORT)
     if options.evaluator == "remote":
         raise UsageError("--evaluator remote: an agent measures on its own machine")
     name = options.name or host.node() or "device"

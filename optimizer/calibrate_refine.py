@@ -22,6 +22,7 @@ from search_spaces.errors import PlanError, ProfileError, RunFolderError, UsageE
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.platform import Platform
+from search_spaces.yaml_file import read_settings
 
 LEAST_STAGES = 6
 
@@ -84,13 +85,8 @@ def _run(run: Path) -> tuple[Graph, list[Trial]]:
 
 
 def _settings(file: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        found = yaml.safe_load(file.read_bytes())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunFolderError(f"{file}: cannot be read: {error}") from error
-    if not isinstance(found, dict) or "model" not in found:
+    found = read_settings(file)
+    if "model" not in found:
         raise RunFolderError(f"{file}: is damaged: it names no model")
     return found
 

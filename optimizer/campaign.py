@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert.libraries import check_libraries
 from optimizer.campaign_file import AXES, Campaign, CampaignFile, Cell, Loc
 from optimizer.config import StudyConfig, parse_config
 from optimizer.samplers import make_sampler
@@ -84,6 +85,16 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
     return found
 
 
+def code_of(campaign: Campaign) -> list[str]:
+    """Return what a campaign names that can be code: its samplers and processors."""
+    cells = [campaign.matrix.sampler, *((cell.sampler,) for cell in campaign.include)]
+    lanes = [campaign.matrix.processors, *((cell.processors,) for cell in campaign.include)]
+    return [
+        *(name for names in cells for name in names if name),
+        *(name for names in lanes for text in names for name in (text or "").split(",") if name),
+    ]
+
+
 def fits(cell: Cell, axes: dict[str, Any]) -> bool:
     """Tell whether a study has all values that a filter names."""
     return all(axes[axis] == value for axis, value in cell.values.items())
@@ -133,7 +144,7 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
         axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
         raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
     for axis, check in (("model", _check_model), ("evaluator", _check_evaluator), ("space", _check_space),
-                        ("sampler", _check_sampler)):  # fmt: skip
+                        ("sampler", _check_sampler), ("processors", _check_processors)):  # fmt: skip
         try:
             check(getattr(config, axis))
         except UsageError as error:
@@ -167,6 +178,11 @@ def _check_space(name: str) -> None:
 def _check_sampler(name: str) -> None:
     with suppress(UnavailableError):  # a package that is missing is the matter of the studies that need it
         make_sampler(name, 0, 0)
+
+
+def _check_processors(names: tuple[str, ...] | None) -> None:
+    for name in names or ():
+        check_libraries(name)
 
 
 def _place(file: CampaignFile, loc: Loc, axis: str, value: object) -> Loc:

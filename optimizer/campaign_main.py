@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.campaign import plan_studies
+from optimizer.campaign import code_of, plan_studies
 from optimizer.campaign_console import ProgressCampaign, dry_run, render_dry_run, render_summary
 from optimizer.campaign_file import read_campaign
 from optimizer.campaign_run import CampaignRun, State, is_finished, opened, run_campaign
@@ -18,6 +18,7 @@ from optimizer.console import make_console
 from optimizer.files import write_json
 from optimizer.report.campaign import mean_excess, read_state
 from optimizer.report.write import report
+from search_spaces.allowed_code import allow
 from search_spaces.errors import EXIT_INTERRUPTED
 
 _AT = (10, 25, 50, 100, 200)
@@ -50,14 +51,20 @@ def run_file(
     as_json: bool,
     quiet: bool,
     scheduler: str = "",
+    allow_code: bool = False,
 ) -> int:
     """Run a campaign from its file and return the exit code.
+
+    Args:
+        allow_code: whether what the file names may be loaded: samplers as ``module:Class``, folders of libraries.
 
     Raises:
         UsageError: the file or an option is wrong.
         RunFolderError: the campaign's folder cannot be used.
     """
     file = read_campaign(path)
+    if allow_code:
+        allow(*code_of(file.campaign))
     studies = plan_studies(file)
     folder = out or Path("runs", file.campaign.name)
     if dry:

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shlex
 import signal
 import subprocess
@@ -37,11 +36,13 @@ from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.provenance import provenance
 from optimizer.study import run_study
 from optimizer.study_ends import Interrupted, Watcher
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
 _POLL_S = 0.2
+_MOST_NBYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -212,7 +213,7 @@ def run_campaign(run: CampaignRun, watcher: CampaignWatcher, jobs: int = 1, sche
 def is_finished(folder: Path) -> bool:
     """Tell whether a run folder holds a study that has its verdict."""
     try:
-        result = json.loads((folder / "result.json").read_bytes())
+        result = parsed_json(read_bounded(folder / "result.json", _MOST_NBYTES))
         return bool(result["complete"]) and (folder / "manifest.json").is_file()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
@@ -287,7 +288,7 @@ def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.P
 
 def _records(folder: Path) -> int:
     try:
-        return max(0, (folder / "trials.jsonl").read_bytes().count(b"\n") - 2)
+        return max(0, read_bounded(folder / "trials.jsonl", _MOST_NBYTES).count(b"\n") - 2)
     except OSError:
         return 0
 
@@ -307,9 +308,9 @@ def _check_state(folder: Path, name: str) -> None:
     if not file.exists():
         return
     try:
-        state = json.loads(file.read_bytes())
+        state = parsed_json(read_bounded(file))
         version, there = int(state["schema_version"]), str(state["name"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     if version > SCHEMA_VERSION:
         raise RunFolderError(

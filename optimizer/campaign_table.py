@@ -17,10 +17,11 @@ from optimizer.campaign_file import AXES, Campaign, Expectation
 from optimizer.campaign_indicators import explained_rows, indicator_row
 from optimizer.files import write_atomic
 from optimizer.report.data import objective_of, points, read_study
-from search_spaces.errors import OptimizeError
+from search_spaces.errors import OptimizeError, printable
 
 Row = dict[str, Any]
 _POOLED = ("seed",)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,19 @@ def write_tables(tables: Tables, folder: Path) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV with a header; what is not known is empty."""
+    """Return rows as CSV with a header; what is not known is empty, and no text is a formula to a spreadsheet."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: _scalar(v) for k, v in row.items()} for row in rows)
+    writer.writerows({k: _cell(_scalar(v)) for k, v in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _scalar(value: Any) -> Any:

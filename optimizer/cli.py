@@ -16,7 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from optimizer import commands
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, shown
+from search_spaces.allowed_code import allow
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, printable, shown
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -42,7 +43,7 @@ class _Warnings(logging.Handler):
 def _tell(text: str) -> None:
     """Print to stderr; where that is closed, nowhere: what is no data must not get among the data."""
     if sys.stderr is not None:
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,6 +201,7 @@ def _config(options: argparse.Namespace) -> StudyConfig:
         from optimizer.config import StudyConfig, parse_config
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
+    allow(*filter(None, [options.sampler, *(options.processors or "").split(",")]))  # typed, so that they may load code
     if options.model is not None:
         return parse_config(given)
     from optimizer.sharing import joined
@@ -319,6 +321,7 @@ def _calibrate(arguments: list[str]) -> int:
     add("-q", "--quiet", action="store_true", help="no progress")
     add("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)
+    allow(*(options.processors or "").split(","))
     from optimizer.calibrate import calibrate
     from optimizer.calibrate_refine import refine
     from optimizer.calibrate_text import render_calibration

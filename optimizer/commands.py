@@ -24,6 +24,7 @@ def run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
     add("--jobs", metavar="N", default="1", help="studies at a time, where none measures this machine")
     add("--scheduler", metavar="URL", default="", help="a Dask cluster that runs the studies (default: this machine)")
+    add("--allow-code", action="store_true", help="its samplers and libraries may be code; for a file that you trust")
     add("--dry-run", action="store_true", help="list the studies, their sizes and the time expected")
     add("--json", action="store_true", help="print one JSON document")
     add("-q", "--quiet", action="store_true", help="no progress")
@@ -42,6 +43,7 @@ def run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         as_json=options.json,
         quiet=options.quiet,
         scheduler=options.scheduler,
+        allow_code=options.allow_code,
     )
 
 

@@ -24,6 +24,8 @@ from search_spaces.registry import needs_any_stages
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or more
 _SHOWN_CHARACTERS = 60
+_MOST_DIGITS = 300  # a float holds any number of so many
+_MOST = 10**_MOST_DIGITS
 _REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
 
 
@@ -103,6 +105,12 @@ class StudyConfig(BaseModel):
         # pydantic takes "2.0", "1_000" and true for whole numbers; a person who typed that meant something else.
         if isinstance(value, bool | float) or (isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value)):
             raise ValueError("must be a whole number")
+        if (
+            len(value) > _MOST_DIGITS
+            if isinstance(value, str)
+            else isinstance(value, int) and value >= 10**_MOST_DIGITS
+        ):
+            raise ValueError("is too large")
         return value
 
     @field_validator("out", "platform", "warm_start", mode="before")

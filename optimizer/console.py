@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.ranks_text import describe_ranks
 from optimizer.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
 from optimizer.workload_result import WorkloadResult
+from search_spaces.errors import printable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -37,9 +39,18 @@ _CHANGE = 0.05  # a difference between two blocks of runs that is more than nois
 _PIPE_WIDTH = 110
 
 
+class _PlainConsole(Console):
+    """A console that names from files do not command."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of what is shown; only Rich itself writes escape sequences."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console; into a pipe it writes lines of a fixed width."""
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    console = _PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console

@@ -6,7 +6,6 @@ what they were asked in the study, whatever its workload's file says now.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, nullcontext
@@ -22,9 +21,11 @@ from optimizer.execute_workload import FEWEST, LIMIT_S, MOST, Executed, render
 from optimizer.run import CONFIG, read_manifest
 from optimizer.workload_problem import read_problem
 from search_spaces.arrangement import jobs_of
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import PlanError, RunFolderError, UsageError
 from search_spaces.plan import Plan
 from search_spaces.workload import Arrival, Client, Workload
+from search_spaces.yaml_file import read_settings
 
 _WORKLOAD = "workload.json"
 
@@ -84,21 +85,16 @@ def _outputs(agreement: Agreement | None) -> Mapping[str, Any]:
 
 
 def _settings(run: Path) -> Mapping[str, Any]:
-    import yaml
-
     try:
-        found = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise RunFolderError(f"{run / CONFIG}: cannot be read: {error}", "search again") from error
-    if not isinstance(found, Mapping):
-        raise RunFolderError(f"{run / CONFIG}: holds no settings", "search again")
-    return found
+        return read_settings(run / CONFIG)
+    except UsageError as error:
+        raise RunFolderError(error.what, "search again") from error
 
 
 def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
     """Go to where the study ran if a file that it named lies there, and does not lie here."""
     try:
-        folder = Path(json.loads(path.read_bytes())["folder"])
+        folder = Path(parsed_json(read_bounded(path))["folder"])
         elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         elsewhere = False
@@ -108,7 +104,7 @@ def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
 def _workload(path: Path) -> Workload:
     """Read what :meth:`~search_spaces.workload.Workload.to_json` returned."""
     try:
-        document = json.loads(path.read_bytes())
+        document = parsed_json(read_bounded(path))
         clients = tuple(Client(**{**each, "arrival": Arrival(**each["arrival"])}) for each in document["clients"])
         return Workload(str(document["name"]), clients, document["seed"], document["memory_limit_nbytes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
@@ -117,6 +113,6 @@ def _workload(path: Path) -> Workload:
 
 def _plan(path: Path) -> Plan:
     try:
-        return Plan.from_json(json.loads(path.read_bytes()))
+        return Plan.from_json(parsed_json(read_bounded(path)))
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{path}: cannot be read: {error}", "search again") from error

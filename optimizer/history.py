@@ -5,24 +5,31 @@ The log is the truth. Everything here is rebuilt from its records, so a killed s
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evaluators.racing import ColdStart
 from evaluators.samples import Measurement, Samples
 from search_spaces.constraints import Violation
-from search_spaces.errors import PlanError, RunFolderError
+from search_spaces.errors import PlanError, RunFolderError, shown
 from search_spaces.plan import Plan
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
 
     from optimizer.storage import Record
 
+_LOGGER = logging.getLogger("partition_optimizer")
+_CONSTRAINT = re.compile(r"constraints:[^\x00-\x1f\x7f]{1,200}")
 MOST_REPEATS = 50
+_MOST_TRIALS = 1 << 53
 _SURE_RUNS, _SURE_PLANS = 2, 8
 OPTIMUM, UNSEEN, WARM = "model optimum", "unseen", "warm start"
 
@@ -40,7 +47,7 @@ class Trial:
         measurement: what it was measured at; None for a repeat and for a failure.
         failure: why it could not be measured, or "".
         repeat_of: number of the trial that measured the same plan before, or None.
-        attributes: what the sampler noted about the trial, plain values.
+        attributes: what samplers may know of the trial beside its values: by how much it breaks which constraint.
         speed: how many times as long as at the start of the study things took then (1.2: 20 % slower).
     """
 
@@ -97,11 +104,24 @@ class Trial:
                 Measurement.from_json(measured) if measured is not None else None,
                 str(data["failure"]),
                 int(repeat) if repeat is not None else None,
-                dict(data["attributes"]),
+                plain_attributes(data["attributes"]),
                 float(data.get("speed", 1.0)),
             )
-        except (KeyError, TypeError, ValueError, PlanError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, PlanError) as error:
             raise RunFolderError(f"a trial in the log cannot be read: {error!r}") from error
+
+
+def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, float]:
+    """Return the attributes that are taken from a log or a storage: the finite numbers of Optuna's constraints.
+
+    Samplers write what they like into attributes, and some read it back as a pickle.
+    """
+    found = dict(attributes)
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if _CONSTRAINT.fullmatch(name) and type(value) in (int, float) and abs(value) <= sys.float_info.max
+    }
 
 
 def constraint_attributes(broken: Sequence[Violation]) -> dict[str, Any]:
@@ -115,6 +135,14 @@ def constraint_attributes(broken: Sequence[Violation]) -> dict[str, Any]:
         if violation.gap < float("inf"):
             trial.set_constraint(violation.statement, violation.gap)
     return dict(trial.system_attrs)
+
+
+def _contains(distribution: BaseDistribution, value: Any) -> bool:
+    """Return whether a value of a log can be a parameter's."""
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))  # noqa: SLF001 - Optuna has no other way
+    except (ArithmeticError, TypeError, ValueError):
+        return False
 
 
 class _Ranked:
@@ -152,6 +180,8 @@ class History:
             a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
         others: the objectives beside the first one.
         speed: how many times as long as at the start things take now; see :mod:`evaluators.drift`.
+        sampler_of: returns the sampler of a trial's number, where samplers keep state in the study: trials of a log are
+            then asked for again, so that the state is made anew. None where they go by parameters and values.
     """
 
     def __init__(self, distributions: Mapping[str, BaseDistribution], others: Sequence[str] = ()) -> None:
@@ -172,6 +202,8 @@ class History:
         self.next_number = 0
         self.speed = 1.0
         self.measured = 0
+        self.sampler_of: Callable[[int], BaseSampler] | None = None
+        self._warned = False
         self._ranked = _Ranked()
 
     @property
@@ -181,6 +213,9 @@ class History:
 
         for trial in self._untold:
             value = self.value_of(trial)
+            if self.sampler_of is not None:
+                self._ask_again(trial, value, self.sampler_of(trial.number))
+                continue
             self._study.add_trial(
                 create_trial(
                     state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
@@ -193,16 +228,54 @@ class History:
         self._untold.clear()
         return self._study
 
+    def _ask_again(self, trial: Trial, value: list[float] | None, sampler: BaseSampler) -> None:
+        """Have a sampler propose a trial that is known, so that it writes down what it wrote then."""
+        from optuna.trial import TrialState
+
+        self._study.enqueue_trial(dict(trial.params))
+        self._study.sampler = sampler
+        asked = self._study.ask(self.distributions)
+        for name, gap in (trial.attributes or {}).items():
+            asked.set_constraint(name.partition(":")[2], gap)
+        self._study.tell(asked, value, state=TrialState.FAIL if value is None else None)
+
+    def trial_of(self, data: Mapping[str, Any]) -> Trial:
+        """Build a trial from a record of a log or a storage; attributes that are not taken are told, once.
+
+        Raises:
+            RunFolderError: it is no trial of this space.
+        """
+        trial = Trial.from_json(data)
+        fits = trial.params.keys() == self.distributions.keys() and all(
+            _contains(d, trial.params[name]) for name, d in self.distributions.items()
+        )
+        if (trial.number >= 0 and not fits) or trial.number > _MOST_TRIALS:
+            raise RunFolderError(
+                f"trial {trial.number} of the log has parameters that this space has not", "give another --study"
+            )
+        dropped = sorted(data["attributes"].keys() - (trial.attributes or {}).keys())
+        if dropped and not self._warned:
+            self._warned = True
+            _LOGGER.warning(
+                "trial %d carries the attribute %s, which is not read: constraints alone are; others like it are "
+                "dropped too",
+                trial.number,
+                shown(dropped[0]),
+            )
+        return trial
+
     def restore(self, records: tuple[Record, ...]) -> None:
         """Take up the trials of a log."""
         for record in records:
             if record.kind == "baseline":
-                self.add_outside(Trial.from_json(record.data))
+                self.add_outside(self.trial_of(record.data))
             if record.kind == "repeat":
-                self.correct(Trial.from_json(record.data))
+                self.correct(self.trial_of(record.data))
             if record.kind != "trial":
                 continue
-            trial = Trial.from_json(record.data)
+            trial = self.trial_of(record.data)
+            if trial.number < 0:
+                raise RunFolderError(f"a trial of the log has the number {trial.number}", "give another --study")
             self.tell(trial)
             self.add(trial)
 

@@ -14,6 +14,7 @@ from optimizer.console import human_bytes
 from optimizer.inspect import Inspection, moved_bytes
 from search_spaces.branches import BranchGroup, walk
 from search_spaces.cuts import CutPoint
+from search_spaces.errors import printable as plain
 from search_spaces.graph import Graph, Tensor
 
 _MOST_BOUNDARIES = 5
@@ -52,7 +53,7 @@ def printable(text: str, limit: int = 60) -> str:
     """Return a name from a file so that it can stand in a terminal or a picture, shortened in the middle."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-(limit - limit // 2 - 1) :]}"
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return plain(text).replace("\n", "\ufffd")
 
 
 def shape_text(tensor: Tensor) -> str:

@@ -14,8 +14,8 @@ from evaluators.objectives import PricedCandidate
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
-from optimizer.history import OPTIMUM, UNSEEN, History, Trial
-from optimizer.samplers import make_proposer, make_sampler
+from optimizer.history import OPTIMUM, UNSEEN, History, Trial, plain_attributes
+from optimizer.samplers import make_proposer, make_sampler, resumes
 from optimizer.samplers.auto import AutoProposer, Problem, Proposer
 from optimizer.storage import TrialLog
 from search_spaces.coexecution import CoexecutionSpace
@@ -98,6 +98,8 @@ class Loop:
         if proposer is not None:
             for trial in (*self.history.outside, *self.history.trials):
                 _observe(proposer, trial)
+        if proposer is None and not resumes(self.sampler):
+            self.history.sampler_of = lambda number: make_sampler(self.sampler, self.seed, number, self.problem)
         while self.history.measured < self.budget and not self.proven:
             if self.history.measured + self.known >= cardinality:
                 return True
@@ -159,7 +161,7 @@ class Loop:
         else:
             history.study.tell(asked, value)
         told = history.study.get_trials(deepcopy=False)[asked.number]
-        return replace(trial, attributes=dict(told.system_attrs))
+        return replace(trial, attributes=plain_attributes(told.system_attrs))
 
     def _told(self, origin: str, plan: Plan) -> Trial:
         """Try a plan that no sampler of parameters was asked for; Optuna hears of it afterwards."""

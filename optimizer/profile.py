@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Refuser, Session
-from evaluators.samples import Measurement
+from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.tabulated import PartCosts
 from optimizer.exact.chain import ChainCosts
@@ -155,7 +155,10 @@ def _finite(seconds: float) -> float | None:
 
 
 def _seconds(value: Any) -> float:
-    return math.inf if value is None else float(value)
+    seconds = math.inf if value is None else float(value)
+    if MOST_S < seconds < math.inf:
+        raise ValueError(f"{seconds:g} s is no latency")
+    return seconds
 
 
 def profile(

@@ -21,6 +21,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from search_spaces.bounded import parsed_json
 from search_spaces.errors import OptimizeError, RunFolderError
 
 SCHEMA_VERSION = 1
@@ -126,7 +127,7 @@ def decode(line: bytes) -> Record | str:
     if _checksum(body) != checksum:
         return "the checksum does not match"
     try:
-        data = json.loads(text, parse_constant=_refuse)
+        data = parsed_json(text)
     except (ValueError, RecursionError) as error:
         return f"its JSON cannot be read ({error})"
     if not isinstance(data, dict):
@@ -136,10 +137,6 @@ def decode(line: bytes) -> Record | str:
 
 def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest()[:16].encode()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:

@@ -27,6 +27,7 @@ from optimizer.provenance import provenance
 from optimizer.records import LogContents, header
 from optimizer.run_repair import difference, put_aside, remade_manifest, show
 from optimizer.storage import TrialLog
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError
 from search_spaces.models.zoo.names import is_name
 
@@ -96,7 +97,7 @@ class RunFolder:
                 _sweep(path)
                 config = config.model_copy(update={"study": manifest["study"] if manifest else study})
                 session = {"command": list(command), "budget": config.budget, **provenance()}
-                session["fingerprint"] = json.loads(json.dumps(fingerprint, default=str))
+                session["fingerprint"] = parsed_json(json.dumps(fingerprint, default=str))
                 changes = _changes(manifest["fingerprint"], session["fingerprint"]) if manifest else ()
                 if manifest and manifest.pop("remade", False):
                     aside = put_aside(path / MANIFEST)
@@ -154,9 +155,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
             return None
         if not file.is_file() or file.stat().st_size > _MAX_MANIFEST_NBYTES:
             raise RunFolderError(f"{file}: not a manifest of this program", "give another --study or --out")
-        content = file.read_bytes()
+        content = read_bounded(file, _MAX_MANIFEST_NBYTES)
     try:
-        manifest = json.loads(content)
+        manifest = parsed_json(content)
     except (ValueError, RecursionError) as error:
         raise DamagedManifestError(
             f"{file}: damaged: {_reason(error)}", "give another --study; nothing here was changed"

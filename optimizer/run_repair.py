@@ -10,7 +10,8 @@ from typing import Any
 
 from optimizer.records import Record
 from optimizer.storage import read_log
-from search_spaces.errors import RunFolderError
+from search_spaces.errors import RunFolderError, UsageError
+from search_spaces.yaml_file import read_settings
 
 _MAX_NBYTES = 1 << 20
 _SHOWN_CHARACTERS = 80
@@ -98,12 +99,8 @@ def _plans(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
 
 
 def _settings(file: Path) -> dict[str, Any] | None:
-    import yaml
-
     try:
-        if not file.is_file() or file.stat().st_size > _MAX_NBYTES:
-            return None
-        found = yaml.safe_load(file.read_bytes())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        found = read_settings(file)
+    except UsageError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("study"), str) else None
+    return found if isinstance(found.get("study"), str) else None

@@ -11,6 +11,7 @@ plans are free again.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 import uuid
@@ -21,7 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from optimizer.history import plain_attributes
 from optimizer.shared_storage import PATIENCE_S, SILENT_BEATS, patiently
+from search_spaces.bounded import parsed_json
 from search_spaces.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 BEAT, CLAIM, PLAN, RECORD, KIND, WORKER = "beat", "claim", "plan", "record", "kind", "worker"
 SETTINGS, PROFILE = "settings", "profile"
+KINDS = ("trial", "baseline")
 
 Found = TypeVar("Found")
 
@@ -80,6 +84,7 @@ class SharedStudy:
         self._patience_s = patience_s
         self._worker = worker
         self._heartbeat_s = heartbeat_s
+        self._objectives = objectives
         self._id = self._patiently(lambda: self._study_id(name, [StudyDirection.MINIMIZE] * objectives))
         self._study = Study(study_name=name, storage=storage)
         self._seen: set[int] = set()
@@ -134,11 +139,11 @@ class SharedStudy:
                 self._first_seen.pop(trial.number, None)
             record = trial.user_attrs.get(RECORD)
             if record is not None:
-                data = json.loads(record)
+                kind, data = self._read(trial)
                 if not trial.state.is_finished():
                     self._settle(trial._trial_id, data)  # noqa: SLF001 - the storage's own way to name a trial
                     self._seen.add(trial.number)
-                found.append((str(trial.user_attrs[KIND]), data))
+                found.append((kind, data))
             elif not trial.state.is_finished():
                 pending.setdefault(str(trial.user_attrs.get(PLAN)), trial.number)
                 self._adopt(trial)
@@ -232,9 +237,30 @@ class SharedStudy:
         values = record.get("values")
         state = TrialState.FAIL if values is None else TrialState.COMPLETE
         with suppress(UpdateFinishedTrialError):
-            for name, value in dict(record.get("attributes") or {}).items():
+            for name, value in plain_attributes(record.get("attributes") or {}).items():
                 self._patiently(partial(self._storage.set_trial_system_attr, trial_id, name, value))
             self._patiently(lambda: self._storage.set_trial_state_values(trial_id, state, values))
+
+    def _read(self, trial: FrozenTrial) -> tuple[str, Mapping[str, Any]]:
+        """Return kind and record of a trial, which whoever reaches the storage may have written.
+
+        Raises:
+            UsageError: it is no record of this program.
+        """
+        kind = trial.user_attrs.get(KIND)
+        try:
+            data = parsed_json(trial.user_attrs[RECORD])
+            values, attributes = data["values"], data.get("attributes") or {}
+            plain = values is None or (
+                len(values) == self._objectives and all(type(v) in (int, float) and abs(v) < math.inf for v in values)
+            )
+            if kind in KINDS and plain and isinstance(attributes, dict):
+                return str(kind), data
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            pass
+        raise UsageError(
+            f"trial {trial.number} of the shared study is not a record of this program", "give another --study"
+        )
 
     def _yield(self, trial_id: int) -> None:
         from optuna.exceptions import UpdateFinishedTrialError
@@ -282,7 +308,7 @@ def _counts(trial: FrozenTrial) -> bool:
     return not trial.state.is_finished() or RECORD in trial.user_attrs
 
 
-def settings_of(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+def settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
     """Return the settings of a study that somebody has begun.
 
     Raises:
@@ -298,5 +324,16 @@ def settings_of(storage: BaseStorage, name: str) -> Mapping[str, Any]:
     known = patiently(ask, "the storage")
     if known is None or SETTINGS not in known:
         raise UsageError(f"--study {name}: the storage has no such study", "begin it with --model")
-    found: Mapping[str, Any] = known[SETTINGS]
+    return checked_settings(known[SETTINGS], name)
+
+
+def checked_settings(found: Any, name: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the settings of a study as they came from a storage.
+
+    Raises:
+        UsageError: they are no settings of this program.
+    """
+    parts = ("config", "agreed")
+    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
+        raise UsageError(f"--study {name}: its settings in the storage are damaged", "give another --study")
     return found

@@ -100,7 +100,7 @@ class SharedLoop(Loop):
         """Take up what anybody has finished since the last look, own trials included; tell whether there was any."""
         found = self.shared.look()
         for kind, record in found:
-            trial = Trial.from_json(record)
+            trial = self.history.trial_of(record)
             if trial.plan.digest in self.history.known:
                 continue  # it was in our log, or a race was lost by a hair
             self.log.append(kind, record)

@@ -4,7 +4,8 @@
 
     sqlite:///study.db                        one machine; writers wait for each other
     postgresql://user@host:5432/database      extra "postgres"; the password comes from ~/.pgpass or PGPASSWORD
-    grpc://host:13000                         extra "grpc"; the server is `optimize storage`
+    grpc://127.0.0.1:13000, grpc://NAME       extra "grpc"; the server is `optimize storage`, elsewhere one of the
+                                              ``storages`` of :mod:`evaluators.remote.devices`
 
 What a storage holds is Optuna's own tables, so that its dashboard shows the study while it runs.
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 10
 SILENT_BEATS = 4
 PATIENCE_S = 300.0
+READY_S = 30.0
+_SIZES = (("grpc.max_receive_message_length", 1 << 30), ("grpc.enable_http_proxy", 0))  # all trials are one answer
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _SCHEMES = ("sqlite", "postgresql", "grpc")
 
@@ -96,21 +99,42 @@ def _tables(url: str, heartbeat_s: int) -> BaseStorage:
 
 
 def _proxy(url: str) -> BaseStorage:
-    from optuna.storages import GrpcStorageProxy
+    from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
+    from evaluators.remote.devices import find_storage
 
-    parts = urlsplit(url)
+    place = find_storage(urlsplit(url).netloc)
+    grpc: Any = grpc_module("storages by grpc://", "grpc")
     try:
         import google.protobuf  # noqa: F401
-        import grpc  # noqa: F401
+        from optuna.storages._grpc.auto_generated import api_pb2_grpc
+        from optuna.storages._grpc.client import GrpcClientCache, GrpcStorageProxy
     except ImportError as error:
         raise UnavailableError("grpc:// needs the extra 'grpc'", "pip install 'partition-optimizer[grpc]'") from error
+    metadata = metadata_of(place.credentials)
+    stub: Any = api_pb2_grpc.StorageServiceStub
+
+    class Shown(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+        def intercept_unary_unary(self, call: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
+            return call(details._replace(metadata=metadata), request)
+
+    class Proxy(GrpcStorageProxy):
+        """Optuna's proxy, over a channel with credentials."""
+
+        def _setup(self) -> None:
+            self.plain = channel_to(grpc, place.address, place.credentials, _SIZES)
+            self._channel = grpc.intercept_channel(self.plain, Shown()) if metadata else self.plain
+            self._stub = stub(self._channel)
+            self._cache = GrpcClientCache(self._stub)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        proxy = GrpcStorageProxy(host=str(parts.hostname), port=parts.port or 13000)
+        proxy = Proxy()
     try:
-        proxy.wait_server_ready(timeout=30.0)
-    except ConnectionError as error:
-        raise UnavailableError(f"storage {url} does not answer", "start `optimize storage` there") from error
+        grpc.channel_ready_future(proxy.plain).result(timeout=READY_S)
+    except grpc.FutureTimeoutError as error:
+        proxy.close()
+        hint = "start `optimize storage` there, or see its certificate"
+        raise UnavailableError(f"storage {url} does not answer", hint) from error
     return proxy
 
 
@@ -127,16 +151,25 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
         try:
             return call()
         except Exception as error:
+            if _code(error) in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:
+                raise UnavailableError(f"{what} does not let us in", "see its token or certificate") from error
             if not _passes(error):
+                if _code(error):
+                    raise UnavailableError(f"{what} refuses: {_reason(error)}", "see how it was started") from error
                 raise
             if why := _no_file(error):
                 hint = "give a database of SQLite, or a new file, where you can write"
                 raise UnavailableError(f"{what} cannot be used: {why}", hint) from error
             if time.monotonic() > end_s:
-                reason = " ".join(str(error.__cause__ or error).split())[:200]
-                raise UnavailableError(f"{what} does not answer: {reason}", "see whether its server runs") from error
+                hint = "see whether its server runs"
+                raise UnavailableError(f"{what} does not answer: {_reason(error)}", hint) from error
         time.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - so that workers do not come all at once
         pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _reason(error: Exception) -> str:
+    details = getattr(error, "details", None)  # of grpc.RpcError
+    return " ".join(str(details() if callable(details) else error.__cause__ or error).split())[:200]
 
 
 def _passes(error: Exception) -> bool:
@@ -146,8 +179,15 @@ def _passes(error: Exception) -> bool:
 
     if isinstance(error, StorageInternalError | DBAPIError | ConnectionError):
         return True
-    code = getattr(error, "code", None)  # of grpc.RpcError, which need not be installed
-    return callable(code) and getattr(code(), "name", "") in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"}
+    if _code(error) == "RESOURCE_EXHAUSTED":  # of too many calls at once, or of one that is too large
+        return "larger than max" not in _reason(error)
+    return _code(error) in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"}
+
+
+def _code(error: Exception) -> str:
+    """Return the name of the status that a call by gRPC ended with, or "": gRPC need not be installed."""
+    code = getattr(error, "code", None)
+    return str(getattr(code(), "name", "")) if callable(code) else ""
 
 
 def _no_file(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.config import StudyConfig, option, parse_config
-from optimizer.shared import SETTINGS, SharedStudy, settings_of
+from optimizer.shared import SETTINGS, SharedStudy, checked_settings, settings_of
 from optimizer.shared_storage import close_storage, open_storage
 from search_spaces.errors import UsageError
 
@@ -87,7 +87,7 @@ def sharing(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> Ite
     shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
     try:
         mine = _settings(config, model_digest, lanes)
-        there = shared.fact(SETTINGS, lambda: mine)["agreed"]
+        there = checked_settings(shared.fact(SETTINGS, lambda: mine), str(config.study))["agreed"]
         for name, value in mine["agreed"].items():
             if name in there and there[name] != value:  # what it lacks, an earlier version did not ask
                 what = option(name) if name in _AGREED else name.replace("_", " ")

@@ -1,8 +1,9 @@
 """``optimize storage``: stands before a storage, so that many workers need few connections to it.
 
-The protocol is Optuna's own; it knows neither TLS nor tokens, so this listens on the loopback address alone, and is
-reached from elsewhere through ``ssh -L``. It knows no heartbeats either: workers sign by an attribute of their trial,
-and this server carries the signs into Optuna's tables, where it fails the trials of those that fell silent.
+The protocol is Optuna's own, over the agent's transport (:func:`evaluators.remote.server.listen`): beyond the loopback
+address there is TLS, and clients show a token or a certificate. It knows no heartbeats: workers sign by an attribute of
+their trial, and this server carries the signs into Optuna's tables, where it fails the trials of those that fell
+silent.
 """
 
 from __future__ import annotations
@@ -15,66 +16,69 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from optimizer.server_options import add_server_options, server_options
 from search_spaces.errors import UnavailableError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
-HOST = "127.0.0.1"
+    from evaluators.remote.credentials import ServerCredentials
+    from evaluators.remote.server import Served
+
+_PORT = 13000
 _THREADS = 16
+MOST_NBYTES = 32 << 20
+"""Of one request: twice the largest record of a log (:mod:`optimizer.records`)."""
+MOST_CALLS_PER_S = 1000.0
+"""Of all workers together; eight workers on two cores make 330."""
 
 
 def storage(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Do ``optimize storage``."""
     add = parser.add_argument
     add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
-    add("--port", metavar="N", default="13000", help="of this machine alone (default 13000)")
     add("--heartbeat", metavar="S", default="10", help="seconds between two signs of life of a worker (default 10)")
+    add_server_options(add, _PORT)
     add("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)
-    if not options.port.isdecimal() or not 1 <= int(options.port) <= 65535:
-        parser.error(f"--port {options.port}: must be a whole number from 1 to 65535")
     if not options.heartbeat.isdecimal() or not 1 <= int(options.heartbeat) <= 3600:
         parser.error(f"--heartbeat {options.heartbeat}: must be a whole number from 1 to 3600")
     if options.url.startswith("grpc://"):
         parser.error(f"{options.url}: is a server like this one; give what it stands before")
+    from evaluators.remote.credentials import grpc_module
     from optimizer.shared_storage import open_storage
 
+    host, port, credentials = server_options(options, _PORT)
+    grpc = grpc_module("shared storages by grpc://", "grpc")
     heartbeat_s = int(options.heartbeat)
     backend = open_storage(options.url, heartbeat_s)
-    server = _server(backend, int(options.port))
+    server = _server(grpc, backend, host, port, credentials)
     ended = threading.Event()
     keeper = threading.Thread(target=_keep, args=(backend, heartbeat_s, ended), daemon=True)
-    server.start()
     keeper.start()
-    print(f"optimize: grpc://{HOST}:{options.port}, until Ctrl-C", file=sys.stderr, flush=True)
+    print(f"optimize: grpc://{server.address}, until Ctrl-C", file=sys.stderr, flush=True)
     try:
-        server.wait_for_termination()
+        server.wait()
     finally:
         ended.set()
-        server.stop(1.0).wait()
+        server.close()
         keeper.join()
     return 0
 
 
-def _server(backend: BaseStorage, port: int) -> Any:
+def _server(grpc: Any, backend: BaseStorage, host: str, port: int, credentials: ServerCredentials) -> Served:
+    from evaluators.remote.server import listen
+
     try:
-        import grpc
         from optuna.storages._grpc.auto_generated import api_pb2_grpc
         from optuna.storages._grpc.servicer import OptunaStorageProxyService
     except ImportError as error:
         raise UnavailableError("this needs the extra 'grpc'", "pip install 'partition-optimizer[grpc]'") from error
-    limit = ("grpc.max_receive_message_length", 64 << 20)
-    server = grpc.server(ThreadPoolExecutor(_THREADS), options=[limit, ("grpc.so_reuseport", 0)])
     add: Any = api_pb2_grpc.add_StorageServiceServicer_to_server
-    add(OptunaStorageProxyService(backend), server)
-    try:
-        bound = server.add_insecure_port(f"{HOST}:{port}")
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise UnavailableError(f"{HOST}:{port} cannot be listened on", "give another --port")
-    return server
+    limits = (("grpc.max_receive_message_length", MOST_NBYTES),)
+    service = OptunaStorageProxyService(backend)
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage")
+    return listen(grpc, host, port, credentials, lambda server: add(service, server), threads, limits, MOST_CALLS_PER_S)
 
 
 def _keep(backend: BaseStorage, heartbeat_s: int, ended: threading.Event) -> None:

@@ -35,6 +35,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
+def printable(text: str) -> str:
+    """Return text that may hold names from files without what commands a terminal; line ends are kept."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 class OptimizeError(Exception):
     """Base of all errors raised on purpose; its text is one line for a person: what, where, what to do.
 
@@ -47,8 +52,8 @@ class OptimizeError(Exception):
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what, hint)
-        self.what = " ".join(what.split())
-        self.hint = " ".join(hint.split())
+        self.what = printable(" ".join(what.split()))
+        self.hint = printable(" ".join(hint.split()))
 
     def __str__(self) -> str:
         return f"{self.what}; {self.hint}" if self.hint else self.what

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError
 
 MAX_NBYTES = 256 << 10
@@ -100,6 +101,22 @@ def parsed(path: Path, what: str) -> Value:
     return Value(composed(path, what, f"it must describe {what}"), path)
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings that a run folder keeps, as plain values that are yet to be checked.
+
+    Raises:
+        UsageError: see :func:`parsed`; or they are no mapping.
+    """
+    import yaml
+
+    node = composed(path, "settings", "give a run folder that is whole")
+    with yaml_errors(path):
+        found = yaml.SafeLoader("").construct_document(node)
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise UsageError(f"{path}: holds no settings", "give a run folder that is whole")
+    return found
+
+
 def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, most_depth: int = _MAX_DEPTH) -> Any:
     """Return the root node of a file, whose scalars are yet to be made values.
 
@@ -114,15 +131,10 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
 
     hint = f"give the path of a YAML file of {what}"
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise UsageError(f"{path}: is no regular file", hint)
-        with path.open("rb") as file:
-            content = file.read(most_nbytes + 1)
+        content = read_bounded(path, most_nbytes)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{path}: {reason.lower()}", hint) from error
-    if len(content) > most_nbytes:
-        raise UsageError(f"{path}: the file of {what} has at most {most_nbytes} bytes")
     with yaml_errors(path):
         depth = 0
         for event in yaml.parse(content, Loader=yaml.SafeLoader):

@@ -100,7 +100,7 @@ def test_the_command_line_is_quoted() -> None:
         ),
         ("model", "", "--model '': must not be empty"),
         ("model", 7, "--model 7: must be text"),
-        ("model", "a\0b", "--model a\0b: a path cannot hold a NUL character"),
+        ("model", "a\0b", "--model a\ufffdb: a path cannot hold a NUL character"),
         ("processors", "", "--processors '': must be different names separated by commas"),
         ("processors", "cpu0,cpu0", "--processors cpu0,cpu0: must be different names separated by commas"),
         ("input_shape", "x", "--input-shape x: must be a name and sizes of at least 1, as name=1,224,224,3"),

@@ -36,6 +36,7 @@ GUIDES = [
     "evaluators/README.md",
     "experiments/README.md",
     "experiments/platforms/README.md",
+    "optimizer/SECURITY.md",
     "search_spaces/CONCEPTS.md",
 ]
 SMALL = "squeezenet1_1@0.25/64"
@@ -52,6 +53,7 @@ CHEAPER = {
     f" --model {SMALL}×2,mobilenet_v1@0.25/128 --evaluator cost-model --platform xavier --budget 5",
     "optimize rewrite --help": "optimize models",
     "optimize run FILE.yaml": "optimize run small.yaml",
+    "optimize run FILE --allow-code": "optimize run small.yaml --dry-run --allow-code",
     "optimize run FILE.yaml --dry-run": "optimize run small.yaml --dry-run",
     "optimize run --jobs N": "optimize run small.yaml --jobs 2",
     **{f"optimize {name} RUN": f"optimize {name} runs/mine" for name in ("report", "explain", "execute", "export")},
@@ -74,6 +76,7 @@ NOT_RUN = {
     },
     "optimize compare RUN RUN": "waits for a steady machine; test_compare.py compares two runs",
     "optimize report": "a mention",
+    **{f"optimize {name}": "a mention" for name in ("execute", "export", "storage")},
     "optimize agent": "serves until it is interrupted; test_remote.py measures by one",
     "optimize storage URL": "serves until it is interrupted; test_shared.py shares by one",
     "optimize calibrate": "a mention",
@@ -275,6 +278,15 @@ def test_links_lead_somewhere(file: str) -> None:
         assert (ROOT / file).parent.joinpath(target).exists(), target
     for name in re.findall(r"`(experiments/[\w./]+\.(?:json|md|yaml|svg))`", text):
         assert (ROOT / name).exists(), name
+
+
+def test_what_holds_who_is_trusted_is_there() -> None:
+    """Each row of the table of trust names a test, or says nothing that could be held."""
+    rows = [row for row in (ROOT / "optimizer/SECURITY.md").read_text().splitlines() if row.startswith("| ")][1:]
+    assert len(rows) > 15
+    for row in rows:
+        file, _, name = re.findall(r"`([^`]+)` \|$", row)[0].partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), row
 
 
 def test_figures_of_the_readme_are_those_of_the_results() -> None:

@@ -30,6 +30,7 @@ from optimizer.history import MOST_REPEATS, UNSEEN, History, Trial
 from optimizer.loop import INFEASIBLE, Loop, in_space
 from optimizer.samplers.auto import Problem
 from optimizer.storage import TrialLog
+from search_spaces.allowed_code import allow
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -49,6 +50,7 @@ class Stuck(optuna.samplers.RandomSampler):
 
 
 STUCK = f"{__name__}:Stuck"
+allow(STUCK)
 
 
 class Counting:

@@ -271,7 +271,7 @@ def test_devices_are_named_or_told_what_is_wrong(tmp_path: Path, monkeypatch: py
     devices = tmp_path / "devices.yaml"
     monkeypatch.setenv(ENVIRONMENT, str(devices))
     for text, message in {
-        "devices:\n  pi: {agent: 10.0.0.7}\n": r"devices.yaml:2: device 'pi': an agent elsewhere is reached by TLS",
+        "devices:\n  pi: {agent: 10.0.0.7}\n": r"devices.yaml:2: device 'pi': what is elsewhere is reached by TLS",
         "devices:\n  pi: {agent: 10.0.0.7, authority: no.pem}\n": r":2: device 'pi': .*no.pem",
         "devices:\n  pi: {agnt: 10.0.0.7}\n": r":2: a device has no 'agnt'; did you mean 'agent'",
         "devices:\n  pi: {agent: 'a:b:c/d'}\n": r":2: device 'pi': address",

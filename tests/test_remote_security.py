@@ -113,7 +113,7 @@ def test_beyond_this_machine_there_must_be_certificates(certificates: Path, tmp_
     pair = pem(ours, "agent.pem"), pem(ours, "agent.key")
     for host in ("0.0.0.0", "::", "192.168.1.20", "pi4.local"):
         for wrong in (ServerCredentials(), ServerCredentials(token=TOKEN), ServerCredentials(*pair)):
-            with pytest.raises(UsageError, match="an agent that others reach"):
+            with pytest.raises(UsageError, match="a server that others reach"):
                 wrong.check(host)
         ServerCredentials(*pair, token=TOKEN).check(host)
         ServerCredentials(*pair, pem(ours, "ca.pem")).check(host)

@@ -10,7 +10,7 @@ import pytest
 from optimizer.samplers import SAMPLERS
 from optimizer.samplers.policy import Weights
 from search_spaces.errors import UsageError
-from tests.short_studies import Killed, killed_at, tried
+from tests.short_studies import Killed, killed_at, records, tried
 from tests.short_studies import go as run
 
 
@@ -40,8 +40,14 @@ def test_killed_three_times_it_reaches_the_same_plans(sampler: str, tmp_path: Pa
     same_when_killed(sampler, tmp_path)
 
 
-def test_so_does_any_sampler_by_its_path(tmp_path: Path) -> None:
-    same_when_killed("optuna.samplers:TPESampler", tmp_path)
+@pytest.mark.parametrize("name", ["TPESampler", "CmaEsSampler", "NSGAIIISampler"])
+def test_so_does_any_sampler_by_its_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of these keep state in attributes, one of them as a pickle; the log has neither."""
+    if name == "CmaEsSampler":
+        pytest.importorskip("cmaes")
+    monkeypatch.setattr("optimizer.samplers.is_allowed", lambda _: True)
+    same_when_killed(f"optuna.samplers:{name}", tmp_path)
+    assert not any(record.data.get("attributes") for record in records(tmp_path / "whole"))
 
 
 def test_so_does_a_policy_from_a_file(tmp_path: Path) -> None:

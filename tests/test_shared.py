@@ -174,7 +174,8 @@ def test_through_a_server_workers_share_and_the_dead_are_found(url: str, tmp_pat
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "optimizer.cli", "storage", url, "--port", str(port), "--heartbeat", "1"]
+    command = [sys.executable, "-m", "optimizer.cli", "storage", url, "--listen", f"127.0.0.1:{port}"]
+    command += ["--heartbeat", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
         try:
             assert process.stderr is not None

@@ -22,7 +22,7 @@ from typing import Any
 
 from evaluators.android.adb import PORT, Phone
 from evaluators.remote.credentials import split_address
-from evaluators.remote.devices import devices_file
+from evaluators.remote.devices import SECTIONS, devices_file
 from search_spaces.errors import UsageError
 from search_spaces.platform import Link, Platform, Processor
 from search_spaces.yaml_file import Value, parsed
@@ -56,7 +56,7 @@ def find_handset(name: str) -> Handset:
     path = devices_file()
     if not path.exists():
         raise UsageError(f"there is no phone {name!r}", f"describe it in {path}")
-    fields = parsed(path, "devices").fields("a file of devices", ("devices", "android"))
+    fields = parsed(path, "devices").fields("a file of devices", SECTIONS)
     entries = dict(_entries(fields["android"])) if "android" in fields else {}
     if name not in entries:
         raise UsageError(f"there is no phone {name!r}", f"{path} has: {', '.join(entries) or 'none'}")

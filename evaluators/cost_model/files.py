@@ -17,6 +17,7 @@ from typing import Any
 
 from evaluators.cost_model.process import Process
 from evaluators.cost_model.profile import CostProfile
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ProfileError, UsageError, shown
 from search_spaces.platform import Platform
 
@@ -48,8 +49,7 @@ def _begins_as_profile(path: Path) -> bool:
     if path.suffix not in SUFFIXES:
         return False
     try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_NBYTES)
+        head = read_bounded(path, _MAX_NBYTES)[:_HEAD_NBYTES]
     except OSError:
         return False
     return head.lstrip().startswith(b"{") and KIND.encode() in head
@@ -82,9 +82,7 @@ def read_profile(path: Path) -> tuple[CostProfile, Platform]:
     try:
         if not path.is_file():
             raise UsageError(f"{path}: there is no such file", "optimize calibrate --out FILE makes a profile")
-        if path.stat().st_size > _MAX_NBYTES:
-            raise ProfileError(f"{path}: a profile has at most {_MAX_NBYTES} bytes")
-        content = json.loads(path.read_bytes(), parse_constant=_no_number)
+        content = parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, RecursionError) as error:
@@ -155,7 +153,3 @@ def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(each, f"{where}.{index}")
     elif isinstance(value, float | int) and not isinstance(value, bool):
         yield where, float(value)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")

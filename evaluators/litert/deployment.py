@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert import tflite
-from evaluators.litert.lane_names import KERNELS, PRECISIONS
+from evaluators.litert.lane_names import lane_options
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
@@ -27,7 +27,6 @@ from search_spaces.rewrites.views import lie_inside, without_copies
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
-_MAX_CORES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +113,7 @@ def read_deployment(path: Path) -> Deployment:
     try:
         if path.is_dir():
             path = path / "plan.json"
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise PlanError(f"{path}: is no regular file", "give the path of a plan.json")
-        if path.stat().st_size > _MAX_NBYTES:
-            raise PlanError(f"{path}: a plan has at most {_MAX_NBYTES} bytes")
-        document = json.loads(path.read_bytes())
+        document = parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
         raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
     except RecursionError as error:
@@ -214,40 +209,10 @@ def platform_of(data: Mapping[str, Any]) -> Platform:
     for entry in data["processors"]:
         if entry["kind"] not in ("cpu", "gpu", "npu"):
             raise ValueError(f"a processor of kind {entry['kind']!r}")
-        options = _lane_options(entry["kind"], entry["options"])
+        options = lane_options(entry["kind"], entry["options"])
         resources = {str(name): float(share) for name, share in entry["resources"].items()}
         processors.append(Processor(str(entry["name"]), entry["kind"], resources, str(entry["like"]), options))
     return Platform(str(data["name"]), tuple(processors))
-
-
-def _lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a lane; a file may not ask for what could harm this machine, such as 10,000 threads.
-
-    Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
-    the runtime keeps it.
-    """
-    cores = tuple(int(core) for core in data["cores"])
-    threads = int(data["threads"])
-    if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < _MAX_CORES:
-        raise ValueError(f"a lane on cores {reprlib.repr(data['cores'])}")
-    if not 1 <= threads <= len(cores):
-        raise ValueError(f"{reprlib.repr(threads)} threads on {len(cores)} cores")
-    options: dict[str, Any] = {"cores": cores, "threads": threads}
-    if data.get("kernels", "xnnpack") != "xnnpack":
-        if data["kernels"] not in KERNELS:
-            raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
-        options["kernels"] = data["kernels"]
-    if "runtime" in data:
-        if kind != "cpu" or data["runtime"] != tflite.RUNTIME:
-            raise ValueError(f"a runtime {reprlib.repr(data['runtime'])}")
-        options["runtime"] = tflite.RUNTIME
-    if kind == "gpu":
-        if data["precision"] not in PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
-            raise ValueError(f"an adapter {reprlib.repr(data['adapter'])}")
-        options |= {"precision": data["precision"], "adapter": data["adapter"]}
-    if kind != "cpu":
-        options["fallback"] = data.get("fallback") is True
-    return options
 
 
 def _stage_file(folder: Path, name: str, digest: str) -> Path:

@@ -12,15 +12,19 @@
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
     gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
-    npu, npu:FOLDER      the neural processor whose dispatch library the vendor's SDK brought (to FOLDER)
+    npu                  the neural processor whose dispatch library the vendor's SDK brought
+    npu:NAME             the one whose library lies in a folder that the user named (:mod:`evaluators.litert.libraries`)
+    npu:FOLDER           the same; on the command line alone
     gpu:fallback         an accelerator that may leave operators to the CPU; also npu:fallback
 """
 
 from __future__ import annotations
 
 import re
+import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from evaluators.litert.tflite import RUNTIME
 from search_spaces.errors import UsageError
@@ -46,7 +50,7 @@ class LaneName:
         other_runtime: for a CPU whether tflite-runtime runs it.
         precision: for a GPU.
         adapter: for a GPU a word of its name, "" for the first hardware adapter.
-        folder: for an NPU where its dispatch library lies, "" for where the runtime looks.
+        folder: for an NPU where its dispatch library lies, or the name of that place; "" for where the runtime looks.
         fallback: whether an accelerator may leave operators to the CPU.
     """
 
@@ -91,6 +95,39 @@ def parse_lane(text: str) -> LaneName:
         adapter=adapters[0] if adapters else "",
         fallback=fallback,
     )
+
+
+def lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a lane that a file describes; it may not ask for what harms, such as 10,000 threads.
+
+    Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
+    the runtime keeps it.
+
+    Raises:
+        KeyError, TypeError, ValueError: an option is missing or cannot be.
+    """
+    cores = tuple(int(core) for core in data["cores"])
+    threads = int(data["threads"])
+    if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < MAX_CORE:
+        raise ValueError(f"a lane on cores {reprlib.repr(data['cores'])}")
+    if not 1 <= threads <= len(cores):
+        raise ValueError(f"{reprlib.repr(threads)} threads on {len(cores)} cores")
+    options: dict[str, Any] = {"cores": cores, "threads": threads}
+    if data.get("kernels", "xnnpack") != "xnnpack":
+        if data["kernels"] not in KERNELS:
+            raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
+        options["kernels"] = data["kernels"]
+    if "runtime" in data:
+        if kind != "cpu" or data["runtime"] != RUNTIME:
+            raise ValueError(f"a runtime {reprlib.repr(data['runtime'])}")
+        options["runtime"] = RUNTIME
+    if kind == "gpu":
+        if data["precision"] not in PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
+            raise ValueError(f"an adapter {reprlib.repr(data['adapter'])}")
+        options |= {"precision": data["precision"], "adapter": data["adapter"]}
+    if kind != "cpu":
+        options["fallback"] = data.get("fallback") is True
+    return options
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -19,7 +19,9 @@ from typing import Any
 from evaluators.cgroup import core_quota
 from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, find_adapters
-from evaluators.litert.lane_names import LaneName, parse_lane
+from evaluators.litert.lane_names import LaneName, lane_options, parse_lane
+from evaluators.litert.libraries import library_folder
+from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform, Processor
 
@@ -100,6 +102,7 @@ def check_is_here(platform: Platform) -> None:
     """Check that the lanes of a platform are lanes of this machine; a file may also describe a device to predict for.
 
     Raises:
+        UsageError: one has options that no lane has.
         UnavailableError: one is not.
     """
     for processor in platform.processors:
@@ -108,6 +111,13 @@ def check_is_here(platform: Platform) -> None:
                 f"processor {processor.name!r} of platform {platform.name!r} is described, not found on this machine",
                 "predict with --evaluator cost-model, or name a lane of this machine in the file",
             )
+        try:
+            lane_options(processor.kind, processor.options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"processor {processor.name!r} of platform {platform.name!r} has options that no lane has: {error}",
+                "name a lane of this machine in the file",
+            ) from error
 
 
 def find_adapter(word: str) -> Adapter:
@@ -133,13 +143,20 @@ def find_adapter(word: str) -> Adapter:
 def npu_folder(folder: str = "") -> Path:
     """Return the folder with LiteRT's dispatch library of a neural processor.
 
+    Args:
+        folder: one that the user has named, or the name that they gave it; "" for where the runtime keeps it.
+
     Raises:
+        UsageError: the user has not named the folder.
         UnavailableError: there is none.
     """
     problem = (
         f"there is no dispatch library of a neural processor (libLiteRtDispatch_*.so) in {folder or 'the runtime'}"
     )
-    for candidate in [Path(folder)] if folder else list(_vendor_folders()):
+    vendors = list(_vendor_folders())
+    if folder:
+        vendors = [Path(folder) if Path(folder) in vendors else library_folder(folder)]
+    for candidate in vendors:
         for library in sorted(candidate.glob("libLiteRtDispatch_*.so")):
             reason = _why_not_loaded(library)
             if not reason:
@@ -148,7 +165,7 @@ def npu_folder(folder: str = "") -> Path:
     raise UnavailableError(
         problem,
         "install the vendor's SDK for LiteRT (Qualcomm, MediaTek, Google Tensor, Intel OpenVINO), or name the folder: "
-        "npu:FOLDER",
+        "npu:FOLDER on the command line",
     )
 
 
@@ -226,7 +243,10 @@ def _gpu(text: str, name: LaneName, adapter: Adapter) -> Processor:
 
 
 def _npu(text: str, name: LaneName) -> Processor:
-    folder = npu_folder(name.folder)
+    named = str(library_folder(name.folder, text)) if name.folder else ""
+    if is_allowed(text):
+        allow(named)  # with which its process is started
+    folder = npu_folder(named)
     options = {"cores": tuple(usable_cores()), "threads": 1, "folder": str(folder)}
     vendor = next(folder.glob("libLiteRtDispatch_*.so")).stem.removeprefix("libLiteRtDispatch_")
     return _with_fallback(Processor(text, "npu", {f"npu {vendor}": 1.0}, f"npu {vendor}", options), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from evaluators.litert.processors import check_cores, find_adapter, npu_folder
 from search_spaces.platform import Platform, Processor
 
 LITERT = "litert"
+_LOGGER = logging.getLogger("partition_optimizer")
 # litert_common.h: one bit for each accelerator.
 CPU, GPU, NPU = 1, 2, 4
 ACCELERATORS = {"cpu": CPU, "gpu": GPU, "npu": NPU}
@@ -69,6 +71,8 @@ def lane_starts(platform: Platform) -> dict[str, LaneStart]:
             starts[processor.name] = LaneStart(cores, accelerators, driver_environment(file))
         elif processor.kind == "npu":
             folder = str(npu_folder(processor.options.get("folder", "")))
+            libraries = ", ".join(path.name for path in sorted(Path(folder).glob("libLiteRtDispatch_*.so")))
+            _LOGGER.warning("processor %s: a process of its own loads %s from %s", processor.name, libraries, folder)
             starts[processor.name] = LaneStart(cores, accelerators, dispatch_folder=folder)
         elif tflite.runs(processor):
             tflite.check_installed()

@@ -20,6 +20,7 @@ from evaluators.workload.desk import Seat
 from evaluators.workload.hosted import worst
 from evaluators.workload.setting import Setting, setting
 from search_spaces.arrangement import jobs_of
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import PlanError
 from search_spaces.models.atomic import replacing
 from search_spaces.plan import Dispatch, Plan, Stage
@@ -164,7 +165,7 @@ def _document(path: Path, *, strict: bool) -> Any:
     file = path / "plan.json" if path.is_dir() else path
     try:
         if file.is_file() and file.stat().st_size <= _MAX_NBYTES:
-            return json.loads(file.read_bytes())
+            return parsed_json(read_bounded(file, _MAX_NBYTES))
         problem = "there is no such file, or it is too large"
     except (OSError, ValueError, RecursionError) as error:
         problem = f"is not a plan: {error}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from evaluators.remote import wire
 from evaluators.remote.agent import pieces_of
-from evaluators.remote.credentials import grpc_module
+from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
 from evaluators.remote.devices import Device
 from search_spaces.errors import DeviceLostError, UnavailableError
 from search_spaces.models.atomic import replacing
@@ -43,17 +43,8 @@ class Connection:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._grpc = grpc_module()
-        shown = device.credentials
-        options: list[tuple[str, int | str]] = list(_OPTIONS)
-        if shown.server_name:
-            options.append(("grpc.ssl_target_name_override", shown.server_name))
-        if shown.authority:
-            pair = (shown.key or None, shown.certificate or None)
-            secure = self._grpc.ssl_channel_credentials(shown.authority, *pair)
-            self._channel = self._grpc.secure_channel(device.address, secure, options)
-        else:
-            self._channel = self._grpc.insecure_channel(device.address, options)
-        self._metadata = (("authorization", f"Bearer {shown.token}"),) if shown.token else ()
+        self._channel = channel_to(self._grpc, device.address, device.credentials, _OPTIONS)
+        self._metadata = metadata_of(device.credentials)
 
     def close(self) -> None:
         """Give the channel back; calls in flight end."""

@@ -1,6 +1,6 @@
-"""Who may talk to whom: certificates and tokens of agents and of their clients.
+"""Who may talk to whom: certificates and tokens of our servers (agents, shared storages) and of their clients.
 
-An agent on the loopback address needs neither. On any other address it has a certificate, so that nobody reads or
+A server on the loopback address needs neither. On any other address it has a certificate, so that nobody reads or
 changes what is sent, and its clients show either a certificate of an authority that it trusts, or a token.
 """
 
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import UnavailableError, UsageError
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_NBYTES = 1 << 20
-_EXTRA = "pip install 'partition-optimizer[remote]'"
 
 
-def grpc_module() -> Any:
-    """Return the module ``grpc``, which only the extra ``remote`` installs.
+def grpc_module(what: str = "remote devices", extra: str = "remote") -> Any:
+    """Return the module ``grpc``, which only extras install.
+
+    Args:
+        what: needs it, for the error.
+        extra: that installs it.
 
     Raises:
         UnavailableError: it is not installed.
@@ -31,13 +36,14 @@ def grpc_module() -> Any:
     try:
         import grpc
     except ImportError as error:
-        raise UnavailableError("remote devices need the extra 'remote'", _EXTRA) from error
+        hint = f"pip install 'partition-optimizer[{extra}]'"
+        raise UnavailableError(f"{what} need the extra {extra!r}", hint) from error
     return grpc
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCredentials:
-    """What an agent shows and wants to see; all empty: nothing, which only the loopback address may do.
+    """What a server shows and wants to see; all empty: nothing, which only the loopback address may do.
 
     Attributes:
         certificate, key: its own, PEM.
@@ -64,12 +70,12 @@ class ServerCredentials:
             return
         if not self.certificate:
             raise UsageError(
-                f"--listen {host}: an agent that others reach must have a certificate",
+                f"--listen {host}: a server that others reach must have a certificate",
                 "give --tls-cert and --tls-key, or listen on 127.0.0.1 and reach it through ssh -L",
             )
         if not self.client_authority and not self.token:
             raise UsageError(
-                f"--listen {host}: an agent that others reach must know its clients",
+                f"--listen {host}: a server that others reach must know its clients",
                 "give --tls-client-ca, --token-file, or both",
             )
 
@@ -80,14 +86,14 @@ class ServerCredentials:
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """What a client wants to see of an agent and shows.
+    """What a client wants to see of a server and shows.
 
     Attributes:
-        authority: certificates that the agent's must be signed by, PEM; empty: no TLS, which only the loopback
+        authority: certificates that the server's must be signed by, PEM; empty: no TLS, which only the loopback
             address may do.
         certificate, key: its own, PEM; empty where a token serves.
-        token: for the agent; empty where the certificate serves.
-        server_name: that the agent's certificate is for, where it is not the address.
+        token: for the server; empty where the certificate serves.
+        server_name: that the server's certificate is for, where it is not the address.
     """
 
     authority: bytes = b""
@@ -95,6 +101,26 @@ class ClientCredentials:
     key: bytes = field(default=b"", repr=False)
     token: str = field(default="", repr=False)
     server_name: str = ""
+
+
+def channel_to(grpc: Any, address: str, shown: ClientCredentials, options: Sequence[tuple[str, int | str]]) -> Any:
+    """Return a channel to a server; made without a word on the wire, which the first call says.
+
+    Args:
+        grpc: the module.
+    """
+    more: list[tuple[str, int | str]] = list(options)
+    if shown.server_name:
+        more.append(("grpc.ssl_target_name_override", shown.server_name))
+    if not shown.authority:
+        return grpc.insecure_channel(address, more)
+    secure = grpc.ssl_channel_credentials(shown.authority, shown.key or None, shown.certificate or None)
+    return grpc.secure_channel(address, secure, more)
+
+
+def metadata_of(shown: ClientCredentials) -> tuple[tuple[str, str], ...]:
+    """Return what a client's calls carry."""
+    return (("authorization", f"Bearer {shown.token}"),) if shown.token else ()
 
 
 def is_loopback(host: str) -> bool:
@@ -130,9 +156,7 @@ def read_pem(path: Path | None, what: str) -> bytes:
     if path is None:
         return b""
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_NBYTES:
-            raise UsageError(f"{path}: is no file of {what}", "give a PEM file")
-        content = path.read_bytes()
+        content = read_bounded(path, _MAX_NBYTES)
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", f"give the PEM file of {what}") from error
     if b"-----BEGIN " not in content:
@@ -149,11 +173,10 @@ def read_token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        if not path.is_file() or path.stat().st_size > 4096:
-            raise UsageError(f"{path}: is no file of a token")
+        content = read_bounded(path, 4096)
         if path.stat().st_mode & 0o077:
             raise UsageError(f"{path}: others may read the token", f"chmod 600 {path}")
-        token = path.read_text(encoding="ascii").strip()
+        token = content.decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text"
         raise UsageError(f"{path}: {reason.lower()}", "give a file that holds the token") from error

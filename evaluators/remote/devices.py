@@ -1,4 +1,4 @@
-"""The devices that can be measured on, by name: ``devices.yaml`` in the user's configuration folder.
+"""Devices to measure on, and shared storages elsewhere, by name: ``devices.yaml`` in the user's configuration folder.
 
 ::
 
@@ -11,6 +11,11 @@
         wait_s: 120                    # how long to wait where it is busy or does not answer (default 60)
       bench:
         agent: 127.0.0.1:7450          # through ssh -L; the loopback address needs no certificate
+    storages:
+      lab:                             # --storage grpc://lab
+        server: 192.168.1.5:13000      # of optimize storage
+        authority: certs/ca.pem
+        token_file: certs/lab.token
 
 ``PARTITION_OPTIMIZER_DEVICES`` names another file. An address serves as a name where it is a loopback one.
 """
@@ -29,7 +34,9 @@ from search_spaces.yaml_file import Value, parsed
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_DEVICES"
 WAIT_S = 60.0
-_KEYS = ("agent", "authority", "certificate", "key", "token_file", "server_name", "wait_s")
+_KEYS = ("authority", "certificate", "key", "token_file", "server_name", "wait_s")
+STORAGE_PORT = 13000
+SECTIONS = ("devices", "android", "storages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +92,58 @@ def _find(name: str) -> Device:
     raise UsageError(f"there is no device {name!r}", hint)
 
 
+def find_storage(place: str) -> Device:
+    """Return how to reach a shared storage.
+
+    Args:
+        place: a name under ``storages``, or ``host:port``.
+
+    Raises:
+        UsageError: it is elsewhere and not in the file, or the file is wrong.
+    """
+    path = devices_file()
+    known = _servers(path, "storages", "server", STORAGE_PORT) if path.exists() else {}
+    if place in known:
+        return known[place]
+    host, port = split_address(place, STORAGE_PORT)
+    same = next((device for device in known.values() if device.address == f"{host}:{port}"), None)
+    if same is not None or is_loopback(host):
+        return same or Device(place, f"{host}:{port}")
+    raise UsageError(
+        f"--storage grpc://{place}: a storage elsewhere is reached by TLS alone",
+        f"write it into {path} under storages, or reach it through ssh -L",
+    )
+
+
 def agents(path: Path) -> Mapping[str, Device]:
     """Return the devices of a file that have an agent.
 
     Raises:
         UsageError: the file is wrong; the text begins with ``file:line``.
     """
+    return _servers(path, "devices", "agent", DEFAULT_PORT)
+
+
+def _servers(path: Path, section: str, address: str, port: int) -> Mapping[str, Device]:
     root = parsed(path, "devices")
-    fields = root.fields("a file of devices", ("devices", "android"))
-    if "devices" not in fields:
+    fields = root.fields("a file of devices", SECTIONS)
+    if section not in fields:
         return {}
-    entries = fields["devices"].items("devices")
-    return {key.text("a device"): _device(key.text("a device"), value, path.parent) for key, value in entries}
+    entries = [(key.text("a name"), value) for key, value in fields[section].items(section)]
+    what = section.removesuffix("s")
+    return {name: _server(f"{what} {name!r}", name, value, path.parent, address, port) for name, value in entries}
 
 
-def _device(name: str, entry: Value, folder: Path) -> Device:
-    fields = entry.fields("a device", _KEYS)
-    if "agent" not in fields:
-        raise entry.error(f"device {name!r} must say where its agent is", "agent: HOST:PORT")
+def _server(what: str, name: str, entry: Value, folder: Path, address: str, default_port: int) -> Device:
+    fields = entry.fields(f"a {what.partition(' ')[0]}", (address, *_KEYS))
+    if address not in fields:
+        raise entry.error(f"{what} must say where its {address} is", f"{address}: HOST:PORT")
 
     def at(key: str) -> Path | None:
         return folder / Path(fields[key].text(key)).expanduser() if key in fields else None
 
     try:
-        host, port = split_address(fields["agent"].text("agent"), DEFAULT_PORT)
+        host, port = split_address(fields[address].text(address), default_port)
         credentials = ClientCredentials(
             read_pem(at("authority"), "certificates"),
             read_pem(at("certificate"), "a certificate"),
@@ -117,12 +152,12 @@ def _device(name: str, entry: Value, folder: Path) -> Device:
             fields["server_name"].text("server_name") if "server_name" in fields else "",
         )
     except UsageError as error:
-        raise entry.error(f"device {name!r}: {error.what}", error.hint) from error
+        raise entry.error(f"{what}: {error.what}", error.hint) from error
     if bool(credentials.certificate) != bool(credentials.key):
-        raise entry.error(f"device {name!r}: a certificate and its key go together")
+        raise entry.error(f"{what}: a certificate and its key go together")
     if not credentials.authority and not is_loopback(host):
-        raise entry.error(f"device {name!r}: an agent elsewhere is reached by TLS alone", "give its authority")
+        raise entry.error(f"{what}: what is elsewhere is reached by TLS alone", "give its authority")
     if not credentials.authority and credentials.certificate:
-        raise entry.error(f"device {name!r}: a certificate is shown over TLS alone", "give its authority")
+        raise entry.error(f"{what}: a certificate is shown over TLS alone", "give its authority")
     wait_s = fields["wait_s"].number("wait_s", most=86_400.0) if "wait_s" in fields else WAIT_S
     return Device(name, f"{host}:{port}", credentials, wait_s)

@@ -1,11 +1,16 @@
-"""The agent on the network: a gRPC server with few methods, limits on everything, and no code from the wire."""
+"""The agent on the network: a gRPC server with few methods, limits on everything, and no code from the wire.
+
+:func:`listen` starts any server of ours, that of shared storages included.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -35,6 +40,10 @@ class Served:
         self._server = server
         self.address = address
 
+    def wait(self) -> None:
+        """Return when the server has ended."""
+        self._server.wait_for_termination()
+
     def close(self) -> None:
         """Refuse new calls, and break the others off after a second."""
         self._server.stop(_END_S).wait()
@@ -50,25 +59,60 @@ def serve(agent: Agent, host: str, port: int, credentials: ServerCredentials) ->
         UsageError: the credentials are not enough for this address.
         UnavailableError: gRPC is not installed, or the port is taken.
     """
-    credentials.check(host)
     grpc = grpc_module()
-    _allow_many_connections()
-    options = (
-        *wire.OPTIONS,
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_metadata_size", 16 << 10),
-    )
-    server = grpc.server(
+    return listen(
+        grpc,
+        host,
+        port,
+        credentials,
+        lambda server: server.add_generic_rpc_handlers((_handlers(grpc, agent),)),
         ThreadPoolExecutor(_THREADS, thread_name_prefix="agent"),
-        handlers=[_handlers(grpc, agent)],
-        interceptors=[_gate(grpc, credentials)],
-        options=options,
+        wire.OPTIONS,
+    )
+
+
+def listen(
+    grpc: Any,
+    host: str,
+    port: int,
+    credentials: ServerCredentials,
+    add: Callable[[Any], object],
+    threads: ThreadPoolExecutor,
+    options: Sequence[tuple[str, int]],
+    most_calls_per_s: float = math.inf,
+) -> Served:
+    """Start a server that lets in who shows the credentials, with limits on calls and on half-open connections.
+
+    Args:
+        grpc: the module.
+        port: 0 for any that is free.
+        add: adds the methods to the server.
+        threads: that serve calls.
+        options: of gRPC, the sizes of messages among them.
+        most_calls_per_s: of all clients together; those above are refused, and come again.
+
+    Raises:
+        UsageError: the credentials are not enough for this address.
+        UnavailableError: the port is taken.
+    """
+    credentials.check(host)
+    _allow_many_connections()
+    server = grpc.server(
+        threads,
+        interceptors=[_gate(grpc, credentials, Rate(most_calls_per_s))],
+        options=(
+            *options,
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_metadata_size", 16 << 10),
+        ),
         maximum_concurrent_rpcs=_MOST_CALLS,
     )
+    add(server)
     address = f"{host}:{port}"
+    taken = UnavailableError(f"{address} cannot be listened on", "is another server there, is the key right?")
     try:
         if credentials.certificate:
             pair = [(credentials.key, credentials.certificate)]
@@ -78,13 +122,38 @@ def serve(agent: Agent, host: str, port: int, credentials: ServerCredentials) ->
         else:
             bound = server.add_insecure_port(address)
     except (RuntimeError, ValueError) as error:
-        raise UnavailableError(
-            f"{address} cannot be listened on", "is another agent there, is the key right?"
-        ) from error
+        raise taken from error
     if not bound:
-        raise UnavailableError(f"{address} cannot be listened on", "is another agent there, is the key right?")
+        raise taken
     server.start()
     return Served(server, f"{host}:{bound}")
+
+
+class Rate:
+    """How many calls are taken: so many a second, and as many at once after a quiet second. For several threads.
+
+    Args:
+        per_s: calls a second; infinite for no limit.
+        clock: seconds that pass.
+    """
+
+    def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s, self._clock = per_s, clock
+        self._left, self._at_s = per_s, clock()
+        self._lock = threading.Lock()
+
+    def admits(self) -> bool:
+        """Count a call, and return whether it is taken."""
+        if math.isinf(self._per_s):
+            return True
+        with self._lock:
+            now_s = self._clock()
+            self._left = min(self._per_s, self._left + (now_s - self._at_s) * self._per_s)
+            self._at_s = now_s
+            if self._left < 1.0:
+                return False
+            self._left -= 1.0
+            return True
 
 
 def _allow_many_connections() -> None:
@@ -96,18 +165,21 @@ def _allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _gate(grpc: Any, credentials: ServerCredentials) -> Any:
-    """Return what turns calls without the token away, before anything of them is read."""
+def _gate(grpc: Any, credentials: ServerCredentials, rate: Rate) -> Any:
+    """Return what turns calls without the token, or beyond the rate, away before anything of them is read."""
 
-    def refuse(_: Any, context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    def refusal(code: Any, text: str) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(code, text))
 
-    refusal = grpc.unary_unary_rpc_method_handler(refuse)
+    stranger = refusal(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    too_many = refusal(grpc.StatusCode.UNAVAILABLE, "too many calls")
 
     class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
             shown = dict(details.invocation_metadata).get("authorization", "")
-            return continuation(details) if credentials.admits(str(shown)) else refusal
+            if not credentials.admits(str(shown)):
+                return stranger
+            return continuation(details) if rate.admits() else too_many
 
     return Gate()
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from evaluators.base import Agreement, Batch
 from evaluators.timeline import Event, Timeline
+from search_spaces.bounded import parsed_json
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError, shown
 from search_spaces.platform import Limits, Link, Platform, Processor
 
@@ -71,16 +72,12 @@ def unpacked(content: bytes) -> dict[str, Any]:
         WireError: it is no JSON object.
     """
     try:
-        data = json.loads(content, parse_constant=_refuse)
+        data = parsed_json(content)
     except (ValueError, RecursionError) as error:
         raise WireError(f"a message is no JSON: {error}") from error
     if not isinstance(data, dict):
         raise WireError(f"a message is {shown(data)}, no JSON object")
     return data
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def text(data: Mapping[str, Any], key: str, pattern: re.Pattern[str] = _NAME) -> str:

@@ -14,13 +14,13 @@ Costs have the unit of the file; the published ones are milliseconds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import UsageError, shown
 
 MAX_NBYTES = 64 << 20
@@ -93,13 +93,11 @@ def read_placement(path: Path) -> PlacementProblem:
         UsageError: the file is missing, damaged, or no instance; the text names the node or edge.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path}: is no regular file")
-        content = path.read_bytes() if path.stat().st_size <= MAX_NBYTES else b""
+        content = read_bounded(path, MAX_NBYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
     try:
-        data = json.loads(content)
+        data = parsed_json(content)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no JSON of at most {MAX_NBYTES >> 20} MiB: {error}") from error
     if not isinstance(data, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from evaluators.objectives import OBJECTIVES
 from optimizer.export.run_plan import kernels
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study
-from search_spaces.errors import RunFolderError, UsageError
+from optimizer.report.markdown import escaped
+from search_spaces.bounded import parsed_json, read_bounded
+from search_spaces.errors import RunFolderError, UsageError, printable
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Processor
@@ -75,7 +76,7 @@ def export_run(run: Path, out: Path) -> Exported:
             stale.unlink(missing_ok=True)
         for file in sorted(best.glob("stage_*.tflite")):
             shutil.copyfile(file, out / file.name)
-        document = json.loads((best / "plan.json").read_bytes())
+        document = parsed_json(read_bounded(best / "plan.json"))
         document["expected"] = _expected(study)
         fallback = _fallback(study, document)
         if fallback is not None and study.graph is not None:
@@ -83,10 +84,10 @@ def export_run(run: Path, out: Path) -> Exported:
             document["fallback"] = {"file": WHOLE, "processor": _plain(fallback)}
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))
-        write_atomic(out / "plan.txt", _in_words(document).encode())
+        write_atomic(out / "plan.txt", printable(_in_words(document)).encode())
         for name in _RUNNERS:
             write_atomic(out / name, (_HERE / name).read_bytes())
-        write_atomic(out / "README.md", _readme(study, document).encode())
+        write_atomic(out / "README.md", printable(_readme(study, document)).encode())
     written = tuple(sorted(p.name for p in out.iterdir()))
     return Exported(out, written, fallback.name if fallback is not None and WHOLE in written else None)
 
@@ -183,15 +184,15 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
 
 def _readme(study: Study, document: Mapping[str, Any]) -> str:
     lines = [
-        f"# {document['model']['name']} in {len(document['files'])} parts",
+        f"# {escaped(document['model']['name'])} in {len(document['files'])} parts",
         "",
-        f"Found by study {study.manifest['study']}; the numbers it expects are in `plan.json` under `expected`.",
+        f"Found by study {escaped(study.manifest['study'])}; `plan.json` has the numbers it expects under `expected`.",
         "",
         "| stage | file | processor |",
         "|---|---|---|",
     ]
     lines += [
-        f"| {i} | {entry['file']} | {stage['processor']} |"
+        f"| {i} | {escaped(entry['file'])} | {escaped(stage['processor'])} |"
         for i, (entry, stage) in enumerate(zip(document["files"], document["stages"], strict=True))
     ]
     lines += [

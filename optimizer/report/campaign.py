@@ -16,6 +16,7 @@ from optimizer.files import disk_errors
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text
 from optimizer.report.indicators import indicator_blocks
 from optimizer.report.svg import Plot, around, text_width
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError
 
 _WIDTH = 920.0
@@ -30,9 +31,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     file = folder / STATE
     with disk_errors(file):
-        content = file.read_bytes()
+        content = read_bounded(file)
     try:
-        state = dict(json.loads(content))
+        state = dict(parsed_json(content))
         version = int(state["schema_version"])
         complete = {"studies", "name", "campaign"} <= state.keys()
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,10 +21,12 @@ from optimizer.history import OPTIMUM, Trial
 from optimizer.profile import Profile
 from optimizer.run import LOG, read_manifest
 from optimizer.storage import read_log
-from search_spaces.errors import OptimizeError, RunFolderError
+from search_spaces.bounded import parsed_json, read_bounded
+from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
+from search_spaces.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
 _MAX_RESULT_NBYTES = 256 << 20
@@ -274,11 +275,9 @@ def _result(path: Path) -> dict[str, Any]:
             raise RunFolderError(
                 f"{path}: the study is not finished: it has no result.json", "go on with it: give its --study again"
             )
-        if file.stat().st_size > _MAX_RESULT_NBYTES:
-            raise RunFolderError(f"{file}: not a result of this program")
-        content = file.read_bytes()
+        content = read_bounded(file, _MAX_RESULT_NBYTES)
     try:
-        result = json.loads(content)
+        result = parsed_json(content)
         version = result["schema_version"]
         newer = version > SCHEMA_VERSION
     except (ValueError, RecursionError, KeyError, TypeError) as error:
@@ -312,16 +311,10 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    import yaml
-
-    file = path / "config.yaml"
-    with disk_errors(file):
-        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        return read_settings(path / "config.yaml")
+    except UsageError:
+        return {}
 
 
 def _graph(config: Mapping[str, Any], digest: str) -> tuple[Graph | None, str]:

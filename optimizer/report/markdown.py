@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from optimizer.report.document import Block, Code, Document, Figure, Table, Text, shown
 
 _MOST_ROWS = 60
+_TICKS = re.compile("`+")
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#"})
 
 
 def render(document: Document, plots: str) -> str:
     """Return the report; ``plots`` is the folder of the pictures, relative to it."""
-    parts = [f"# {_plain(document.title)}", _plain(document.subtitle)]
+    parts = [f"# {escaped(document.title)}", escaped(document.subtitle)]
     for section in document.sections:
-        parts.append(f"## {_plain(section.title)}")
+        parts.append(f"## {escaped(section.title)}")
         parts += [part for block in section.blocks for part in _block(block, plots)]
     return "\n\n".join(parts) + "\n"
 
 
 def _block(block: Block, plots: str) -> Iterator[str]:
     if isinstance(block, Text):
-        yield f"**{_plain(block.text)}**" if block.style == "answer" else _plain(block.text)
+        yield f"**{escaped(block.text)}**" if block.style == "answer" else escaped(block.text)
     elif isinstance(block, Code):
-        yield f"```sh\n{block.text}\n```"
+        fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(block.text)), default=0))  # the text must not end it
+        yield f"{fence}sh\n{block.text}\n{fence}"
     elif isinstance(block, Table):
         yield _table(block)
     elif isinstance(block, Figure):
-        yield f"![{_plain(block.caption)}]({plots}/{block.name}.svg)\n\n{_plain(block.caption)}"
+        yield f"![{escaped(block.caption)}]({plots}/{block.name}.svg)\n\n{escaped(block.caption)}"
 
 
 def _table(table: Table) -> str:
     lines = [
-        "| " + " | ".join(_plain(c.name) for c in table.columns) + " |",
+        "| " + " | ".join(escaped(c.name) for c in table.columns) + " |",
         "|" + "|".join("---:" if c.form else "---" for c in table.columns) + "|",
     ]
     for row in table.rows[:_MOST_ROWS]:
-        cells = (_plain(shown(cell, c.form)) for cell, c in zip(row, table.columns, strict=True))
+        cells = (escaped(shown(cell, c.form)) for cell, c in zip(row, table.columns, strict=True))
         lines.append("| " + " | ".join(cells) + " |")
     text = "\n".join(lines)
     more = len(table.rows) - _MOST_ROWS
     return f"{text}\n\n… and {more} more rows" if more > 0 else text
 
 
-def _plain(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return text that stands in Markdown as it is."""
     return " ".join(text.split()).translate(_SPECIAL)

@@ -22,7 +22,7 @@ from optimizer.report.data import read_study
 from optimizer.report.document import Document
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
-from search_spaces.errors import RunFolderError
+from search_spaces.errors import RunFolderError, printable
 
 PLOTS = "report"
 
@@ -62,8 +62,8 @@ def write_report(document: Document, folder: Path) -> Written:
         RunFolderError: a file cannot be written.
     """
     contents = {
-        "report.html": page.render(document).encode(),
-        "report.md": markdown.render(document, PLOTS).encode(),
+        "report.html": printable(page.render(document)).encode(),
+        "report.md": printable(markdown.render(document, PLOTS)).encode(),
         **{name: text.encode() for name, text in document.files.items()},
     }
     without_png = ""
@@ -72,7 +72,7 @@ def write_report(document: Document, folder: Path) -> Written:
     except ImportError:
         without_png = 'PNG files need the extra "report": pip install "partition-optimizer[report]"'
     for figure in document.figures:
-        svg = standalone(figure.svg)
+        svg = printable(standalone(figure.svg))
         contents[f"{PLOTS}/{figure.name}.svg"] = svg.encode()
         if not without_png and not figure.wide:
             contents[f"{PLOTS}/{figure.name}.png"] = bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2))

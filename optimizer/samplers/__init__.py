@@ -29,7 +29,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.errors import UsageError
+from search_spaces.allowed_code import is_allowed
+from search_spaces.errors import UsageError, shown
 from search_spaces.plugins import entries, find_entry, load_entry, origin
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class SamplerKind:
         summary: what it does, for a person who chooses.
         make: builds it for a trial, from ``(study's seed, trial's own seed)``.
         resumes: whether parameters, values and states of the earlier trials are all that it goes by. Where it is not,
-            a rebuilt study needs the trials' system attributes too.
+            a study that is gone on with asks it for the earlier trials again (:mod:`optimizer.history`).
         requires: the package that it needs beyond ours, or "".
         extra: the extra of this product that installs it, or "".
         knows: builds it instead where it must know the problem, from ``(problem, study's seed, trial's own seed)``.
@@ -70,7 +71,8 @@ def make_sampler(name: str, seed: int, number: int, problem: Problem | None = No
 
     Args:
         name: a key of ``SAMPLERS``, ``reinforce@FILE`` for one that begins with the policy of a file, or
-            ``module:Class`` for any other Optuna sampler that takes a ``seed``.
+            ``module:Class`` for any other Optuna sampler that takes a ``seed``; importing that runs code, so that the
+            user must have named it (:mod:`search_spaces.allowed_code`).
         seed: the study's seed, 0 or more.
         number: the trial's number in the study.
         problem: what is searched, for samplers that must know it; they draw at random where it is not given.
@@ -99,6 +101,15 @@ def make_proposer(name: str, seed: int, problem: Problem) -> Proposer | None:
     """
     kind = _find(name)
     return None if kind.proposes is None else kind.proposes(problem, seed)
+
+
+def resumes(name: str) -> bool:
+    """Return whether a sampler goes by parameters, values and states of the earlier trials alone.
+
+    Raises:
+        UsageError: see :func:`make_sampler`.
+    """
+    return _find(name).resumes
 
 
 def quiet_optuna() -> None:
@@ -142,6 +153,11 @@ def _with_policy(path: Path) -> SamplerKind:
 
 
 def _imported(path: str) -> SamplerKind:
+    if not is_allowed(path):
+        raise UsageError(
+            f"sampler {shown(path)} is code, which a file or a shared study may not load",
+            "name it on the command line: --sampler module:Class, or --allow-code for a campaign that you trust",
+        )
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -188,9 +204,9 @@ def _tpe(_: int, trial_seed: int) -> BaseSampler:
 
 
 def _cmaes(_: int, trial_seed: int) -> BaseSampler:
-    from optimizer.samplers.fixed import FixedCmaEsSampler
+    from optimizer.samplers.cma_es import ReplayedCmaEsSampler
 
-    return FixedCmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
+    return ReplayedCmaEsSampler(trial_seed)
 
 
 def _sobol(seed: int, trial_seed: int) -> BaseSampler:
@@ -280,9 +296,8 @@ SAMPLERS: dict[str, SamplerKind] = {
     "cmaes": SamplerKind(
         "CMA-ES; draws categorical parameters at random",
         _cmaes,
-        resumes=False,
         requires="cmaes",
         extra="cmaes",
     ),
-    "gp": SamplerKind("Gaussian process", _of_optuna("GPSampler"), resumes=False, requires="torch", extra="gp"),
+    "gp": SamplerKind("Gaussian process", _of_optuna("GPSampler"), requires="torch", extra="gp"),
 }

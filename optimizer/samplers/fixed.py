@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.samplers import CmaEsSampler, TPESampler
+from optuna.samplers import TPESampler
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -31,12 +30,3 @@ class FixedTpeSampler(TPESampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the space of the study."""
         return fixed_space(study, trial)
-
-
-class FixedCmaEsSampler(CmaEsSampler):
-    """CMA-ES that reads the numbers of the space off one trial, for the same reason."""
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters of the study that are numbers."""
-        space = fixed_space(study, trial)
-        return {name: d for name, d in space.items() if isinstance(d, FloatDistribution | IntDistribution)}

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.samplers.policy_features import DYNAMIC, NAMES, Features
+from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -74,7 +75,7 @@ class Weights:
         """
         try:
             # Read whole first: numpy leaves a file open that is no archive.
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
+            with np.load(io.BytesIO(read_bounded(path)), allow_pickle=False) as content:
                 version, names = int(content["schema_version"]), tuple(str(n) for n in content["features"])
                 found = cls(*(np.asarray(content[name], dtype=np.float64) for name in ("inner", "bias", "out")))
         except OSError as error:

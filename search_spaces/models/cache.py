@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import UsageError
 from search_spaces.models.atomic import replacing
 from search_spaces.models.digests import file_digest
@@ -111,7 +112,7 @@ def _problem(path: Path) -> str | None:
     """Return why an entry cannot be used, or None where it can."""
     try:
         nbytes = path.stat().st_size
-        side = json.loads(_side(path).read_bytes())
+        side = parsed_json(read_bounded(_side(path)))
         if not isinstance(side, dict) or side.get("schema_version") != SCHEMA_VERSION:
             return "its digest file cannot be read"
         if nbytes != side.get("nbytes"):

@@ -110,7 +110,7 @@ def proxy(url: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "optimizer.cli", "storage", url, "--port", str(port)]
+    command = [sys.executable, "-m", "optimizer.cli", "storage", url, "--listen", f"127.0.0.1:{port}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
         if process.stderr is None or b"grpc://" not in process.stderr.readline():
             raise RuntimeError("the server did not start")

@@ -1,0 +1,89 @@
+"""CMA-ES whose state follows from the parameters and values of earlier trials.
+
+Optuna's sampler keeps its optimizer as a pickle in the trials' attributes, which are then code for whoever reads a log
+or joins a shared study. Here the optimizer is told the completed trials again, in the order of their numbers, after
+which the seed of the trial decides its proposal: a study that is gone on with proposes what the uninterrupted one did.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from optuna._transform import _SearchSpaceTransform
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import TrialState
+
+from optimizer.samplers.fixed import fixed_space
+
+if TYPE_CHECKING:
+    from cmaes import CMA
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+_SIGMA = 1.0 / 6.0  # of the unit cube, as in Optuna's sampler
+_told: WeakKeyDictionary[Study, tuple[list[int], CMA]] = WeakKeyDictionary()
+"""Of each study, the numbers of the trials that its optimizer was told, so that a proposal tells the new ones alone."""
+
+
+class ReplayedCmaEsSampler(BaseSampler):
+    """CMA-ES (Hansen, 2016) over the numbers of the space; categories are drawn at random.
+
+    The first completed trial is left out, as Optuna does; each ``population_size`` of the later ones are a generation,
+    whoever proposed them.
+
+    Args:
+        seed: of this trial.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random = RandomSampler(seed=seed)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the parameters of the study that are numbers."""
+        space = fixed_space(study, trial)
+        return {name: d for name, d in space.items() if isinstance(d, FloatDistribution | IntDistribution)}
+
+    def sample_relative(
+        self,
+        study: Study,
+        trial: FrozenTrial,  # noqa: ARG002 - Optuna's signature
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        """Return the numbers of a point drawn from the current distribution; none before a trial is completed."""
+        self._raise_error_if_multi_objective(study)
+        completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if not search_space or not completed:
+            return {}
+        space = _SearchSpaceTransform(search_space, transform_step=True, transform_0_1=True)
+        optimizer = _replayed(study, space, completed[1:])
+        optimizer.reseed_rng(self._seed)
+        return space.untransform(optimizer.ask())
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Draw one parameter at random."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+
+def _replayed(study: Study, space: _SearchSpaceTransform, trials: list[FrozenTrial]) -> CMA:
+    """Return the optimizer after every whole generation of the trials."""
+    from cmaes import CMA
+
+    numbers = [t.number for t in trials]
+    known, optimizer = _told.get(study, ([], None))
+    if optimizer is None or numbers[: len(known)] != known:
+        mean = np.full(len(space.bounds), 0.5)
+        known, optimizer = [], CMA(mean, _SIGMA, space.bounds, n_max_resampling=10 * len(mean))
+    size = optimizer.population_size
+    while len(known) + size <= len(numbers):
+        generation = trials[len(known) : len(known) + size]
+        optimizer.tell([(space.transform(t.params), float(t.value or 0.0)) for t in generation])
+        known = numbers[: len(known) + size]
+    _told[study] = known, optimizer
+    return optimizer

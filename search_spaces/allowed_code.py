@@ -1,0 +1,18 @@
+"""Code that this process may load: what its user named. The same name in a file or a shared study loads nothing.
+
+The command line allows what is typed there; a program that uses the product as a library calls :func:`allow`.
+"""
+
+from __future__ import annotations
+
+_allowed: set[str] = set()
+
+
+def allow(*names: str) -> None:
+    """Allow code by the name that loads it: ``module:Class`` of a sampler, or the folder of a library."""
+    _allowed.update(names)
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether the user of this process has named this code."""
+    return name in _allowed

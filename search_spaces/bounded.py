@@ -1,0 +1,52 @@
+"""Reading what others wrote: files whole, of bounded size, and never from what is no file; JSON of sane numbers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_NBYTES = 64 << 20
+_MOST_DIGITS = 300  # any float holds a number of so many
+
+
+def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
+    """Return the content of a file, which may be changed or replaced meanwhile.
+
+    Raises:
+        OSError: it cannot be read, is a pipe, a device or a folder, or holds more than ``most_nbytes`` bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(most_nbytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most_nbytes:
+        raise OSError(errno.EFBIG, f"a file of this kind has at most {most_nbytes} bytes", str(path))
+    return content
+
+
+def parsed_json(content: str | bytes) -> Any:
+    """Return what a JSON document says.
+
+    Raises:
+        ValueError: it is no JSON, or has a number that no float holds, or NaN.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(content, parse_constant=_no_number, parse_int=_whole)
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
