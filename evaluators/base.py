@@ -3,6 +3,9 @@
 An :class:`Evaluator` prepares a :class:`Session` on a platform; the session loads a plan as a :class:`Candidate`;
 running the candidate gives a :class:`Batch`. What is done with batches (warm-up, repetition, racing, comparison) is
 :mod:`evaluators.sampling`'s business, so that an evaluator need not know statistics.
+
+Each of the protocols lists all methods. Those that only some have come after the others, and are called only where the
+object's ``capabilities`` promise them: a subclass inherits an error instead, and any other class need not have them.
 """
 
 from __future__ import annotations
@@ -12,17 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluators.measurement.disturbance import Counters
+from evaluators.tabulated import PartCosts
 from evaluators.timeline import Timeline
+from search_spaces.arrangement import RankSet
+from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
+from search_spaces.states import State
+
+if TYPE_CHECKING:
+    from evaluators.workload.host import WorkloadSession
+    from evaluators.workload.outcome import Objective
+    from search_spaces.joined_graph import JoinedGraph
+    from search_spaces.workload import Workload
 
 CONTRACT_VERSION = 1
+Declared = TypeVar("Declared", "Capabilities", "EvaluatorCapabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,78 @@ class Agreement:
         return self.identical or (math.isfinite(self.max_rel_error) and self.max_rel_error <= self.tolerance)
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a session and its candidates can do beyond loading and running plans; wrappers forward it.
+
+    Attributes:
+        conditions: ``session.conditions()`` returns what measurements are taken under.
+        counters: ``session.counters()`` reads the kernel's counters of the threads that measure.
+        deploy: ``session.deploy(folder, graph, plan)`` writes a plan as files that run without the session.
+        unsupported: ``session.unsupported_operators(graph, processor)`` returns what a processor does not take.
+        costs: ``session.part_costs(graph)`` returns the tables that the session computes its latencies from.
+        powers: ``session.powers_w()`` returns what processors draw.
+        states: ``session.in_state(state)`` puts the platform into a state; such a session has ``costs``, too.
+        decompose: ``session.decomposed_error(graph, ranks)`` compares outputs, and plans may have ranks.
+        stream: ``candidate.stream(n)`` runs overlapping inferences.
+        pause: ``candidate.after_pause(pause_s)`` returns the seconds of one inference after that pause.
+        figures: ``candidate.figures()`` returns more than one objective.
+        outputs: ``candidate.verify()`` returns an agreement and never None.
+    """
+
+    conditions: bool = False
+    counters: bool = False
+    deploy: bool = False
+    unsupported: bool = False
+    costs: bool = False
+    powers: bool = False
+    states: bool = False
+    decompose: bool = False
+    stream: bool = False
+    pause: bool = False
+    figures: bool = False
+    outputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorCapabilities:
+    """What an evaluator can do beyond preparing sessions; wrappers forward it.
+
+    Attributes:
+        names: ``processor(name)`` returns processors beyond those of :meth:`Evaluator.platform`.
+        descriptions: ``described(source)`` reads descriptions of devices.
+        targets: ``at(device)`` selects a device.
+        graphs: ``graph_of(source)`` brings the model.
+        workloads: ``host(…)`` runs workloads.
+        sliced_lanes: workloads may also have lanes that the operating system schedules, for baselines.
+        measures_here: numbers depend on what else this machine does, so studies are not run beside each other.
+    """
+
+    names: bool = False
+    descriptions: bool = False
+    targets: bool = False
+    graphs: bool = False
+    workloads: bool = False
+    sliced_lanes: bool = False
+    measures_here: bool = True
+
+
+def capabilities_of(found: object, kind: type[Declared]) -> Declared:
+    """Return the capabilities that an object of a plug-in declares; the defaults where it declares none.
+
+    Raises:
+        TypeError: what it declares is something else.
+    """
+    declared = getattr(found, "capabilities", kind())
+    if not isinstance(declared, kind):
+        raise TypeError(f"its capabilities are a {type(declared).__name__}, no {kind.__name__}")
+    return declared
+
+
+def _unsupported(found: object, method: str) -> UnavailableError:
+    return UnavailableError(f"{type(found).__name__} does not support {method}()")
+
+
 class Candidate(Protocol):
     """A loaded plan, ready to run."""
 
@@ -90,31 +177,40 @@ class Candidate(Protocol):
 
         None where there are no outputs (a prediction).
         """
-        ...
+        return None
 
     def close(self) -> None:
-        """Give back what only this candidate holds."""
-        ...
+        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        return
 
+    def stream(self, n: int) -> Batch:  # noqa: ARG002
+        """Return ``n`` observations of the period of a full pipeline; with ``stream``.
 
-@runtime_checkable
-class Streaming(Protocol):
-    """A candidate that can run inferences that follow each other without a pause, and overlap."""
-
-    def stream(self, n: int) -> Batch:
-        """Return ``n`` observations of the period of a full pipeline.
-
-        Each is the mean over some inferences: ``latency_s`` holds the seconds from one result to the next, and
-        ``stage_s`` those of the stages meanwhile.
+        Inferences follow each other without a pause, and overlap. Each observation is the mean over some of them:
+        ``latency_s`` holds the seconds from one result to the next, and ``stage_s`` those of the stages meanwhile.
 
         Raises:
-            UnavailableError: the device failed or did not answer in time.
+            UnavailableError: the device failed or did not answer in time, or the plan cannot be streamed.
         """
-        ...
+        raise _unsupported(self, "stream")
+
+    def after_pause(self, pause_s: float) -> float:  # noqa: ARG002
+        """Return the seconds of one inference that follows a pause; with ``pause``; errors as of :meth:`run`."""
+        raise _unsupported(self, "after_pause")
+
+    def figures(self) -> dict[str, float]:
+        """Return medians of objectives beside the one that runs return; with ``figures``; errors as of :meth:`run`."""
+        raise _unsupported(self, "figures")
 
 
 class Session(Protocol):
-    """A prepared device; several candidates may be loaded at once."""
+    """A prepared device; several candidates may be loaded at once.
+
+    Attributes:
+        capabilities: constant while the session is open.
+    """
+
+    capabilities: Capabilities = Capabilities()
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
@@ -128,95 +224,86 @@ class Session(Protocol):
         """
         ...
 
+    def conditions(self) -> dict[str, Any]:
+        """Return what may have changed the last measurements (governor, load, versions, …); with ``conditions``.
 
-@runtime_checkable
-class Deployer(Protocol):
-    """A session that can hand a plan over as files that run without it."""
+        Called after every measurement, so it should take well below a millisecond.
+        """
+        raise _unsupported(self, "conditions")
 
-    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
-        """Write ``plan.json`` and the stage files to ``folder``, run them from there, and compare their outputs.
+    def counters(self) -> Counters:
+        """Return the kernel's counters of the threads that measure; with ``counters``."""
+        raise _unsupported(self, "counters")
+
+    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
+        """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs; with ``deploy``.
 
         Raises:
             UsageError: the folder cannot be written, or the disk is full.
             UnavailableError: the files do not run.
         """
-        ...
+        raise _unsupported(self, "deploy")
 
-
-@runtime_checkable
-class Witness(Protocol):
-    """A session that can tell under what conditions it measures."""
-
-    def conditions(self) -> dict[str, Any]:
-        """Return what may have changed the last measurements (governor, load, versions, …), as plain values.
-
-        Asked after every measurement, so it should take well below a millisecond.
-        """
-        ...
-
-
-def conditions_of(session: Session) -> Callable[[], Mapping[str, Any]]:
-    """Return what tells the conditions of a session: nothing where it cannot."""
-    return session.conditions if isinstance(session, Witness) else dict
-
-
-@runtime_checkable
-class Refuser(Protocol):
-    """A session whose processors may refuse operators."""
-
-    def refused(self, graph: Graph, processor: str) -> Sequence[int]:
-        """Return the operators that a processor does not take, ascending.
+    def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:  # noqa: ARG002
+        """Return the operators that a processor does not take, ascending; with ``unsupported``.
 
         Raises:
             UnavailableError: the device failed.
         """
-        ...
+        raise _unsupported(self, "unsupported_operators")
 
+    def part_costs(self, graph: Graph) -> PartCosts:  # noqa: ARG002
+        """Return the costs that latencies are computed from, on the session's platform; with ``costs``.
 
-@runtime_checkable
-class Namer(Protocol):
-    """An evaluator that knows processors beyond those that it finds by itself."""
-
-    def processor(self, name: str) -> Processor:
-        """Return the processor that a name asks for.
-
-        Raises:
-            UsageError: it is no name of a processor.
-            UnavailableError: it cannot be used here.
-        """
-        ...
-
-
-@runtime_checkable
-class Targeting(Protocol):
-    """An evaluator that measures elsewhere, and must be told where before it is asked anything."""
-
-    def at(self, device: str) -> None:
-        """Measure on the device of that name from now on; on any of several that are alike, with commas.
+        The latency of a plan is always the same. Where each part reads from the one before it, it is the sum over the
+        parts and at least the least hand-overs between them; where parts overlap, it is at least that of the longest
+        path through the parts.
 
         Raises:
-            UsageError: there is no such device.
+            UnavailableError: there are none of this graph.
         """
-        ...
+        raise _unsupported(self, "part_costs")
 
+    def powers_w(self) -> Mapping[str, float]:
+        """Return the watts of processors while they run, of those that are known; with ``powers``."""
+        raise _unsupported(self, "powers_w")
 
-@runtime_checkable
-class Describer(Protocol):
-    """An evaluator that reads descriptions of devices of its own, beside the platform files that all know."""
+    def in_state(self, state: State) -> Session:  # noqa: ARG002
+        """Return a session on the platform in that state; with ``states``."""
+        raise _unsupported(self, "in_state")
 
-    def described(self, source: str | Path) -> Platform | None:
-        """Return the platform that a file or a name stands for, to be used from now on; None if it is none of its own.
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:  # noqa: ARG002
+        """Return the largest error of a decomposed model's outputs, relative to its largest one; with ``decompose``.
+
+        None where nothing is computed.
 
         Raises:
-            UsageError: it is one, but cannot be read or is damaged.
+            UnavailableError: the model cannot be run.
+            RewriteError, ModelError: it cannot be decomposed.
         """
-        ...
+        raise _unsupported(self, "decomposed_error")
+
+
+def conditions_of(session: Session) -> Callable[[], Mapping[str, Any]]:
+    """Return what reads the conditions of a session: nothing where it reports none."""
+    return session.conditions if session.capabilities.conditions else dict
+
+
+def counters_of(session: Session) -> Callable[[], Counters] | None:
+    """Return what reads the kernel's counters of a session's threads; None where it cannot."""
+    return session.counters if session.capabilities.counters else None
+
+
+def unsupported_operators(session: Session, graph: Graph, processor: str) -> Sequence[int]:
+    """Return the operators that a processor does not take, as far as the session reports them."""
+    return session.unsupported_operators(graph, processor) if session.capabilities.unsupported else ()
 
 
 class Evaluator(Protocol):
     """A way to learn what a plan costs."""
 
     name: str
+    capabilities: EvaluatorCapabilities = EvaluatorCapabilities()
 
     def platform(self) -> Platform:
         """Return the platform that this evaluator finds by itself.
@@ -237,3 +324,56 @@ class Evaluator(Protocol):
             UnavailableError: the platform cannot be used here.
         """
         ...
+
+    def processor(self, name: str) -> Processor:  # noqa: ARG002
+        """Return the processor of a name; with ``names``.
+
+        Raises:
+            UsageError: it is no name of a processor.
+            UnavailableError: it cannot be used here.
+        """
+        raise _unsupported(self, "processor")
+
+    def described(self, source: str | Path) -> Platform | None:  # noqa: ARG002
+        """Return the platform that a file or a name describes, to be used from now on; with ``descriptions``.
+
+        None if it is no description of this evaluator's.
+
+        Raises:
+            UsageError: it is one, but cannot be read or is damaged.
+        """
+        raise _unsupported(self, "described")
+
+    def at(self, device: str) -> None:  # noqa: ARG002
+        """Measure on the device of that name from now on; on any of several that are alike, with commas.
+
+        With ``targets``; called before anything else.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        raise _unsupported(self, "at")
+
+    def graph_of(self, source: str) -> Graph:  # noqa: ARG002
+        """Return the model that a person named; with ``graphs``.
+
+        Raises:
+            UsageError: there is none.
+        """
+        raise _unsupported(self, "graph_of")
+
+    def host(
+        self,
+        workload: Workload,  # noqa: ARG002
+        joined: JoinedGraph,  # noqa: ARG002
+        platform: Platform,  # noqa: ARG002
+        objective: Objective,  # noqa: ARG002
+        scratch: Path | None = None,  # noqa: ARG002
+    ) -> AbstractContextManager[WorkloadSession]:
+        """Open a session for one workload, as :meth:`prepare` does; with ``workloads``.
+
+        Args:
+            platform: lanes, pools, and lanes that only baselines use.
+            objective: what a candidate's latencies are.
+        """
+        raise _unsupported(self, "host")

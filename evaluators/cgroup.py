@@ -47,6 +47,17 @@ def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | No
     return min(found, default=None)
 
 
+def throttled_s(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
+    """Return for how many seconds the quota of this process's groups has stopped it so far; 0 without a quota."""
+    found = 0.0
+    for group, names in _groups("cpu", mount, membership):
+        if names == 2:
+            found = max(found, _entry(group / "cpu.stat", "throttled_usec") * 1e-6)
+        else:
+            found = max(found, _entry(group / "cpu.stat", "throttled_time") * 1e-9)
+    return found
+
+
 def _groups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     """Yield the folder of each group that this process is in, its own first, and the version of its files' names."""
     for line in _text(membership).splitlines():

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from evaluators.base import Session
 from search_spaces.errors import UnavailableError
@@ -40,29 +40,20 @@ class Meter(Protocol):
         ...
 
 
-@runtime_checkable
-class Powered(Protocol):
-    """A session that knows what its lanes draw."""
-
-    def powers_w(self) -> Mapping[str, float]:
-        """Return the watts of lanes while they run, of those that are known."""
-        ...
-
-
 def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[dict[str, float], Meter | None]:
     """Return the watts of all lanes, or else a meter.
 
     Raises:
         UnavailableError: there is neither; the text says what was looked for.
     """
-    known = dict(session.powers_w()) if isinstance(session, Powered) else {}
+    known = dict(session.powers_w()) if session.capabilities.powers else {}
     known |= {p.name: float(p.options[OPTION]) for p in platform.processors if OPTION in p.options}
     missing = [p.name for p in platform.processors if p.name not in known]
     if not missing:
         return known, None
     if known:
         raise UnavailableError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
-    if isinstance(session, Powered):
+    if session.capabilities.powers:
         raise UnavailableError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
     return {}, find_meter(sys)
 

@@ -7,39 +7,39 @@ return is checked: as many times as runs, finite, and greater than 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from evaluators.base import (
-    Agreement,
-    Batch,
-    Candidate,
-    Deployer,
-    Describer,
-    Evaluator,
-    Namer,
-    Refuser,
-    Session,
-    Witness,
-)
+from evaluators.base import Batch, Evaluator, EvaluatorCapabilities, Session, capabilities_of
+from evaluators.forwarding import Forwarding, ForwardingCandidate, ForwardingSession, Found, Given, Method, forwarded
+from evaluators.workload.host import WorkloadSession
+from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.predicted import Grids, WorkloadSimulator
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
-from search_spaces.platform import Limits, Platform, Processor
+from search_spaces.platform import Limits, Platform
 from search_spaces.plugins import foreign, time_limit
+from search_spaces.states import State
+from search_spaces.workload import Workload
 
 _PREPARE_S = 600.0
 _CLOSE_S = 30.0
+_PRICE_S = 3600.0  # jobs of a workload are measured one by one
 _CLOCK = 1e-6
+_PLAIN: dict[str, Callable[[Any], Any]] = {"fingerprint": dict, "conditions": dict, "powers_w": dict, "figures": dict}
+_PLAIN |= {"after_pause": float, "unsupported_operators": list}
+"""Method → what its result is made, which also fails where it is something else."""
 
 
 def guarded(evaluator: Any, what: str) -> Evaluator:
-    """Return the evaluator behind a guard, with the same optional abilities (naming, describing, refusing, deploying).
+    """Return the evaluator behind a guard, with the same capabilities.
 
     Args:
         evaluator: made by a plug-in.
@@ -51,119 +51,145 @@ def guarded(evaluator: Any, what: str) -> Evaluator:
     for method in ("platform", "prepare"):
         if not callable(getattr(evaluator, method, None)):
             raise UnavailableError(f"{what} is no evaluator: it has no method {method!r}", "see evaluators.base")
-    kind = _with_abilities(_Evaluator, {Namer: _Naming, Describer: _Describing}, evaluator)
-    return cast("Evaluator", kind(evaluator, what))
+    return _Evaluator(evaluator, what)
 
 
-def _with_abilities(base: type, abilities: dict[Any, type], inner: object) -> type:
-    """Return the class with a mixin for each protocol that the inner object keeps."""
-    mixins = tuple(mixin for protocol, mixin in abilities.items() if isinstance(inner, protocol))
-    return type(base.__name__, (*mixins, base), {}) if mixins else base
+class _Guarded(Forwarding):
+    """Calls another object's methods within a time limit, and names it where they fail."""
+
+    what: str
+
+    def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:  # noqa: ARG002
+        return _PREPARE_S
+
+    @contextmanager
+    def guard(self, method: str, *arguments: object) -> Iterator[None]:
+        told = ", ".join(repr(a) for a in arguments if isinstance(a, int | str))
+        what = f"{self.what}: {method}({told})"
+        with foreign(what), time_limit(self.limit_s(method, arguments), what):
+            yield
+
+    def call(self, method: Method[Given, Found], /, *arguments: Given.args, **options: Given.kwargs) -> Found:
+        name = method.__name__
+        with self.guard(name, *arguments):
+            found = super().call(method, *arguments, **options)
+            return _PLAIN[name](found) if name in _PLAIN else found
 
 
-@contextmanager
-def _call(what: str, limit_s: float) -> Iterator[None]:
-    with foreign(what), time_limit(limit_s, what):
-        yield
-
-
-class _Evaluator:
+class _Evaluator(_Guarded, Evaluator):
     def __init__(self, inner: Any, what: str) -> None:
-        self._inner = inner
-        self._what = what
+        self.inner, self.what = inner, what
         self.name = str(getattr(inner, "name", ""))
-        self.measures_here = bool(getattr(inner, "measures_here", True))
+        with foreign(what):
+            self.capabilities = capabilities_of(inner, EvaluatorCapabilities)
 
     def platform(self) -> Platform:
-        with _call(f"{self._what}: platform()", _PREPARE_S):
-            found = self._inner.platform()
+        found = self.call(Evaluator.platform)
         if not isinstance(found, Platform):
-            raise UnavailableError(f"{self._what}: platform() returned {type(found).__name__}, no Platform")
+            raise UnavailableError(f"{self.what}: platform() returned {type(found).__name__}, no Platform")
         return found
 
     @contextmanager
-    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Session]:
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[_Session]:
+        with self._opened(platform.limits, "prepare", platform, scratch) as session:
+            yield session
+
+    @contextmanager
+    def host(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        scratch: Path | None = None,
+    ) -> Iterator[_Session]:
+        with self._opened(platform.limits, "host", workload, joined, platform, objective, scratch) as session:
+            yield session
+
+    @contextmanager
+    def _opened(self, limits: Limits, method: str, *arguments: object) -> Iterator[_Session]:
         with ExitStack() as stack:
-            with _call(f"{self._what}: prepare()", _PREPARE_S):
-                context = self._inner.prepare(platform, scratch)
+            with self.guard(method):
+                context = getattr(self.inner, method)(*arguments)
                 inner = context.__enter__()
             stack.push(lambda *error: self._leave(context, *error))
-            kind = _with_abilities(_Session, {Refuser: _Refusing, Deployer: _Deploying, Witness: _Witnessing}, inner)
-            yield kind(inner, self._what, platform.limits)
+            with foreign(self.what):
+                session = _Session(inner, self.what, limits)
+            yield session
 
     def _leave(self, context: Any, *error: Any) -> bool:
-        with _call(f"{self._what}: leaving the session", _PREPARE_S):
+        with foreign(what := f"{self.what}: leaving the session"), time_limit(_PREPARE_S, what):
             return bool(context.__exit__(*error))
 
-
-class _Naming:
-    def processor(self: Any, name: str) -> Processor:
-        with _call(f"{self._what}: processor({name!r})", _PREPARE_S):
-            return cast("Processor", self._inner.processor(name))
-
-
-class _Describing:
-    def described(self: Any, source: str | Path) -> Platform | None:
-        with _call(f"{self._what}: described({str(source)!r})", _PREPARE_S):
-            return cast("Platform | None", self._inner.described(source))
+    processor = forwarded(Evaluator.processor)
+    described = forwarded(Evaluator.described)
+    at = forwarded(Evaluator.at)
+    graph_of = forwarded(Evaluator.graph_of)
 
 
-class _Session:
-    def __init__(self, inner: Any, what: str, limits: Limits) -> None:
-        self._inner = inner
-        self._what = what
-        self._limits = limits
-
-    def fingerprint(self) -> dict[str, Any]:
-        with _call(f"{self._what}: fingerprint()", self._limits.run_s):
-            return dict(self._inner.fingerprint())
-
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-        with _call(f"{self._what}: load()", self._limits.load_s):
-            inner = self._inner.load(graph, plan, fresh=fresh)
-        return _Candidate(inner, self._what, len(plan.stages), self._limits.run_s)
-
-
-class _Refusing:
-    def refused(self: Any, graph: Graph, processor: str) -> Sequence[int]:
-        with _call(f"{self._what}: refused()", self._limits.load_s):
-            return cast("Sequence[int]", self._inner.refused(graph, processor))
-
-
-class _Witnessing:
-    def conditions(self: Any) -> dict[str, Any]:
-        with _call(f"{self._what}: conditions()", self._limits.run_s):
-            return dict(self._inner.conditions())
-
-
-class _Deploying:
-    def deploy(self: Any, folder: Path, graph: Graph, plan: Plan) -> Agreement:
-        with _call(f"{self._what}: deploy()", self._limits.load_s):
-            return cast("Agreement", self._inner.deploy(folder, graph, plan))
-
-
-@dataclass(slots=True)
-class _Candidate:
+class _Session(_Guarded, ForwardingSession):
     inner: Any
-    what: str
-    stages: int
-    run_s: float
+
+    def __init__(self, inner: Any, what: str, limits: Limits) -> None:
+        self.what, self._limits = what, limits
+        super().__init__(inner)
+
+    def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:  # noqa: ARG002
+        if method == "price":
+            return _PRICE_S
+        short = method in {"fingerprint", "conditions", "counters", "powers_w"}
+        return self._limits.run_s if short else self._limits.load_s
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> _Candidate:
+        inner = self.call(Session.load, graph, plan, fresh=fresh)
+        return _Candidate(inner, self.what, len(plan.stages), self._limits.run_s)
+
+    def in_state(self, state: State) -> _Session:
+        return _Session(self.call(Session.in_state, state), self.what, self._limits)
+
+    @property
+    def simulator(self) -> WorkloadSimulator:
+        with self.guard("simulator"):
+            found: WorkloadSimulator = self.inner.simulator
+            return found
+
+    def price(
+        self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = MappingProxyType({})
+    ) -> Mapping[str, Any]:
+        return self.call(WorkloadSession.price, known, progress, *([grids] if grids else []))
+
+
+class _Candidate(_Guarded, ForwardingCandidate):
+    inner: Any
+
+    def __init__(self, inner: Any, what: str, stages: int, run_s: float) -> None:
+        super().__init__(inner)
+        self.what, self._stages, self._run_s = what, stages, run_s
+
+    def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:
+        if method == "close":
+            return _CLOSE_S
+        more = {"run": 1, "stream": 1, "after_pause": 1 / self._run_s, "verify": 0, "figures": 0, "outcome": 0}[method]
+        return self._run_s * (1 + more * arguments[0] if more else 4)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        with _call(f"{self.what}: run({n})", self.run_s * (n + 1)):
-            batch = self.inner.run(n, stop_above_s)
-            problem = wrong_batch(batch, n, self.stages, stop_above_s)
+        return self._checked("run", super().run(n, stop_above_s), n, stop_above_s)
+
+    def stream(self, n: int) -> Batch:
+        return self._checked("stream", super().stream(n), n, math.inf)
+
+    @property
+    def outcome(self) -> Outcome:
+        with self.guard("outcome"):
+            found: Outcome = self.inner.outcome
+            return found
+
+    def _checked(self, method: str, batch: Batch, n: int, stop_above_s: float) -> Batch:
+        with foreign(f"{self.what}: {method}({n})"):
+            problem = wrong_batch(batch, n, self._stages, stop_above_s)
         if problem:
-            raise UnavailableError(f"{self.what}: run({n}) returned {problem}")
-        return cast("Batch", batch)
-
-    def verify(self) -> Agreement | None:
-        with _call(f"{self.what}: verify()", self.run_s * 4):
-            return cast("Agreement | None", self.inner.verify())
-
-    def close(self) -> None:
-        with _call(f"{self.what}: close()", _CLOSE_S):
-            self.inner.close()
+            raise UnavailableError(f"{self.what}: {method}({n}) returned {problem}")
+        return batch
 
 
 def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:

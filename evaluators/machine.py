@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,58 @@ class Conditions:
             ours_s = sum(used - old_mine.get(process, 0.0) for process, used in mine.items())
             load = max(0.0, busy - ours_s / ((now_s - then_s) * len(self._cores)))
         clocks = _clocks(self._cores)
+        gpu = gpu_state()
         return {
+            **gpu,
             "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor"),
             "clock_hz": min(clocks) if clocks else None,
             "temperature_c": _temperature(),
             "load": None if load is None else round(load, 3),
             "steal": None if steal is None else round(steal, 4),
         }
+
+
+def gpu_state() -> dict[str, Any]:
+    """Return clocks and throttle reasons of NVIDIA GPUs: ``gpu_clock_hz`` (of the slowest), ``gpu_throttled``.
+
+    Empty without a GPU, its driver, or the package ``nvidia-ml-py``.
+    """
+    library = _nvml()
+    if library is None:
+        return {}
+    clocks, reasons = [], set()
+    with suppress(library.NVMLError):
+        for index in range(library.nvmlDeviceGetCount()):
+            device = library.nvmlDeviceGetHandleByIndex(index)
+            clocks.append(library.nvmlDeviceGetClockInfo(device, library.NVML_CLOCK_SM) * 1e6)
+            mask = library.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+            reasons |= {name for name, bit in _throttles(library) if mask & bit}
+    if not clocks:
+        return {}
+    return {"gpu_clock_hz": min(clocks), "gpu_throttled": sorted(reasons) or None}
+
+
+@cache
+def _nvml() -> Any:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no package, no driver, no GPU, or a driver of another version
+        return None
+    return pynvml
+
+
+def _throttles(library: Any) -> list[tuple[str, int]]:
+    """Return what slows a GPU down, as NVML names it; idling and clocks that an application chose are none of it."""
+    names = {
+        "power": "nvmlClocksThrottleReasonSwPowerCap",
+        "hardware": "nvmlClocksThrottleReasonHwSlowdown",
+        "heat": "nvmlClocksThrottleReasonSwThermalSlowdown",
+        "heat (hardware)": "nvmlClocksThrottleReasonHwThermalSlowdown",
+        "power brake": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
+    }
+    return [(text, int(getattr(library, name))) for text, name in names.items() if hasattr(library, name)]
 
 
 def problems(conditions: Mapping[str, Any]) -> list[str]:
@@ -145,6 +191,9 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
     celsius = conditions.get("temperature_c")
     if isinstance(celsius, int | float) and celsius >= HOT_C:
         found.append(f"it was {celsius:.0f} °C hot")
+    throttled = conditions.get("gpu_throttled")
+    if isinstance(throttled, list) and throttled:
+        found.append(f"the GPU was slowed down ({', '.join(map(str, throttled))})")
     return found
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Batch, Candidate, Session, Streaming, conditions_of
+from evaluators.base import Batch, Candidate, Session
 from evaluators.energy import Meter, powers_w
 from evaluators.footprint import peak_nbytes
+from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -124,7 +125,7 @@ class Pricing:
         if name == "latency-p99":
             return _tails(candidate, n, stop_above)
         if name == "throughput":
-            return streaming(candidate).stream(n)
+            return candidate.stream(n)
         if name == "memory":
             nbytes = sum(peak_nbytes(graph, plan).values())
             found = candidate.run(1)
@@ -145,80 +146,61 @@ def pricing(objective: Objective, platform: Platform, session: Session) -> Prici
     """Return how to ask for an objective here.
 
     Raises:
-        UnavailableError: the energy is asked for, and the platform neither has a meter nor says its powers.
+        UnavailableError: the throughput is the objective, and the session runs no streams; or the energy is, and the
+            platform neither has a meter nor says its powers.
     """
+    if objective.name == "throughput" and not session.capabilities.stream:
+        raise UnavailableError(
+            "this evaluator runs one inference at a time, so it knows no throughput",
+            "use --evaluator litert or cost-model",
+        )
     if objective.name != "energy":
         return Pricing(objective, platform, {})
     powers, meter = powers_w(platform, session)
     return Pricing(objective, platform, powers, meter)
 
 
-def streaming(candidate: Candidate) -> Streaming:
-    """Return the candidate as one that runs streams.
-
-    Raises:
-        UnavailableError: it cannot.
-    """
-    if not isinstance(candidate, Streaming):
-        raise UnavailableError(
-            "this evaluator runs one inference at a time, so it knows no throughput",
-            "use --evaluator litert or cost-model",
-        )
-    return candidate
-
-
-class PricedSession:
+class PricedSession(ForwardingSession):
     """A session whose candidates return an objective instead of latencies; see :class:`~evaluators.base.Session`.
 
     Attributes:
-        session: the one that runs plans.
         how: the objective, and what else is to be known of plans.
     """
 
-    def __init__(self, session: Session, how: Sequence[Pricing]) -> None:
-        self.session = session
+    def __init__(self, inner: Session, how: Sequence[Pricing]) -> None:
+        super().__init__(inner)
         self.how = tuple(how)
-        self._conditions = conditions_of(session)
+        # The numbers of its candidates are no latencies.
+        self.capabilities = replace(self.capabilities, pause=False, stream=False, states=False, figures=True)
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
-        return self.session.fingerprint() | {"objective": [each.objective.name for each in self.how]}
-
-    def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Witness`."""
-        return dict(self._conditions())
+        return super().fingerprint() | {"objective": [each.objective.name for each in self.how]}
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
         """See :class:`~evaluators.base.Session`."""
-        return PricedCandidate(self.session.load(graph, plan, fresh=fresh), graph, plan, self.how)
+        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), graph, plan, self.how)
 
 
-class PricedCandidate:
+class PricedCandidate(ForwardingCandidate):
     """A plan that tells an objective; see :class:`~evaluators.base.Candidate`."""
 
     def __init__(self, inner: Candidate, graph: Graph, plan: Plan, how: tuple[Pricing, ...]) -> None:
-        self._inner, self._graph, self._plan, self._how = inner, graph, plan, how
+        super().__init__(inner)
+        self._graph, self._plan, self._how = graph, plan, how
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`; all numbers are in the objective's unit."""
-        return self._how[0].batch(self._graph, self._plan, self._inner, n, stop_above_s)
+        return self._how[0].batch(self._graph, self._plan, self.inner, n, stop_above_s)
 
     def figures(self) -> dict[str, float]:
         """Run a few times more, and return the medians of all that is to be known beside the objective."""
         found = {}
         for how in self._how[1:]:
             runs = 1 if how.objective.name in ("memory", "latency-p99") else FIGURE_RUNS
-            batch = how.batch(self._graph, self._plan, self._inner, runs, math.inf)
+            batch = how.batch(self._graph, self._plan, self.inner, runs, math.inf)
             found[how.objective.name] = float(np.median(batch.latency_s))
         return found
-
-    def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`."""
-        return self._inner.verify()
-
-    def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
-        self._inner.close()
 
 
 def _tails(candidate: Candidate, n: int, stop_above_s: float) -> Batch:

@@ -12,12 +12,14 @@ from importlib import import_module
 root, module = sys.argv.pop(1), sys.argv.pop(1)
 if root not in sys.path:
     sys.path.insert(0, root)
-import_module(module).main()
+sys.exit(import_module(module).main())
 """
 
 
 def own_process(module: str, *arguments: str) -> list[str]:
     """Return the command that runs ``main()`` of a module, wherever this package was imported from.
+
+    The current folder is not searched for modules: it may hold files of others. ``main()`` returns the exit code.
 
     Args:
         module: by its full name.

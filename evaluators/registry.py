@@ -32,12 +32,3 @@ def make_evaluator(name: str) -> Evaluator:
     with foreign(f"{what} cannot be made"), time_limit(MAKE_S, f"{what}: making it"):
         made = kind()
     return guarded(made, what)
-
-
-def measures_here(evaluator: Evaluator) -> bool:
-    """Tell whether an evaluator's numbers depend on what else this machine does.
-
-    Unless it says ``measures_here = False``, it is taken to measure on this machine: studies with it are not run beside
-    each other.
-    """
-    return bool(getattr(evaluator, "measures_here", True))

@@ -27,7 +27,7 @@ class Samples:
     """Latencies of one candidate, in seconds, in the order in which they were taken.
 
     They cannot show what differs between two instances of one plan (memory placement, 0.4 to 0.65 %): see
-    :func:`evaluators.comparison.compare` for that.
+    :func:`evaluators.measurement.final.run_final` for that.
 
     Attributes:
         values_s: at least one value; each is finite and greater than 0.
@@ -110,6 +110,7 @@ class Measurement:
         cold: how many times longer than warm runs these samples are thought to have taken, since they are first runs.
         promised: whether there are later runs only because the first one was fast.
         figures: medians of what else was asked for, by the names of :mod:`evaluators.objectives`, in their units.
+        load_s: seconds that loading took, where it was slow; stages that were compiled before take none.
     """
 
     latency_s: Samples
@@ -121,6 +122,7 @@ class Measurement:
     cold: float = 1.0
     promised: bool = False
     figures: Mapping[str, float] = field(default_factory=dict)
+    load_s: float = 0.0
 
     @property
     def median_s(self) -> float:
@@ -139,6 +141,7 @@ class Measurement:
             "cold": self.cold,
             "promised": self.promised,
             **({"figures": dict(self.figures)} if self.figures else {}),
+            **({"load_s": self.load_s} if self.load_s else {}),
         }
 
     @classmethod
@@ -160,6 +163,7 @@ class Measurement:
                 cold=_factor(content.get("cold", 1.0)),
                 promised=bool(content.get("promised", False)),
                 figures={str(k): float(v) for k, v in content.get("figures", {}).items()},
+                load_s=float(content.get("load_s", 0.0)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"measurement is damaged: {error!r}") from error

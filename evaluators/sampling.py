@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
+from evaluators.measurement.disturbance import QUIET, RunFilter
 from evaluators.racing import ColdStart, gross_limit_s, noise, promising, slower
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.timeline import Timeline
@@ -72,6 +73,7 @@ def measure(
     *,
     hopeless: bool = False,
     glimpse: bool = False,
+    runs: RunFilter | None = None,
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
 
@@ -89,11 +91,12 @@ def measure(
         glimpse: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
             first runs of others tell what it says of a warm one, and that does not promise a new best. Many glimpses
             find more than half as many looks: a first run, corrected, is no noisier than a later one.
+        runs: makes the runs, and repeats those that waited for a core.
 
     Raises:
         UnavailableError: the candidate failed, or returned something that is no batch of latencies.
     """
-    record = _Record(candidate)
+    record = _Record(candidate, runs or RunFilter())
     if incumbent is not None:
         # What goes over a limit is out of the race, so it may be broken off there.
         record.limits_s = tuple(gross_limit_s(runs, incumbent, cold.most, hopeless=hopeless) for runs in (1, 2))
@@ -101,7 +104,7 @@ def measure(
     promised = False
     record.run(1)
     stopped = _lost(record)
-    if glimpse and incumbent is not None and stopped is None and math.isfinite(cold.usual):
+    if glimpse and incumbent is not None and stopped is None and math.isfinite(cold.usual) and not record.doubtful:
         promised = promising(record.values_s[0], incumbent, cold)
         if not promised and 2.0 * record.values_s[0] > policy.max_s:
             stopped = "glimpsed"
@@ -128,17 +131,23 @@ class _Record:
     """All runs of a candidate so far; the first ``warm`` of them are no samples."""
 
     candidate: Candidate
+    filter: RunFilter
     limits_s: tuple[float, ...] = ()
     stop_above_s: float = math.inf
     values_s: list[float] = field(default_factory=list)
     stage_s: list[NDArray[np.float64]] = field(default_factory=list)
     timeline: Timeline | None = None
     warm: int = 0
+    doubtful: bool = False  # the first run waited for a core
 
     def run(self, runs: int) -> None:
         done_before = len(self.values_s)
         limit_s = self.limits_s[done_before] if done_before < len(self.limits_s) else self.stop_above_s
-        batch = self.candidate.run(runs, limit_s)
+        if done_before:
+            batch, _ = self.filter.run(lambda: self.candidate.run(runs, limit_s))
+        else:  # a cold start cannot be repeated
+            batch, lost = self.filter.once(lambda: self.candidate.run(runs, limit_s))
+            self.doubtful = lost > QUIET
         done = len(batch.latency_s)
         stages = self.stage_s[0].shape[1:] if self.stage_s else batch.stage_s.shape[1:2]
         if not 1 <= done <= runs or batch.stage_s.shape != (done, *stages) or batch.stage_s.ndim != 2:
@@ -179,6 +188,8 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
 def _lost(record: _Record) -> Stopped | None:
     """Return whether all runs so far took longer than their limit."""
     runs = len(record.values_s)
+    if record.doubtful and runs == 1:
+        return None
     if runs <= len(record.limits_s) and min(record.values_s) > record.limits_s[runs - 1]:
         record.warm = runs - 1
         return "raced"

@@ -1,18 +1,11 @@
-"""Evaluators that know beforehand what they will say: sessions that tell their costs, and where the model comes from.
-
-A session that computes its latencies from tables need not be asked operator by operator, and what is proven on its
-tables is a bound on what it says.
-"""
+"""The tables that an evaluator computes latencies from: what is proven on them is a bound on what it returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-
-from search_spaces.graph import Graph
 
 Table = NDArray[np.float64]
 
@@ -40,33 +33,3 @@ class PartCosts:
     least_hand_over_s: Table
     operator_nbytes: Table | None = None
     memory_bytes: Table | None = None
-
-
-@runtime_checkable
-class Tabulated(Protocol):
-    """A session that computes latencies, always the same for a plan.
-
-    Where each part of a plan reads from the one before it, the latency is the sum over the parts and at least the
-    least hand-overs between them; where parts overlap, it is at least that of the longest path through the parts.
-    """
-
-    def part_costs(self, graph: Graph) -> PartCosts:
-        """Return the costs of a graph on the session's platform.
-
-        Raises:
-            UnavailableError: there are none of this graph.
-        """
-        ...
-
-
-@runtime_checkable
-class GraphSource(Protocol):
-    """An evaluator that brings the model, too."""
-
-    def graph_of(self, source: str) -> Graph:
-        """Return the model that a person named.
-
-        Raises:
-            UsageError: there is none.
-        """
-        ...

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Agreement, Batch
+from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
 from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
 from evaluators.timeline import Event, Timeline
@@ -60,7 +60,7 @@ class Noise:
     cold: float = 0.1
 
 
-class SyntheticCandidate:
+class SyntheticCandidate(Candidate):
     """A plan with a known latency; see :class:`~evaluators.base.Candidate`.
 
     Args:
@@ -98,16 +98,9 @@ class SyntheticCandidate:
         self.runs += 1
         return self._scale * math.exp(self._noise.run * bell) * spike * cold
 
-    def verify(self) -> Agreement | None:
-        """Return None: there are no outputs."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
-
 
 @dataclass(slots=True)
-class SyntheticEvaluator:
+class SyntheticEvaluator(Evaluator):
     """Times plans by a law instead of a device; see :class:`~evaluators.base.Evaluator`.
 
     An operator takes :data:`OPERATOR_S` and its bytes (inputs, outputs, weights) at a rate that depends on its kind
@@ -130,7 +123,7 @@ class SyntheticEvaluator:
     fails: Callable[[Plan], bool] | None = None
     returns_nan: Callable[[Plan], bool] | None = None
     name: str = "synthetic"
-    measures_here: bool = False
+    capabilities: EvaluatorCapabilities = field(default=EvaluatorCapabilities(measures_here=False))
 
     def platform(self) -> Platform:
         """Return a machine of two cores: both together (``cpu``), and each as a lane of its own."""
@@ -154,7 +147,7 @@ class SyntheticEvaluator:
         return factor * schedule(graph, plan, platform or self.platform()).makespan_s
 
 
-class SyntheticSession:
+class SyntheticSession(Session):
     """A session of :class:`SyntheticEvaluator`; see :class:`~evaluators.base.Session`."""
 
     def __init__(self, evaluator: SyntheticEvaluator, platform: Platform) -> None:

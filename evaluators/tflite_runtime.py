@@ -6,20 +6,19 @@ single lane can have it too, beside lanes of LiteRT: ``--processors cpu0,cpu1:tf
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from pathlib import Path
-
+from evaluators.base import EvaluatorCapabilities
 from evaluators.litert import tflite
 from evaluators.litert.processors import local_platform, make_processor
-from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.session import LitertEvaluator
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor
 
 
-class TfliteRuntimeEvaluator:
+class TfliteRuntimeEvaluator(LitertEvaluator):
     """See :class:`~evaluators.base.Evaluator`."""
 
     name = tflite.RUNTIME
+    capabilities = EvaluatorCapabilities(names=True)
 
     def platform(self) -> Platform:
         """See :class:`~evaluators.base.Evaluator`: the CPU lanes of this machine.
@@ -31,7 +30,7 @@ class TfliteRuntimeEvaluator:
         return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if p.kind == "cpu"))
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Namer`; a CPU lane is this runtime's whether its name says so or not."""
+        """See :class:`~evaluators.base.Evaluator`; a CPU lane is this runtime's whether its name says so or not."""
         head, *words = name.split(":")
         if not head.startswith("cpu"):
             raise UsageError(
@@ -40,7 +39,3 @@ class TfliteRuntimeEvaluator:
         text = name if tflite.RUNTIME in words else f"{name}:{tflite.RUNTIME}"
         found = make_processor(text)
         return Processor(name, found.kind, found.resources, found.like, found.options)
-
-    def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[LitertSession]:
-        """See :class:`~evaluators.base.Evaluator`."""
-        return LitertEvaluator().prepare(platform, scratch)

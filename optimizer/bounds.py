@@ -1,6 +1,6 @@
 """What a study believes before it measures: costs, the plans that are best by them, and what no plan goes below.
 
-Where the evaluator computes its latencies (:class:`~evaluators.tabulated.Tabulated`), all of this is proven on its own
+Where the evaluator computes its latencies (``capabilities.costs``), all of this is proven on its own
 tables and the best plan is priced by the evaluator itself. Where it measures, it is proven on the additive model of the
 operators that were profiled; that is a bound in the model, and a plan measured below it shows the model wrong.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluators.base import Session
-from evaluators.tabulated import Tabulated
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
@@ -86,7 +85,7 @@ def beliefs(
     Raises:
         InfeasibleError: no plan fits.
     """
-    if isinstance(session, Tabulated):
+    if session.capabilities.costs:
         tables = session.part_costs(graph)
         costs = chain_costs(platform, tables)
         least = least_chain(graph, chain_costs(platform, tables, least=True), price_of(graph, session), most)

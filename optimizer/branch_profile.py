@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Refuser, Session
-from evaluators.comparison import SETTLE_BELOW_S
+from evaluators.base import Session, unsupported_operators
+from evaluators.measurement.final import SETTLE_BELOW_S
 from optimizer.exact.graph_costs import GraphCosts, makespan_s
 from optimizer.profile import Profile
 from search_spaces.branch_space import BranchSpace
@@ -48,7 +48,7 @@ def branch_profile(
     operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
     for like, members in platform.classes().items():
         name = members[0].name
-        if isinstance(session, Refuser) and session.refused(graph, name):
+        if unsupported_operators(session, graph, name):
             continue
         progress(f"timing {len(space.runs.runs)} runs of branches on {name}")
         whole_s = known.whole_s[like]

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from evaluators.base import Session
-from evaluators.tabulated import Tabulated
 from evaluators.timeline import Timeline
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, Bounds
@@ -100,10 +99,8 @@ def branch_beliefs(
     The runs are placed jointly, by search or, where many runs lie between two gates, by CP-SAT; without OR-Tools the
     best plan near the baselines stands for the optimum of such a model, and its bound is that on all plans.
     """
-    own = isinstance(session, Tabulated)
-    costs = (
-        chain_costs(platform, session.part_costs(graph)) if isinstance(session, Tabulated) else profiled.costs(platform)
-    )
+    own = session.capabilities.costs
+    costs = chain_costs(platform, session.part_costs(graph)) if own else profiled.costs(platform)
     relaxed = relax(graph, costs)
     price = predictor(graph, space, costs)
     starts = branch_starts(space, costs, profiled.fastest(platform))

@@ -16,7 +16,6 @@ import logging
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Sequence
@@ -25,9 +24,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from evaluators.registry import make_evaluator, measures_here
+from evaluators.own_process import own_process
+from evaluators.registry import make_evaluator
 from optimizer.config import command_line
-from search_spaces.errors import EXIT_INTERRUPTED, RunFolderError, UnavailableError, UsageError
+from search_spaces.errors import EXIT_INTERRUPTED, RunFolderError, UnavailableError, UnstableError, UsageError
 
 if TYPE_CHECKING:
     from optimizer.campaign_run import CampaignRun, CampaignWatcher, State
@@ -51,9 +51,8 @@ def run_on_cluster(run: CampaignRun, waiting: Sequence[State], watcher: Campaign
     """
     client = _connect(address)
     try:
-        measuring = {
-            name: measures_here(make_evaluator(name)) for name in {s.planned.config.evaluator for s in waiting}
-        }
+        names = {s.planned.config.evaluator for s in waiting}
+        measuring = {name: make_evaluator(name).capabilities.measures_here for name in names}
         _check_resources(client, [name for name, measures in measuring.items() if measures])
         futures = {}
         for state in waiting:
@@ -123,7 +122,7 @@ def _take(run: CampaignRun, state: State, future: Any) -> None:
     code = int(answer["code"])
     if answer["folder"] is not None:
         unpack(answer["folder"], run.path(state.planned))
-    if code == 0:
+    if code in {0, UnstableError.exit_code}:  # undecided: the study has its best known plan
         state.status = "done"
         return
     ended = code in {EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM}
@@ -136,7 +135,7 @@ def study_there(words: Sequence[str]) -> dict[str, Any]:
     begun_s = time.monotonic()
     with TemporaryDirectory(prefix="study-") as name:
         folder = Path(name) / "run"
-        command = [sys.executable, "-m", "optimizer.cli", *words, "--out", str(folder), "--json", "--quiet"]
+        command = own_process("optimizer.cli", *words, "--out", str(folder), "--json", "--quiet")
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return {

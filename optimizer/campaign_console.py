@@ -147,7 +147,7 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
 def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
     from evaluators.objectives import find_objective
-    from evaluators.registry import make_evaluator, measures_here
+    from evaluators.registry import make_evaluator
     from optimizer.config import most_stages
     from optimizer.devices import asks_for_several, choose_model_and_platform
     from optimizer.objective import check_space
@@ -159,11 +159,11 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
         from optimizer.workload_problem import read_problem
 
         problem = read_problem(config, evaluator)
-        return len(problem.joined.graph.operators), problem.space.cardinality(), measures_here(evaluator)
+        return len(problem.joined.graph.operators), problem.space.cardinality(), evaluator.capabilities.measures_here
     graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
     check_space([find_objective(name) for name in config.objective], space)
-    return len(graph.operators), space.cardinality(), measures_here(evaluator)
+    return len(graph.operators), space.cardinality(), evaluator.capabilities.measures_here
 
 
 def render_dry_run(document: Mapping[str, Any]) -> Group:

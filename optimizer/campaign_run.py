@@ -18,7 +18,6 @@ import fcntl
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from evaluators.registry import make_evaluator, measures_here
+from evaluators.own_process import own_process
+from evaluators.registry import make_evaluator
 from optimizer.campaign import Planned
 from optimizer.campaign_cluster import run_on_cluster
 from optimizer.campaign_file import CampaignFile
@@ -37,7 +37,7 @@ from optimizer.provenance import provenance
 from optimizer.study import run_study
 from optimizer.study_ends import Interrupted, Watcher
 from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UnstableError, UsageError
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
@@ -166,7 +166,7 @@ def opened(
             raise RunFolderError(f"{folder}: another process runs this campaign", "wait for it") from None
         _check_state(folder, file.campaign.name)
         run = CampaignRun(file, folder, [State(p) for p in studies], command)
-        write_atomic(folder / "campaign.yaml", file.path.read_bytes())
+        write_atomic(folder / "campaign.yaml", read_bounded(file.path))
         run.save()
         yield run
 
@@ -271,13 +271,13 @@ def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.P
     """Run a study in a process of its own."""
     begin_s, planned = time.monotonic(), state.planned
     words = command_line(run.config(planned))
-    command = [sys.executable, "-m", "optimizer.cli", *shlex.split(words)[1:], "--json", "--quiet"]
+    command = own_process("optimizer.cli", *shlex.split(words)[1:], "--json", "--quiet")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     processes[planned.name] = process
     _, errors = process.communicate()
     del processes[planned.name]
     state.wall_s = time.monotonic() - begin_s
-    if process.returncode == 0:
+    if process.returncode in {0, UnstableError.exit_code}:  # undecided: the study has its best known plan
         state.status = "done"
         return
     lines = errors.decode(errors="replace").strip().splitlines()
@@ -295,7 +295,7 @@ def _records(folder: Path) -> int:
 
 def _check_jobs(run: CampaignRun) -> None:
     for name in {state.planned.config.evaluator for state in run.states}:
-        if measures_here(make_evaluator(name)):
+        if make_evaluator(name).capabilities.measures_here:
             raise UsageError(
                 f"--jobs: evaluator {name!r} measures this machine, so studies run one after another",
                 "leave --jobs out, or take an evaluator that predicts",

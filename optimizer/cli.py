@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, NoReturn
 
 from optimizer import commands
 from search_spaces.allowed_code import allow
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnavailableError, UsageError, printable, shown
+from search_spaces.errors import (
+    EXIT_INTERRUPTED,
+    OptimizeError,
+    UnavailableError,
+    UnstableError,
+    UsageError,
+    printable,
+    shown,
+)
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
 
 _EXIT_CODES = """exit codes: 0 a plan was found, 1 a defect of ours, 2 usage, 3 no feasible plan, 4 evaluator or device
-unavailable, 5 measurements too unstable to decide, 130 interrupted (what was measured is saved)"""
+unavailable, 5 too disturbed to decide (the best known plan is written), 130 interrupted (what was measured is saved)"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -226,6 +234,9 @@ def _study(config: StudyConfig, arguments: list[str], *, as_json: bool, quiet: b
         print(json.dumps(result.to_json(), indent=2))
     else:
         make_console().print(render(result), crop=False)
+    if result.verdict is not None and result.verdict.undecided:
+        _tell("optimize: undecided; to go on, give the same --study again when the machine is quiet")
+        return UnstableError.exit_code
     return 0
 
 
@@ -267,7 +278,9 @@ def _compare(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from optimizer.compare import compare_runs
 
-    print(compare_runs(*options.runs, as_json=options.json))
+    quiet = options.json or not sys.stderr.isatty()
+    tell = (lambda _: None) if quiet else (lambda text: _tell(f"optimize: {text}"))
+    print(compare_runs(*options.runs, as_json=options.json, progress=tell))
     return 0
 
 

@@ -4,48 +4,52 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch
-from evaluators.comparison import Comparison, ComparisonPolicy, compare
+from evaluators.base import Batch, Candidate
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.runner import PlanRunner
-from optimizer.console import interval_ms
-from optimizer.decide import settled
+from evaluators.measurement.comparison import Comparison, compare
+from evaluators.measurement.disturbance import TaskCounters, in_words
+from evaluators.measurement.final import FinalPolicy, Ratio
+from optimizer.console import interval_ms, slower_text
 from optimizer.execute import plan_of
-from search_spaces.errors import RunFolderError, UnstableError
+from search_spaces.errors import RunFolderError
 from search_spaces.graph import Graph
 
-_POLICY = ComparisonPolicy(max_s=20.0)
+_POLICY = FinalPolicy(max_s=20.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A plan run from its files, as a :class:`~evaluators.base.Candidate`."""
+class _Loaded(Candidate):
+    """A plan run from its files."""
 
     runner: PlanRunner
+    running: list[PlanRunner]
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         return self.runner.measure(n, stop_above_s)
 
-    def verify(self) -> Agreement | None:
-        return None
-
     def close(self) -> None:
         self.runner.close()
+        self.running.remove(self.runner)
 
 
-def compare_runs(first: str, second: str, *, as_json: bool) -> str:
+def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[str], None] = lambda _: None) -> str:
     """Compare the best plans of two run folders (or two ``plan.json``) and return what to print.
+
+    Args:
+        progress: told once a round.
 
     Raises:
         PlanError: a plan or a stage file is missing or damaged.
         RunFolderError: the plans are for different models; a model and its rewrites are one.
-        UnstableError: the ratio of the two changed too much to tell.
     """
     paths = [plan_of(first), plan_of(second)]
     deployments = [read_deployment(path) for path in paths]
@@ -54,16 +58,23 @@ def compare_runs(first: str, second: str, *, as_json: bool) -> str:
         names = " and ".join(d.graph.name for d in deployments)
         raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")
 
-    def load(path: Path) -> _Loaded:
-        loaded = _Loaded(PlanRunner(path))
-        loaded.runner.run_seeded()
-        return loaded
+    running: list[PlanRunner] = []
 
-    rng = np.random.default_rng(0)
-    try:
-        found = settled(lambda: compare(lambda: load(paths[0]), lambda: load(paths[1]), _POLICY, rng), "the two plans")
-    except UnstableError as error:
-        raise UnstableError(error.what, "repeat it when the machine is quiet") from None
+    def load(path: Path) -> _Loaded:
+        runner = PlanRunner(path)
+        runner.run_seeded()
+        running.append(runner)
+        return _Loaded(runner, running)
+
+    counters = TaskCounters(os.sched_getaffinity(0), lambda: [p for r in running for p in r.candidate.lane_processes()])
+    found = compare(
+        lambda: load(paths[0]),
+        lambda: load(paths[1]),
+        _POLICY,
+        np.random.default_rng(0),
+        counters=counters.read if counters.works else None,
+        progress=progress,
+    )
     if as_json:
         return _document(first, second, found)
     told = ["their files differ: operators of one are split, or of other weights"] if rewritten else []
@@ -77,17 +88,15 @@ def _interface(graph: Graph) -> tuple[Any, ...]:
 
 
 def _text(first: str, second: str, found: Comparison) -> str:
-    ratio, (low, high) = found.speedup, found.ci95
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
-    one, other = second, first
-    if found.significant and ratio < 1.0:
-        one, other, ratio, low, high = first, second, 1.0 / ratio, 1.0 / high, 1.0 / low
-    verdict = f"significant: {one} is faster" if found.significant else "not significant"
-    how = f"{ratio:.4f} times [{low:.4f}, {high:.4f}] as fast as that of {other}"
-    lines.append(f"the plan of {one} is {how}, over {found.rounds} rebuilt pairs: {verdict}")
-    if found.unstable:
-        lines.append(f"the machine's speed changed by {found.drift:+.1%} meanwhile, for both alike")
-    return "\n".join(lines)
+    ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
+    how = f"over {found.rounds} rebuilt pairs"
+    if ratio.significant:
+        faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
+        lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")
+    else:
+        lines.append(f"not significant: the two plans are {slower_text(ratio)}, {how}")
+    return "\n".join([*lines, *in_words(found.disturbance, found.repeated, os.cpu_count() or 1)])
 
 
 def _document(first: str, second: str, found: Comparison) -> str:

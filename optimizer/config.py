@@ -29,6 +29,11 @@ _MOST = 10**_MOST_DIGITS
 _REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
 
 
+def _order(name: str) -> int:
+    """Return where an objective stands among all."""
+    return list(OBJECTIVES).index(name) if name in OBJECTIVES else len(OBJECTIVES)
+
+
 class StudyConfig(BaseModel):
     """The settings of one study. Values may be given as text, as the command line has them.
 
@@ -163,7 +168,7 @@ class StudyConfig(BaseModel):
                 raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
-        return value
+        return tuple(sorted(value, key=_order))  # a front is the same in whatever order a person names them
 
     @field_validator("power", mode="after")
     @classmethod

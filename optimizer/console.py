@@ -24,6 +24,7 @@ from search_spaces.errors import printable
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from evaluators.measurement.final import Ratio
     from evaluators.samples import Samples
     from optimizer.history import History, Trial
     from optimizer.pareto import Front
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _MOST_STAGES_SHOWN = 12
 _MOST_FRONT = 16
+_MOST_PROPOSED = 5
+_TIMES = 2.0  # from here on people think in factors
+UNDECIDED = "not decided"
+_TELLING = 25.0  # per cent: a wider interval says nothing
 _NOISE = 0.01  # a difference that the machine makes by itself
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
@@ -167,23 +172,86 @@ def _head(result: Result) -> Text:
 
 def _baselines(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    what = f"{result.objective.title} [95 %]"
-    for name, justify in (("baseline", "left"), (what, "left"), ("stages", "right")):
+    what = f"predicted {result.objective.title}" if result.predicted else f"{result.objective.title} [95 %]"
+    against = "" if result.verdict is None else "against the recommended plan"
+    for name, justify in (("plan", "left"), (what, "left"), (against, "left"), ("stages", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    unit = result.objective.shown
-    for name, plan in result.baselines.items():
-        samples = result.samples(plan)
-        trial = result.history.known.get(plan.digest)
-        found = interval_ms(samples, unit) if samples else trial.failure if trial else "not measured (budget)"
-        measured = result.measurement(plan)
-        if measured is not None and measured.stopped == "raced":
-            found += "  stopped early: clearly slower"
-        table.add_row(Text(name), Text(found), str(len(plan.stages)))
+    for name, plan in _rows(result):
+        style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
+        cells = Text(name), Text(_figure(result, plan)), Text(_against(result, plan)), Text(str(len(plan.stages)))
+        table.add_row(*cells, style=style)
     return table
 
 
+def _rows(result: Result) -> list[tuple[str, Plan]]:
+    """Return the plans of the table: the baselines, and the best of the proposed plans, as the final orders them."""
+    rows = list(result.baselines.items())
+    if result.verdict is None:
+        return rows
+    final, known = result.verdict.final, {plan.digest for _, plan in rows}
+    order = sorted(final.measured, key=lambda i: final.effect(i, final.fastest))
+    proposed = [plan for i in order if (plan := result.verdict.plans[i]).digest not in known]
+    if result.verdict.best in proposed:  # whatever its place, it is shown
+        proposed = [result.verdict.best, *(p for p in proposed if p != result.verdict.best)]
+    return rows + [("proposed", plan) for plan in proposed[:_MOST_PROPOSED]]
+
+
+def _figure(result: Result, plan: Plan) -> str:
+    """Return a plan's figure with its interval, or why it has none."""
+    samples, interval = result.samples(plan), result.interval(plan)
+    if samples is None or interval is None:
+        trial = result.history.known.get(plan.digest)
+        return trial.failure if trial else "not measured (budget)"
+    unit = result.objective.shown
+    text = figure_text(samples.median, interval, unit)
+    measured = result.measurement(plan)
+    if result.verdict is not None and not result.in_final(plan) and not result.predicted:
+        early = measured is not None and measured.stopped == "raced"
+        text = f"about {text}, " + ("stopped early" if early else "search")
+    return text
+
+
+def _against(result: Result, plan: Plan) -> str:
+    """Return how a plan compares with the recommended one."""
+    if result.verdict is None:
+        return ""
+    if plan == result.verdict.best:
+        return "recommended"
+    ratio = result.against_best(plan)
+    if ratio is None:
+        return ""
+    text = slower_text(ratio)
+    if text == UNDECIDED and not result.verdict.still_racing(plan):  # it left after too few rounds for an interval
+        return f"about {ratio.value - 1.0:.0%} slower" if ratio.value > 1.0 else text
+    return text
+
+
+def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
+    """Return ``12.34 ms [12.30, 12.41]``, in thousandths of the value's unit; no interval where it has no width."""
+    digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
+    text = f"{value * 1e3:.{digits}f} {unit}"
+    low, high = interval
+    return text if low == high else f"{text} [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
+
+
+def slower_text(ratio: Ratio) -> str:
+    """Return how much slower, or faster, a plan is than another, or that the two cannot be told apart."""
+    low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
+    if not ratio.significant:
+        far = max(-low, high)
+        return "equal" if low == high else f"equal within {far:.1f} %" if far <= _TELLING else UNDECIDED
+    if low == high:
+        return f"{abs(value):.1f} % {'slower' if value > 0 else 'faster'}"
+    if ratio.low > _TIMES:
+        return f"{ratio.value:.3g} times as long [{ratio.low:.3g}, {ratio.high:.3g}]"
+    if value > 0:
+        return f"{value:.1f} % slower [{low:.1f}, {high:.1f}]"
+    return f"{-value:.1f} % faster [{-high:.1f}, {-low:.1f}]"
+
+
 def _front(front: Front) -> Table:
-    title = Text(f"front: {len(front.plans)} plans that no other beats", style="bold")
+    count = "1 plan" if len(front.plans) == 1 else f"{len(front.plans)} plans"
+    title = Text(f"front: {count} that no other one beats significantly", style="bold")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for objective in front.objectives:
         table.add_column(f"{objective.title}, {objective.shown}", justify="right")
@@ -207,9 +275,10 @@ def _spread(count: int, knee: int) -> list[int]:
 
 
 def _stages(result: Result, plan: Plan) -> Table:
-    samples, stage_s = result.samples(plan), result.stage_s(plan)
+    samples, stage_s, interval = result.samples(plan), result.stage_s(plan), result.interval(plan)
     unit = result.objective.shown
-    title = f"best plan: {interval_ms(samples, unit)}" if samples else "best plan"
+    kind = "recommended plan, predicted" if result.predicted else "recommended plan"
+    title = f"{kind}: {figure_text(samples.median, interval, unit)}" if samples and interval else kind
     if samples and result.objective.law == "period":
         title += f", {1.0 / samples.median:.4g} results a second"
     table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -246,23 +315,10 @@ def _conclusions(result: Result) -> list[Text]:
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
         lines.append(Text(f"the plan at the knee of {others} is written; --json and the report hold the whole front"))
-    elif verdict is not None and verdict.comparison is None:
-        which = "of the space" if result.exhausted else "that was tried"
-        lines.append(Text(f"every plan {which} is a baseline; the fastest is “{verdict.baseline[0]}”"))
-    elif verdict is not None and verdict.comparison is not None:
-        compared = verdict.comparison
-        low, high = compared.ci95
-        ratio = f"{compared.speedup:.4f} times [{low:.4f}, {high:.4f}]"
-        name = verdict.baseline[0]
-        if verdict.best == verdict.challenger:
-            lines.append(Text(f"speed-up {ratio} over the best baseline, “{name}”: significant", style="bold green"))
-        else:
-            within = "not significant" if compared.model_sigma is None else "within the model's error"
-            why = "significantly slower" if compared.significant else within
-            lines.append(Text(f"no plan beats “{name}”: the best other one is {ratio} as fast, {why}", style="bold"))
-        if compared.unstable:
-            lines.append(Text("the machine's speed changed while this was measured; repeat it when it is quiet"))
-    lines += [Text(text) for text in (*_again(result), *_disturbances(result))]
+    elif verdict is not None:
+        good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
+        lines.append(Text(answer(result), style="bold green" if good else "bold"))
+    lines += [Text(text) for text in (*_evidence(result), *_disturbances(result))]
     lines += _bound(result)
     if result.deployed is not None:
         same = "bit for bit as" if result.deployed.identical else f"within {result.deployed.max_rel_error:.1e} of"
@@ -270,20 +326,53 @@ def _conclusions(result: Result) -> list[Text]:
     return lines
 
 
-def _again(result: Result) -> list[str]:
-    """Return what the last samples say of the baselines where the table, by the first ones, says something else."""
+def answer(result: Result) -> str:
+    """Return the verdict in a sentence."""
     verdict = result.verdict
-    if verdict is None or not verdict.again_s:
+    if verdict is None:
+        return ""
+    name, ratio = verdict.reference[0], verdict.speedup
+    kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
+    if ratio is None or verdict.challenger is None:
+        which = "of the space" if result.exhausted else "that was tried"
+        return f"“{name}” is recommended: no other plan {which} may be the best"
+    predicted = ", as predicted" if verdict.final.predicted or verdict.final.exact else ""
+    if verdict.challenger == verdict.best:
+        low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
+        sure = "" if ratio.significant else "; the difference is not significant"
+        return f"{ratio.value:.3f} times as fast as “{name}”, {kind}{low_high}{predicted}{sure}"
+    faster = "no plan is faster" if ratio.inverse.significant else "no plan was found to be faster"
+    return f"{faster} than “{name}”{predicted}; the next best one: {slower_text(ratio.inverse)}"
+
+
+def _evidence(result: Result) -> list[str]:
+    """Return what else the final says: the best cut criterion, inferences after a pause, and what it left out."""
+    verdict = result.verdict
+    if verdict is None or result.front is not None:
         return []
-    first = {name: s.median for name, plan in result.baselines.items() if (s := result.samples(plan))}
-    known = {name: first[name] for name in verdict.again_s if name in first}
-    name = verdict.baseline[0]
-    if name not in known or all(known[name] <= value for value in known.values()):
-        return []
-    unit = result.objective.shown
-    last = sorted(verdict.again_s.items(), key=lambda item: item[1])
-    found = ", ".join(f"“{n}” {s * 1e3:.4g} {unit}" for n, s in last)
-    return [f"the table is from the search; at the end, in turns with each other: {found}"]
+    found = []
+    for index in verdict.final.measured:
+        beyond = verdict.ratio(verdict.plans[index], verdict.best)
+        if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
+            name = (
+                f"“{verdict.names[index]}”" if verdict.names[index] else f"a plan of {len(verdict.plans[index].stages)}"
+            )
+            found.append(f"{name} is {slower_text(beyond)}, but has too many stages or breaks a limit")
+    if verdict.undecided:
+        found.append(f"undecided: {verdict.undecided}")
+    if (criterion := verdict.criterion) is not None and verdict.named(verdict.best) != criterion[0]:
+        found.append(f"the best cut criterion, “{criterion[0]}”: {slower_text(criterion[1])}")
+    after = verdict.after_pause_s.get(verdict.best.digest)
+    if after is not None:
+        text = f"after a pause of 1 s an inference takes {after * 1e3:.3g} ms"
+        other = verdict.after_pause_s.get(verdict.reference[1].digest)
+        if other is not None and verdict.reference[1] != verdict.best:
+            text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
+        found.append(text)
+    if verdict.left_out:
+        plans = "1 more plan" if verdict.left_out == 1 else f"{verdict.left_out} more plans"
+        found.append(f"{plans} within 15 % of the best {'was' if verdict.left_out == 1 else 'were'} not measured again")
+    return found
 
 
 def _bound(result: Result) -> list[Text]:
@@ -309,13 +398,12 @@ def _bound(result: Result) -> list[Text]:
 
 def _disturbances(result: Result) -> list[str]:
     """Return what the machine did that a reader of the numbers should know."""
-    found = []
-    factor = result.slower_at_the_end
-    if factor is not None and abs(math.log(factor)) > math.log1p(_CHANGE):
-        found.append(
-            f"things took {factor:.2f} times as long in the final comparison as when the other plans of the table were "
-            "measured: compare those by order only"
-        )
+    found = list(result.disturbances)
+    verdict = result.verdict
+    if verdict is not None and not result.predicted and abs(math.log(verdict.scale)) > math.log1p(_CHANGE):
+        scale = verdict.scale
+        what = f"{scale - 1.0:.0%} slower" if scale > 1.0 else f"{1.0 / scale - 1.0:.0%} faster"
+        found.append(f"the machine ran {what} during the final; figures of the search are scaled to it")
     samples = result.samples(result.best) if result.best is not None else None
     bad = problems(samples.conditions) if samples is not None else []
     if bad:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evaluators.base import Describer, Evaluator, Namer, Targeting
+from evaluators.base import Evaluator
 from evaluators.energy import OPTION
-from evaluators.tabulated import GraphSource
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor, tell_apart
@@ -26,8 +25,7 @@ _FALLBACK = ":fallback"
 def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tuple[Graph, Platform]:
     """Return the model and the platform that a study asks for.
 
-    An evaluator may bring the model (:class:`~evaluators.tabulated.GraphSource`): it is then asked for it before its
-    platform.
+    An evaluator that brings the model is asked for it before its platform.
 
     Raises:
         UsageError: a name or a file is wrong.
@@ -37,10 +35,10 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     from search_spaces.models import load
 
     if config.device is not None:
-        if not isinstance(evaluator, Targeting):
+        if not evaluator.capabilities.targets:
             raise UsageError(f"--device {config.device}: evaluator {config.evaluator!r} measures here", "leave it out")
         evaluator.at(config.device)
-    brought = evaluator.graph_of(config.model) if isinstance(evaluator, GraphSource) else None
+    brought = evaluator.graph_of(config.model) if evaluator.capabilities.graphs else None
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     platform = with_powers(platform, parse_powers(config.power))
     return brought if brought is not None else load(config.model, config.input_shape), platform
@@ -48,7 +46,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
     """Return whether a study is about several models; what an evaluator reads as its own is never a workload."""
-    return not isinstance(evaluator, GraphSource) and is_workload(config.model)
+    return not evaluator.capabilities.graphs and is_workload(config.model)
 
 
 def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:
@@ -90,29 +88,27 @@ def choose_platform(
         UsageError: a name or the file is wrong.
         UnavailableError: a processor cannot be used here.
     """
-    namer = evaluator if isinstance(evaluator, Namer) else None
-    if allow_fallback and namer is None:
+    names_more = evaluator.capabilities.names
+    if allow_fallback and not names_more:
         raise UsageError("--allow-fallback: the evaluator has no accelerators that could fall back")
-    described = evaluator.described(file) if file is not None and isinstance(evaluator, Describer) else None
+    described = evaluator.described(file) if file is not None and evaluator.capabilities.descriptions else None
     if described is not None:
         platform = described.restrict(names)
     elif file is not None:
         found = find_platform_file(file)
-        platform = read_platform(found, namer.processor if namer else None).restrict(names)
+        platform = read_platform(found, evaluator.processor if names_more else None).restrict(names)
     else:
         platform = evaluator.platform()
         if names is not None:
-            platform = _named(platform, names, namer)
-    if allow_fallback and namer is not None:
+            platform = _named(platform, names, evaluator) if names_more else platform.restrict(names)
+    if allow_fallback:
         platform = replace(platform, processors=tuple(_with_fallback(p) for p in platform.processors))
     return replace(platform, processors=tell_apart(platform.processors))
 
 
-def _named(found: Platform, names: Sequence[str], namer: Namer | None) -> Platform:
+def _named(found: Platform, names: Sequence[str], evaluator: Evaluator) -> Platform:
     known = {p.name: p for p in found.processors}
-    if namer is None:
-        return found.restrict(names)
-    return replace(found, processors=tuple(known.get(name) or namer.processor(name) for name in names))
+    return replace(found, processors=tuple(known.get(name) or evaluator.processor(name) for name in names))
 
 
 def _with_fallback(processor: Processor) -> Processor:

@@ -296,7 +296,7 @@ def _refusals(platform: Platform, graph: Graph) -> Iterator[Refusal]:
     with LitertEvaluator().prepare(platform) as session:
         for processor in platform.processors:
             try:
-                operators = tuple(session.refused(graph, processor.name))
+                operators = tuple(session.unsupported_operators(graph, processor.name))
             except OptimizeError as error:
                 yield Refusal(processor.name, (), {}, str(error))
                 continue

@@ -10,11 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from evaluators.base import Agreement
 from evaluators.registry import make_evaluator
-from evaluators.workload.host import Host
 from evaluators.workload.outcome import Outcome
 from optimizer.config import StudyConfig, parse_config
 from optimizer.execute_workload import FEWEST, LIMIT_S, MOST, Executed, render
@@ -63,7 +62,7 @@ def _execute(run: Path, config: StudyConfig, workload: Workload, *, as_json: boo
     outcomes: list[Outcome] = []
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with (
-        cast("Host", evaluator).host(*arguments) as session,
+        evaluator.host(*arguments) as session,
         closing(session.load(problem.joined.graph, plan)) as candidate,
     ):
         candidate.run(1)

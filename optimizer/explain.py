@@ -75,8 +75,10 @@ class _Work:
         self._study, self._model = study, model
         self._graph, self._plan = model.graph, study.best
         sure = [t for t in study.trials if t.measurement and (model.own or not t.raced)]
-        self._measured = {t.plan.digest: t.median_s for t in sure}
+        self._measured = {t.plan.digest: t.median_s for t in sure if not study.predicted}
         for entry in (study.result["best"], *study.result["baselines"].values()):
+            if study.predicted:
+                break
             if entry["latency_ms"] is not None:  # as the final comparison has it, where there was one
                 self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3
         most = int(study.config.get("max_stages") or 4)

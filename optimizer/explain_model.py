@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from evaluators.registry import make_evaluator, measures_here
-from evaluators.tabulated import Tabulated
+from evaluators.registry import make_evaluator
 from optimizer.bounds import price_of
 from optimizer.config import StudyConfig, parse_config
 from optimizer.devices import choose_model_and_platform
@@ -57,7 +56,7 @@ def model_of(study: Study) -> Iterator[Model]:
     if study.profile is None or study.costs is None:
         raise RunFolderError(f"{study.path}: it holds no profile of the operators", "explain a finished study")
     evaluator = make_evaluator(str(study.result["evaluator"]))
-    if measures_here(evaluator):
+    if evaluator.capabilities.measures_here:
         yield _profiled(study, study.graph, study.costs)
         return
     given = {name: study.config.get(name) for name in StudyConfig.model_fields}
@@ -66,7 +65,7 @@ def model_of(study: Study) -> Iterator[Model]:
     if graph.digest != study.graph.digest or now != study.result["platform"]:
         raise RunFolderError(f"{study.path}: its model or its platform is another one now", "run the study again")
     with evaluator.prepare(platform) as session:
-        if not isinstance(session, Tabulated):
+        if not session.capabilities.costs:
             yield _profiled(study, study.graph, study.costs)
             return
         tables, price = session.part_costs(graph), price_of(graph, session)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from evaluators.base import Session
-from evaluators.cost_model.session import CostModelSession
-from evaluators.cost_model.states import StatesSession
-from evaluators.objectives import LATENCY, OBJECTIVES, PricedSession, find_objective, pricing, weights
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.measurement.final import Final, run_final
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PricedSession, find_objective, pricing, weights
 from evaluators.sampling import SamplingPolicy
-from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, beliefs
 from optimizer.branches import branch_beliefs, predictor
 from optimizer.coexecution import coexecution_beliefs, coexecution_price
 from optimizer.config import StudyConfig, most_stages
-from optimizer.decide import Verdict
+from optimizer.decide import FinalSettings, Verdict, decide
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankAim
 from optimizer.exact.weighed import weighed
 from optimizer.history import History
 from optimizer.limits import allowed_error, limits_of
-from optimizer.loop import Loop, measure_plan
 from optimizer.objective import known_weights, latency_costs, objective_beliefs, objective_model
 from optimizer.objective_spaces import (
     NonChain,
@@ -34,7 +34,7 @@ from optimizer.objective_spaces import (
     sum_price,
     weighed_ranks,
 )
-from optimizer.pareto import Front, criteria, front_of, measured_again
+from optimizer.pareto import Front, FrontPlan, criteria, front_finalists, knee, significant_front
 from optimizer.profile import Profile
 from optimizer.ranks import SLACK, rank_baselines, rank_beliefs, rank_model, rank_violations
 from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
@@ -42,7 +42,7 @@ from optimizer.samplers.auto import Problem
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
-from search_spaces.errors import UsageError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -66,6 +66,7 @@ class Aim:
         latency_s: what the model says of a plan's latency.
         problem: for samplers, but for the constraints.
         more: baselines beside the usual ones.
+        priced: the session, where it returns other objectives than latencies alone.
         figures: what the model says of other figures of a plan that are limited, by their names.
         least: what no plan goes below in the model, of these.
         breaks: what a plan breaks beside the usual constraints.
@@ -78,6 +79,7 @@ class Aim:
     latency_s: Callable[[Plan], float]
     problem: Callable[[Callable[[Plan], bool]], Problem]
     more: tuple[Baseline, ...] = ()
+    priced: PricedSession | None = None
     figures: Mapping[str, Callable[[Plan], float]] = field(default_factory=dict)
     least: Mapping[str, float] = field(default_factory=dict)
     breaks: Callable[[Plan], tuple[Violation, ...]] = lambda _: ()
@@ -106,11 +108,12 @@ def aim_of(
     """
     most = most_stages(config, len(graph.operators))
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
-    if config.max_error is not None and isinstance(session, Tabulated) and not isinstance(space, RankSpace):
+    if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
         raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
     if isinstance(space, RankSpace):
         return _ranked_aim(config, graph, platform, space, session, profiled, most)
-    usual, session = session, asked(config, platform, session)
+    usual, states = session, in_states(session, platform, config.state, config.robust) if config.state else None
+    session = states or session
     priced = _priced(config, platform, session)
     if priced is not None:
         return _priced_aim(config, graph, platform, space, priced, profiled, most, optima)
@@ -119,11 +122,11 @@ def aim_of(
         believed = branch_beliefs(graph, session, profiled, platform, space)
     elif isinstance(space, CoexecutionSpace):
         believed = coexecution_beliefs(graph, profiled.costs(platform), space)
-    elif isinstance(session, StatesSession):
-        believed = robust_beliefs(graph, session, platform, most)
+    elif states is not None:
+        believed = robust_beliefs(graph, states, platform, most)
     else:
         believed = beliefs(graph, session, profiled, platform, space, most, optima)
-    if isinstance(session, StatesSession) and isinstance(usual, CostModelSession):
+    if states is not None:
         more = (Baseline(NOMINAL, nominal_plan(graph, usual, platform, most)),)
     costs = believed.costs
     predict = predictor(graph, space, costs)
@@ -152,7 +155,7 @@ def _ranked_aim(
     error = allowed_error(config) or 0.0
     model = plain = rank_model(graph, session, profiled, platform, space)
     bound = rank_model(graph, session, profiled, platform, space, least=True)
-    most_expected = error if isinstance(session, Tabulated) else SLACK * error
+    most_expected = SLACK * error if session.capabilities.outputs else error
     priced = _priced(config, platform, session)
     if priced is not None:
         session = priced
@@ -169,6 +172,7 @@ def _ranked_aim(
         plain.price,
         lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=aim),
         rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
+        priced=priced,
         breaks=lambda plan: rank_violations(model, most_expected, plan),
     )
 
@@ -184,12 +188,12 @@ def _priced_aim(
     optima: int,
 ) -> Aim:
     model = objective_model(session, graph, platform, profiled)
-    latency = latency_costs(session.session, graph, platform, profiled)
+    latency = latency_costs(session.inner, graph, platform, profiled)
     several = len(config.objective) > 1
     chains = not isinstance(space, NonChain)
     first = session.how[0]
     by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
-    named = PricedSession(session.session, session.how[: len(config.objective)])
+    named = PricedSession(session.inner, session.how[: len(config.objective)])
     makes = (lambda costs: criteria(graph, named, costs), lambda lane: by.get(lane, 1.0)) if several else None
     figures: dict[str, Callable[[Plan], float]] = {}
     least: dict[str, float] = {}
@@ -200,20 +204,45 @@ def _priced_aim(
                 costs = weighed(latency, by)
                 figures[how.objective.name] = sum_price(space, costs)
                 least[how.objective.name] = best_chains(costs, most)[0].cost_s if chains else least_work(costs)
+    believed = (
+        space_beliefs(model, session, space, profiled)
+        if isinstance(space, NonChain)
+        else objective_beliefs(model, session, most, optima)
+    )
+    if several:  # a front starts from the optimum of each objective
+        others = tuple(
+            _optimum(PricedSession(session.inner, [how]), graph, platform, space, profiled, most)
+            for how in session.how[1 : len(config.objective)]
+        )
+        believed = replace(believed, optima=tuple({p.digest: p for p in (*believed.optima, *others)}.values()))
     # Where plans are no chains, what is small when parts overlap is searched as the latency is.
     law = model.law if chains or model.objective.law != "latency" else None
     return Aim(
         session,
-        space_beliefs(model, session, space, profiled)
-        if isinstance(space, NonChain)
-        else objective_beliefs(model, session, most, optima),
+        believed,
         objective_price(model, space),
         latency,
         latency_price(graph, space, latency),
         lambda fits: Problem(graph, platform, space, latency if several else model.costs, fits, law, makes),
+        priced=session,
         figures=figures,
         least=least,
     )
+
+
+def _optimum(
+    session: PricedSession,
+    graph: Graph,
+    platform: Platform,
+    space: EnumerableSpace,
+    profiled: Profile,
+    most: int,
+) -> Plan:
+    """Return the best plan in the model by the first objective of a session."""
+    model = objective_model(session, graph, platform, profiled)
+    if isinstance(space, NonChain):
+        return space_beliefs(model, session, space, profiled).optima[0]
+    return objective_beliefs(model, session, most, 1).optima[0]
 
 
 def _priced(config: StudyConfig, platform: Platform, session: Session) -> PricedSession | None:
@@ -231,39 +260,75 @@ def needed(config: StudyConfig) -> list[str]:
     return [name for name in limited if name not in config.objective]
 
 
-def find_front(
-    config: StudyConfig, history: History, baselines: Mapping[str, Plan], loop: Loop, tell: Callable[[str], None]
-) -> Front | None:
-    """Return the front of several objectives; where things are measured its plans are measured once more."""
-    if len(config.objective) == 1 or not any(t.measurement for t in history.known.values()):
-        return None
-    objectives = [find_objective(name) for name in config.objective]
+def decide_front(
+    session: PricedSession,
+    history: History,
+    baselines: Mapping[str, Plan],
+    how: FinalSettings,
+    objectives: Sequence[Objective],
+) -> tuple[Front, Verdict]:
+    """Return the front of several objectives, each plan compared with the others in each, and its knee's verdict.
 
-    def find() -> Front:
-        return front_of(history, objectives, baselines, lambda plan: not loop.violations(plan))
-
-    inner = loop.session.session if isinstance(loop.session, PricedSession) else loop.session
-    if isinstance(inner, Tabulated):
-        return find()
-    return measured_again(
-        history,
-        find,
-        lambda plan: measure_plan(loop, plan, race=False),
-        lambda trial: loop.log.append("repeat", trial.to_json()),
-        tell,
+    Raises:
+        UnavailableError: no plan could be measured.
+    """
+    trials = (
+        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan))
+        or front_finalists(history, objectives, how.fits)
+        or front_finalists(history, objectives, lambda _: True)
     )
+    if not trials:
+        raise UnavailableError("no plan could be measured", "see the failures in the trial log")
+    policy = replace(how.policy, max_s=how.policy.max_s / len(objectives), loaded=max(2, len(trials)))
+    stages = [len(t.plan.stages) for t in trials]
+    finals: list[Final] = []
+    for each in session.how[1 : len(objectives)]:
+        other = PricedSession(session.inner, [each])
+        how.progress(f"final: comparing {len(trials)} plans by {each.objective.name}")
+        finals.append(
+            run_final(
+                [_loader(other, how.graph, t.plan) for t in trials],
+                policy,
+                np.random.default_rng([how.seed, 2, len(finals)]),
+                conditions=conditions_of(other),
+                counters=counters_of(other),
+                watched=lambda found: found.measured,
+                computed=not (other.capabilities.conditions or other.capabilities.counters),
+            )
+        )
+    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
+    common = [i for i in range(len(trials)) if all(i in f.measured for f in finals)]
+    if not common:
+        reasons = dict.fromkeys(s.failure for f in finals for s in f.standings if s.failure)
+        raise UnavailableError(f"no plan could be measured in every objective: {'; '.join(reasons)}")
+
+    def rows(first: Final) -> list[int]:
+        return significant_front([first, *finals], stages)
+
+    def values(first: Final, kept: Sequence[int]) -> NDArray[np.float64]:
+        samples = [[f.standings[i].samples for f in (first, *finals)] for i in kept]
+        return np.array([[s.median if s else np.inf for s in row] for row in samples])
+
+    def at_knee(first: Final, among: Sequence[int]) -> int:
+        kept = [i for i in rows(first) if i in among] or [i for i in among if i in common] or common
+        return kept[knee(values(first, kept))]
+
+    single = PricedSession(session.inner, session.how[:1])
+    first_settings = replace(how, policy=policy)
+    verdict = decide(single, history, baselines, first_settings, trials=trials, choose=at_knee)
+    kept = rows(verdict.final)
+    if verdict.best not in [trials[i].plan for i in kept]:
+        kept.append(next(i for i, t in enumerate(trials) if t.plan == verdict.best))
+    table = values(verdict.final, kept)
+    plans = tuple(
+        FrontPlan(trials[i].plan, names.get(trials[i].plan.digest, ""), tuple(map(float, row)))
+        for i, row in zip(kept, table, strict=True)
+    )
+    return Front(tuple(objectives), plans, next(i for i, p in enumerate(plans) if p.plan == verdict.best)), verdict
 
 
-def at_knee(front: Front, history: History, baselines: Mapping[str, Plan]) -> Verdict:
-    """Return the verdict for several objectives: the plan at the knee, and the baseline that is best by the first."""
-    known = {name: t for name, plan in baselines.items() if (t := history.known.get(plan.digest)) is not None}
-    name = min(known, key=lambda name: known[name].median_s)
-    return Verdict(front.best, (name, baselines[name]), None, None)
-
-
-def repeats_cost_more(session: Session) -> bool:
-    """Return whether a run takes longer than the number that it gives says."""
-    return isinstance(session, PricedSession)
+def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidate]:
+    return lambda: session.load(graph, plan, fresh=True)
 
 
 def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evaluators.measurement.drift import Drift
 from evaluators.racing import ColdStart
 from evaluators.samples import Measurement, Samples
 from search_spaces.constraints import Violation
@@ -179,7 +180,7 @@ class History:
         patience: after so many repeats in a row an unseen plan is drawn. It halves each time that was necessary, since
             a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
         others: the objectives beside the first one.
-        speed: how many times as long as at the start things take now; see :mod:`evaluators.drift`.
+        drift: how fast the machine was along the study.
         sampler_of: returns the sampler of a trial's number, where samplers keep state in the study: trials of a log are
             then asked for again, so that the state is made anew. None where they go by parameters and values.
     """
@@ -200,7 +201,7 @@ class History:
         self.repeats_in_a_row = 0
         self.patience = MOST_REPEATS
         self.next_number = 0
-        self.speed = 1.0
+        self.drift = Drift()
         self.measured = 0
         self.sampler_of: Callable[[int], BaseSampler] | None = None
         self._warned = False
@@ -227,6 +228,15 @@ class History:
             )
         self._untold.clear()
         return self._study
+
+    @property
+    def speed(self) -> float:
+        """How many times as long as at the start of the study things take now."""
+        return self.drift.speed
+
+    def uncertainty(self, trial: Trial) -> float:
+        """Return by how much, relative, a trial may have been measured in another state than its ``speed`` says."""
+        return self.drift.uncertainty(trial.number, trial.speed)
 
     def _ask_again(self, trial: Trial, value: list[float] | None, sampler: BaseSampler) -> None:
         """Have a sampler propose a trial that is known, so that it writes down what it wrote then."""
@@ -269,8 +279,6 @@ class History:
         for record in records:
             if record.kind == "baseline":
                 self.add_outside(self.trial_of(record.data))
-            if record.kind == "repeat":
-                self.correct(self.trial_of(record.data))
             if record.kind != "trial":
                 continue
             trial = self.trial_of(record.data)
@@ -307,11 +315,6 @@ class History:
     def add_outside(self, trial: Trial) -> None:
         """Take up a baseline that the space does not hold."""
         self.outside.append(trial)
-        self._know(trial)
-
-    def correct(self, trial: Trial) -> None:
-        """Take up a better measurement of a plan that was tried before."""
-        self.trials = [trial if t.number == trial.number else t for t in self.trials]
         self._know(trial)
 
     def _know(self, trial: Trial) -> None:

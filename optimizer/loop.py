@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from evaluators.base import Session, conditions_of
-from evaluators.objectives import PricedCandidate
+from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
@@ -29,6 +30,7 @@ from search_spaces.space import EnumerableSpace
 _DRAWS = 1000
 _CHOICES = 32
 _HOPELESS = 1.3
+_SLOW_LOAD_S = 0.5
 _LOOK_EVERY = 8  # proposals that are run a second time whatever the first run took: a fair sample of cold starts
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -54,6 +56,7 @@ class Loop:
         known: plans of the space that were known before, and cost none of the budget.
         asks_all: whether plans that lost their race are asked for their outputs too, since an error of them is limited.
         notify: told after every trial.
+        runs: makes the runs, and repeats those that waited for a core.
     """
 
     graph: Graph
@@ -75,6 +78,7 @@ class Loop:
     proposer: Proposer | None = None
     known: int = 0
     asks_all: bool = False
+    runs: RunFilter = field(default_factory=RunFilter)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines that the space does not hold; they cost no budget."""
@@ -267,23 +271,26 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
     Raises:
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
     """
+    begin_s = time.monotonic()
     candidate = loop.session.load(loop.graph, plan)
+    load_s = time.monotonic() - begin_s
     conditions = conditions_of(loop.session)
     try:
         if race:
             incumbent = loop.history.incumbent
             hopeless = incumbent is not None and loop.predict(plan) > _HOPELESS * incumbent.median
+            cold = loop.history.cold
             found = measure(
-                candidate, loop.policy, incumbent, conditions, loop.history.cold, hopeless=hopeless, glimpse=glimpse
+                candidate, loop.policy, incumbent, conditions, cold, hopeless=hopeless, glimpse=glimpse, runs=loop.runs
             )
         else:
-            found = measure(candidate, loop.named, conditions=conditions)
+            found = measure(candidate, loop.named, conditions=conditions, runs=loop.runs)
         # A plan that lost its race may have been broken off, and is no choice unless what beat it breaks a limit.
         raced = found.stopped == "raced"
         if raced and loop.asks_all:
             candidate.run(1)
         agreement = candidate.verify() if not raced or loop.asks_all else None
-        figures = candidate.figures() if isinstance(candidate, PricedCandidate) else {}
+        figures = candidate.figures() if loop.session.capabilities.figures else {}
     finally:
         candidate.close()
     if agreement is not None and not agreement.accepted:
@@ -291,7 +298,8 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
             f"the plan's outputs differ from the whole model's by {agreement.max_rel_error:.2g} (relative), "
             f"allowed is {agreement.tolerance:.2g}"
         )
-    return replace(found, agreement=agreement, figures=figures)
+    slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
+    return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
 
 
 def _below(limit: int, rng: np.random.Generator) -> int:

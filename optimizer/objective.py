@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluators.base import Session
 from evaluators.footprint import most_alive_nbytes, peak_nbytes
 from evaluators.objectives import LATENCY, Objective, PricedSession, Pricing, weights
-from evaluators.tabulated import Tabulated
-from optimizer.bounds import Beliefs, Bounds
+from optimizer.bounds import Beliefs, Bounds, price_of
 from optimizer.config import StudyConfig
 from optimizer.exact.bound import Relaxation
 from optimizer.exact.chain import chains_in_order
@@ -110,8 +108,8 @@ def check_several(config: StudyConfig) -> None:
 
 def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:
     """Return the model of a session's first objective."""
-    how, inner = session.how[0], session.session
-    costs = latency_costs(inner, graph, platform, profiled)
+    how = session.how[0]
+    costs = latency_costs(session, graph, platform, profiled)
     by = known_weights(how, platform)
     return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.law == "latency"))
 
@@ -124,7 +122,7 @@ def known_weights(how: Pricing, platform: Platform) -> dict[str, float]:
 
 def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: Profile) -> ChainCosts:
     """Return the additive model of the latency."""
-    if isinstance(session, Tabulated):
+    if session.capabilities.costs:
         return chain_costs(platform, session.part_costs(graph))
     return profiled.costs(platform)
 
@@ -135,13 +133,13 @@ def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, 
     Raises:
         InfeasibleError: no plan fits.
     """
-    graph, own = model.graph, isinstance(session.session, Tabulated)
+    graph, own = model.graph, session.capabilities.costs
     if model.objective.law == "memory":
         return _smallest(model, own=own)
     stop_s = time.monotonic() + _SOLVE_S
     if own:
         least = least_plan(graph, model.costs, price_of(graph, session), most, model.law, stop_s)
-        return Beliefs(model.costs, (least.plan,), _bounds(least.bound, proven=least.proven, own=True))
+        return Beliefs(model.costs, (least.plan,), bounds_at(least.bound, proven=least.proven, own=True))
     found = []
     bound = 0.0
     try:
@@ -151,7 +149,7 @@ def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, 
     except UnavailableError:
         if not found:
             found = [chain_plan(graph, (), [model.costs.platform.processors[0].name])]
-    return Beliefs(model.costs, tuple(found), _bounds(bound, proven=bound > 0.0, own=False))
+    return Beliefs(model.costs, tuple(found), bounds_at(bound, proven=bound > 0.0, own=False))
 
 
 def _smallest(model: ObjectiveModel, *, own: bool) -> Beliefs:
@@ -163,21 +161,9 @@ def _smallest(model: ObjectiveModel, *, own: bool) -> Beliefs:
     wholes = [chain_plan(graph, (), [p.name]) for p in model.costs.platform.processors]
     best = min(wholes, key=model.predict)
     bound = (weights_nbytes + most) / 1e9
-    return Beliefs(model.costs, (best,), _bounds(bound, proven=math.isclose(model.predict(best), bound), own=own))
+    return Beliefs(model.costs, (best,), bounds_at(bound, proven=math.isclose(model.predict(best), bound), own=own))
 
 
-def _bounds(value: float, *, proven: bool, own: bool) -> Bounds:
+def bounds_at(value: float, *, proven: bool, own: bool) -> Bounds:
+    """Return bounds that all relaxations agree on."""
     return Bounds(value, proven, Relaxation(value, value), own=own)
-
-
-def price_of(graph: Graph, session: PricedSession) -> Callable[[Plan], float]:
-    """Return what tells the objective that a session computes for a plan; infinite for one that it refuses."""
-
-    def price(plan: Plan) -> float:
-        try:
-            with closing(session.load(graph, plan)) as candidate:
-                return float(candidate.run(1).latency_s[0])
-        except UnavailableError:
-            return math.inf
-
-    return price

@@ -14,17 +14,15 @@ import numpy as np
 from scipy.optimize import linprog
 
 from evaluators.objectives import PricedSession
-from evaluators.tabulated import Tabulated
-from optimizer.bounds import Beliefs, Bounds
+from optimizer.bounds import Beliefs
 from optimizer.branches import best_near, branch_beliefs, branch_starts, predictor
 from optimizer.coexecution import coexecution_beliefs, coexecution_price
-from optimizer.exact.bound import Relaxation
 from optimizer.exact.chain_costs import ChainCosts, chain_cost, exclusive_groups
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.exact.ranks import RankCosts
 from optimizer.exact.weighed import weighed
-from optimizer.objective import ObjectiveModel
+from optimizer.objective import ObjectiveModel, bounds_at
 from optimizer.profile import Profile
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
@@ -78,20 +76,20 @@ def space_beliefs(model: ObjectiveModel, session: PricedSession, space: NonChain
     Raises:
         InfeasibleError: no plan fits.
     """
-    graph, platform, inner = model.graph, model.costs.platform, session.session
+    graph, platform = model.graph, model.costs.platform
     if isinstance(space, CoexecutionSpace):
         if model.objective.law == "latency":
             return coexecution_beliefs(graph, model.costs, space)
         best = CoexecutionModel(space, model.costs, copy_s_per_byte=0.0).best(splits=False, branches=False)
-        return Beliefs(model.costs, (space.plan(best.parts),), _bounds(best.cost_s, proven=True, own=False))
+        return Beliefs(model.costs, (space.plan(best.parts),), bounds_at(best.cost_s, proven=True, own=False))
     if model.objective.law == "latency":
-        return branch_beliefs(graph, inner, profiled, platform, space)
-    own, price = isinstance(inner, Tabulated), objective_price(model, space)
+        return branch_beliefs(graph, session.inner, profiled, platform, space)
+    own, price = session.capabilities.costs, objective_price(model, space)
     plan, is_least = best_near(space, price, branch_starts(space, profiled.costs(platform), profiled.fastest(platform)))
     least = 0.0 if model.objective.law == "memory" else least_work(model.costs, model.law)
     if is_least and not own:
         least = price(plan)
-    return Beliefs(model.costs, (plan,), _bounds(least, proven=is_least and not own, own=own))
+    return Beliefs(model.costs, (plan,), bounds_at(least, proven=is_least and not own, own=own))
 
 
 def least_work(costs: ChainCosts, law: Law = "latency") -> float:
@@ -126,7 +124,3 @@ def weighed_ranks(model: RankCosts, by: Mapping[str, float]) -> RankCosts:
     """Return what layers and triples cost in another unit: each lane's seconds times its weight."""
     factor = np.array([by[p.name] for p in model.costs.platform.processors])
     return RankCosts(model.space, weighed(model.costs, by), model.triple_s * factor[:, None])
-
-
-def _bounds(value: float, *, proven: bool, own: bool) -> Bounds:
-    return Bounds(value, proven, Relaxation(value, value), own=own)

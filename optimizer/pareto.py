@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.objectives import Objective, PricedSession, weights
+from evaluators.measurement.final import Final
+from evaluators.objectives import Objective, PricedSession, find_objective, weights
 from evaluators.samples import Measurement
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
 from optimizer.exact.weighed import weighed
 from optimizer.history import History, Trial
+from search_spaces.errors import PlanError, RunFolderError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 
-_ROUNDS = 2
+_MOST_FINALISTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,28 @@ class Front:
         """The plan at the knee."""
         return self.plans[self.knee].plan
 
+    @classmethod
+    def from_json(cls, data: Any) -> Front:
+        """Build a front from what :meth:`to_json` returned.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            objectives = tuple(find_objective(str(name)) for name in data["objectives"])
+            plans = tuple(
+                FrontPlan(
+                    Plan.from_json(each["plan"]),
+                    str(each["name"] or ""),
+                    tuple(float(each["values"][o.key]) / 1e3 for o in objectives),
+                )
+                for each in data["plans"]
+            )
+            at = next(i for i, each in enumerate(data["plans"]) if each["knee"])
+        except (KeyError, TypeError, ValueError, StopIteration, PlanError) as error:
+            raise RunFolderError(f"the front in the log is damaged: {error!r}") from error
+        return cls(objectives, plans, at)
+
     def to_json(self) -> dict[str, Any]:
         """Return the front as plain values, in thousandths of the objectives' units."""
         keys = [o.key for o in self.objectives]
@@ -75,30 +99,6 @@ class Front:
 def values_of(measurement: Measurement, objectives: Sequence[Objective]) -> tuple[float, ...]:
     """Return what a plan was measured at, in the order of the objectives."""
     return (measurement.median_s, *(measurement.figures[o.name] for o in objectives[1:]))
-
-
-def front_of(
-    history: History,
-    objectives: Sequence[Objective],
-    baselines: Mapping[str, Plan],
-    fits: Callable[[Plan], bool] = lambda _: True,
-    model: Sequence[tuple[float, ...]] = (),
-) -> Front:
-    """Return the front of all measured plans that keep the constraints.
-
-    Raises:
-        ValueError: no plan was measured in full.
-    """
-    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
-    measured = [t for t in history.known.values() if t.measurement is not None and fits(t.plan)]
-    if not measured:
-        raise ValueError("no plan was measured")
-    table = np.array([values_of(t.measurement, objectives) for t in measured if t.measurement])
-    order = sorted(undominated(table), key=lambda i: tuple(table[i]))
-    plans = tuple(
-        FrontPlan(measured[i].plan, names.get(measured[i].plan.digest, ""), tuple(map(float, table[i]))) for i in order
-    )
-    return Front(tuple(objectives), plans, knee(np.array([p.values for p in plans])), tuple(model))
 
 
 def knee(values: NDArray[np.float64]) -> int:
@@ -134,29 +134,46 @@ def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Cr
     return found
 
 
-def measured_again(
-    history: History,
-    find: Callable[[], Front],
-    measure: Callable[[Plan], Measurement],
-    log: Callable[[Trial], object],
-    progress: Callable[[str], None],
-) -> Front:
-    """Measure the plans of the front once more, since they were in part lucky, and return the front that is left.
+def front_finalists(history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool]) -> list[Trial]:
+    """Return the plans that may be on the front: undominated ones, the best one-stage plan, spread where many."""
+    measured = [t for t in history.ranking() if t.measurement is not None and fits(t)]
+    measured = [t for t in measured if t.measurement and all(o.name in t.measurement.figures for o in objectives[1:])]
+    if not measured:
+        return []
+    table = np.array([values_of(t.measurement, objectives) for t in measured if t.measurement])
+    rows = sorted(undominated(table), key=lambda i: tuple(table[i]))
+    ends = {int(table[:, k].argmin()) for k in range(table.shape[1])}
+    if len(rows) > _MOST_FINALISTS:
+        step = (len(rows) - 1) / (_MOST_FINALISTS - 1)
+        rows = sorted({rows[round(i * step)] for i in range(_MOST_FINALISTS)})
+    whole = next((i for i, t in enumerate(measured) if len(t.plan.stages) == 1), None)
+    wanted = dict.fromkeys([*map(int, rows), *sorted(ends), *([] if whole is None else [whole])])
+    return [measured[i] for i in wanted]
+
+
+def significant_front(finals: Sequence[Final], stages: Sequence[int]) -> list[int]:
+    """Return the plans that none beats significantly, without those that equal another one with fewer stages.
 
     Args:
-        find: returns the front as it is known now.
-        log: takes note of a better measurement.
+        finals: of the same plans, one for each objective.
+        stages: how many each plan has.
     """
-    seen: set[str] = set()
-    for _ in range(_ROUNDS):
-        left = [each.plan for each in find().plans if each.plan.digest not in seen]
-        if not left:
-            break
-        progress(f"measuring the {len(left)} plans of the front again")
-        for plan in left:
-            seen.add(plan.digest)
-            trial = history.known[plan.digest]
-            better = replace(trial, measurement=measure(plan), speed=history.speed)
-            log(better)
-            history.correct(better)
-    return find()
+    measured = [i for i in range(len(stages)) if all(f.standings[i].samples is not None for f in finals)]
+
+    def differs(i: int, j: int) -> tuple[bool, bool]:
+        """Return whether plan i is significantly worse than plan j in some objective, and better in some."""
+        ratios = [f.ratio(i, j) for f in finals]
+        return any(r.low > 1.0 for r in ratios), any(r.high < 1.0 for r in ratios)
+
+    def value(i: int) -> tuple[float, ...]:
+        return tuple(f.standings[i].samples.median for f in finals if f.standings[i].samples)  # type: ignore[union-attr]
+
+    kept: list[int] = []
+    for i in sorted(measured, key=lambda i: (stages[i], value(i))):
+        relations = [differs(i, j) for j in measured if j != i]
+        if any(worse and not better for worse, better in relations):
+            continue
+        if any(not worse and not better for worse, better in (differs(i, j) for j in kept)):
+            continue
+        kept.append(i)
+    return sorted(kept, key=value)

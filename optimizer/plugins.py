@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
+from evaluators.own_process import own_process
 from search_spaces.errors import OptimizeError
 from search_spaces.plugins import (
     CONTRACT_VERSION,
@@ -94,7 +95,7 @@ def _rows(kind: str, entry: EntryPoint, limit_s: float) -> list[Plugin]:
 
 
 def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
-    command = [sys.executable, "-m", __spec__.name, kind, entry.name, str(limit_s)]
+    command = own_process(__name__, kind, entry.name, str(limit_s))
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=limit_s + _START_S)
         version, problem = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else (None, _end(done))
@@ -123,5 +124,6 @@ def _try(kind: str, name: str, limit_s: float) -> tuple[int | None, str]:
     return (version if isinstance(version, int) else None), ""
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Import the plug-in that the arguments name, and print what came of it for the process that asked."""
     print(json.dumps(_try(sys.argv[1], sys.argv[2], float(sys.argv[3]))))  # noqa: T201 - the other process reads it

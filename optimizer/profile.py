@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import Refuser, Session
+from evaluators.base import Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.tabulated import PartCosts
@@ -188,7 +188,7 @@ def profile(
     looks: dict[str, _Look] = {}
     for like, members in platform.classes().items():
         name = members[0].name
-        refused[name] = frozenset(session.refused(graph, name)) if isinstance(session, Refuser) else frozenset()
+        refused[name] = frozenset(unsupported_operators(session, graph, name))
         if known is not None and like in known.operator_s:
             operator_s[like], overhead_s[like] = known.operator_s[like], known.overhead_s[like]
             whole_s[like] = known.whole_s[like]

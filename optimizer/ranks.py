@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Session
-from evaluators.objectives import PricedSession
 from evaluators.sampling import SamplingPolicy, measure
-from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds, price_of
 from optimizer.exact.bound import relax
@@ -63,7 +61,7 @@ def rank_profile(
         RewriteError, ModelError: the weights cannot be read.
     """
     _check_some(space, most_error)
-    allowed = (most_error if isinstance(session, Tabulated) else SLACK * most_error) ** 2
+    allowed = (SLACK * most_error if session.capabilities.outputs else most_error) ** 2
     triple_s = {like: np.full(len(space.places), math.inf) for like in platform.classes()}
     for level in range(max(map(len, space.options.values()), default=0)):
         ranks = {o: options[level] for o, options in space.options.items() if level < len(options)}
@@ -95,7 +93,7 @@ def _level_s(
 ) -> dict[str, dict[int, float]]:
     """Return, for each kind of processor, the seconds of triples."""
     first = {like: members[0].name for like, members in platform.classes().items()}
-    if isinstance(session, Tabulated):
+    if session.capabilities.costs:
         table = session.part_costs(outline(graph, ranks)).operator_s
         each = np.add.reduceat(table, firsts(outline_origins(graph, ranks)), axis=1)
         row = {p.name: i for i, p in enumerate(platform.processors)}
@@ -138,7 +136,7 @@ def rank_model(
         least: with the least that hand-overs cost, for a bound.
     """
     costs = profiled.costs(platform)
-    if isinstance(session, Tabulated):
+    if session.capabilities.costs:
         costs = chain_costs(platform, session.part_costs(graph), least=least)
     if least:
         costs = replace(costs, beyond_s=None)  # fewer weights may fit where those of the model do not
@@ -167,7 +165,7 @@ def rank_beliefs(
     for (operator, _), place in model.space.places.items():
         cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
     relaxed = relax(graph, replace(bound.costs, operator_s=cheapest))
-    own = isinstance(session.session if isinstance(session, PricedSession) else session, Tabulated)
+    own = session.capabilities.costs
     # Where parts may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
     least_s = best_ranked(bound, error, most).bound_s if one_by_one else relaxed.latency_s

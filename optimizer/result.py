@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Agreement
+from evaluators.measurement.disturbance import Disturbance, in_words
+from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, Objective
 from evaluators.samples import Measurement, Samples
 from optimizer.bounds import Bounds
-from optimizer.decide import Verdict
+from optimizer.decide import Verdict, shown_samples
 from optimizer.history import History
 from optimizer.pareto import Front
 from search_spaces.graph import Graph
@@ -30,6 +32,7 @@ class Result:
         baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
         verdict: None where the study was interrupted before the end.
         bounds: what no plan goes below in the model; None where nothing is known of it yet.
+        disturbance: what kept the measuring threads off their cores during the search.
         front: of several objectives the plans that none beats; ``best`` is at its knee.
         objective: what was made small, the first of several; all numbers of plans are in its unit.
         deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
@@ -51,6 +54,7 @@ class Result:
     run_dir: Path
     objective: Objective = field(default=LATENCY, kw_only=True)
     front: Front | None = field(default=None, kw_only=True)
+    disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
 
     @property
     def best(self) -> Plan | None:
@@ -60,36 +64,62 @@ class Result:
         ranking = self.history.ranking()
         return ranking[0].plan if ranking else None
 
+    @property
+    def predicted(self) -> bool:
+        """Whether the figures are predictions."""
+        return self.verdict is not None and (self.verdict.final.predicted or self.verdict.final.exact)
+
     def samples(self, plan: Plan) -> Samples | None:
-        """Return the samples to report of a plan: those of the final comparison where it took part."""
-        if self.verdict is not None and self.verdict.comparison is not None:
-            if plan == self.verdict.challenger:
-                return self.verdict.comparison.candidate
-            if plan == self.verdict.baseline[1]:
-                return self.verdict.comparison.baseline
-        measured = self.measurement(plan)
-        return measured.latency_s if measured else None
+        """Return the figures to report of a plan: the final's, or those of the search scaled to its state."""
+        return shown_samples(self.verdict, self.history.known.get(plan.digest), plan)
+
+    def interval(self, plan: Plan) -> tuple[float, float] | None:
+        """Return the 95 % interval of a plan's figure, in the objective's unit; of a prediction the model's error.
+
+        A figure of the search is as uncertain as the state of the machine was.
+        """
+        samples = self.samples(plan)
+        if samples is None:
+            return None
+        if self.verdict is None:
+            return samples.ci95
+        standing = self.verdict.standing(plan)
+        if standing is not None and standing.errors is not None:
+            far = math.exp(1.96 * math.hypot(*standing.errors))
+            return samples.median / far, samples.median * far
+        if standing is not None and self.verdict.final.exact:
+            return samples.median, samples.median
+        low, high = samples.ci95
+        if standing is not None:  # turns of one instance are not independent: the rounds tell more
+            far = math.exp(self.verdict.instance_half(plan))
+            return min(low, samples.median / far), max(high, samples.median * far)
+        if self.predicted:
+            return samples.median, samples.median
+        far = math.exp(1.96 * self.verdict.scale_sigma)
+        return low / far, high * far
+
+    def in_final(self, plan: Plan) -> bool:
+        """Return whether a plan's figure is the final's."""
+        return self.verdict is not None and self.verdict.standing(plan) is not None
+
+    def against_best(self, plan: Plan) -> Ratio | None:
+        """Return how many times as long a plan takes as the recommended one; None unless both were in the final."""
+        return self.verdict.ratio(plan, self.verdict.best) if self.verdict is not None else None
 
     def stage_s(self, plan: Plan) -> tuple[float, ...]:
         """Return the seconds of a plan's stages, taken with what :meth:`samples` returns; empty where it has none."""
-        compared = self.verdict.comparison if self.verdict else None
-        if self.verdict is not None and compared is not None:
-            if plan == self.verdict.challenger:
-                return compared.stage_s[1]
-            if plan == self.verdict.baseline[1]:
-                return compared.stage_s[0]
+        standing = self.verdict.standing(plan) if self.verdict else None
+        if standing is not None:
+            return standing.stage_s
         measured = self.measurement(plan)
         return measured.stage_s if measured else ()
 
     @property
-    def slower_at_the_end(self) -> float | None:
-        """How many times as long things took in the final comparison as during the search; None without one."""
-        compared = self.verdict.comparison if self.verdict else None
-        if self.verdict is None or compared is None or self.verdict.challenger is None:
-            return None
-        pairs = ((self.verdict.baseline[1], compared.baseline), (self.verdict.challenger, compared.candidate))
-        ratios = [s.median / m.median_s for p, s in pairs if (m := self.measurement(p)) is not None]
-        return math.sqrt(min(ratios) * max(ratios)) if ratios else None
+    def disturbances(self) -> list[str]:
+        """What disturbed the search and the final, in sentences."""
+        cores = self.verdict.cores if self.verdict else 1
+        found = [f"during the search, {text}" for text in in_words(self.disturbance, 0, cores)]
+        return found + [f"during the final, {text}" for text in (self.verdict.disturbances if self.verdict else ())]
 
     def measurement(self, plan: Plan) -> Measurement | None:
         """Return what a plan was measured at during the search."""
@@ -118,7 +148,6 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         verdict = self.verdict
-        comparison = verdict.comparison if verdict else None
         return {
             "schema_version": SCHEMA_VERSION,
             "model": {"name": self.graph.name, "digest": self.graph.digest, "operators": len(self.graph.operators)},
@@ -127,20 +156,12 @@ class Result:
             "objective": self.objective.name,
             **({"front": self.front.to_json()} if self.front else {}),
             "complete": verdict is not None,
+            "decided": verdict is not None and not verdict.undecided,
+            "predicted": self.predicted,
             "best": self._plan_json(self.best) if self.best else None,
             "baselines": {name: self._plan_json(plan) for name, plan in self.baselines.items()},
-            "speedup": {
-                "ratio": comparison.speedup,
-                "ci95": list(comparison.ci95),
-                "significant": comparison.significant,
-                "model_sigma": comparison.model_sigma,
-                "unstable": comparison.unstable,
-                "baseline": verdict.baseline[0],
-                "plan": verdict.challenger.to_json() if verdict.challenger else None,
-            }
-            if verdict and comparison
-            else None,
-            "slower_at_the_end": self.slower_at_the_end,
+            "speedup": self._speedup_json(),
+            "final": self._final_json(),
             f"model_bound_{self.objective.shown.lower()}": self.model_bound_s * 1e3
             if self.model_bound_s is not None
             else None,
@@ -151,24 +172,68 @@ class Result:
             "unique_plans": self.history.measured,
             "cache_hits": self.history.repeats,
             "space": {"plans": self.cardinality, "exhausted": self.exhausted},
+            "disturbances": self.disturbances,
             "wall_s": self.wall_s,
             "run_dir": str(self.run_dir),
         }
 
+    def _speedup_json(self) -> dict[str, Any] | None:
+        """Return how the recommended plan, or the next best one, compares with the best one-stage plan."""
+        verdict = self.verdict
+        ratio = verdict.speedup if verdict is not None else None
+        if verdict is None or ratio is None or verdict.challenger is None:
+            return None
+        return {
+            "ratio": ratio.value,
+            "ci95": [ratio.low, ratio.high],
+            "significant": ratio.significant,
+            "predicted": verdict.final.predicted,
+            "baseline": verdict.reference[0],
+            "plan": verdict.challenger.to_json(),
+        }
+
+    def _final_json(self) -> dict[str, Any] | None:
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        criterion = verdict.criterion
+        return {
+            "plans": len(verdict.plans),
+            "rounds": verdict.final.rounds,
+            "precision": verdict.precision,
+            "left_out": verdict.left_out,
+            "scale": verdict.scale,
+            "scale_sigma": verdict.scale_sigma,
+            "criterion": {
+                "name": criterion[0],
+                "slower": criterion[1].value,
+                "ci95": [criterion[1].low, criterion[1].high],
+            }
+            if criterion
+            else None,
+            "disturbance": verdict.final.disturbance.to_json(),
+            "repeated": verdict.final.repeated,
+            "undecided": verdict.undecided or None,
+        }
+
     def _plan_json(self, plan: Plan) -> dict[str, Any]:
         samples, measured = self.samples(plan), self.measurement(plan)
+        interval, ratio = self.interval(plan), self.against_best(plan)
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not measured"
         return {
             "plan": plan.to_json(),
             self.objective.key: {
                 "median": samples.median * 1e3,
-                "ci95": [x * 1e3 for x in samples.ci95],
+                "ci95": [x * 1e3 for x in interval],
+                "source": "predicted" if self.predicted else "final" if self.in_final(plan) else "search",
                 "samples": len(samples.values_s),
                 "values": [x * 1e3 for x in samples.values_s],
                 "conditions": dict(samples.conditions),
             }
-            if samples
+            if samples and interval
             else None,
+            "slower_than_best": _ratio_json(ratio) if ratio else None,
+            "after_pause_ms": after * 1e3 if (after := self._after_pause_s(plan)) is not None else None,
             f"stage_{self.objective.shown.lower()}": [s * 1e3 for s in stage_s]
             if (stage_s := self.stage_s(plan))
             else None,
@@ -179,3 +244,10 @@ class Result:
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,
         }
+
+    def _after_pause_s(self, plan: Plan) -> float | None:
+        return self.verdict.after_pause_s.get(plan.digest) if self.verdict is not None else None
+
+
+def _ratio_json(ratio: Ratio) -> dict[str, Any]:
+    return {"ratio": ratio.value, "ci95": [ratio.low, ratio.high]}

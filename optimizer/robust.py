@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from evaluators.base import Session
-from evaluators.cost_model.session import CostModelSession
 from evaluators.cost_model.states import StatesSession
 from optimizer.bounds import Beliefs, Bounds, price_of
 from optimizer.exact.bound import relax
@@ -28,15 +27,15 @@ def in_states(session: Session, platform: Platform, words: tuple[str, ...], robu
     Raises:
         UsageError: the session only knows the state in which the device is now, or a state is none.
     """
-    if not isinstance(session, CostModelSession):
+    if not session.capabilities.states:
         raise UsageError(
             "--state: only a cost model can put a device into states",
             "give --evaluator cost-model and a profile; optimize calibrate makes one of this machine",
         )
-    return StatesSession(session, platform, parse_states(words, platform), robust)
+    return StatesSession(session, parse_states(words, platform), robust)
 
 
-def nominal_plan(graph: Graph, session: CostModelSession, platform: Platform, most: int) -> Plan:
+def nominal_plan(graph: Graph, session: Session, platform: Platform, most: int) -> Plan:
     """Return the plan that is the fastest where all lanes are as fast as ever."""
     costs = chain_costs(platform, session.part_costs(graph), least=True)
     return least_chain(graph, costs, price_of(graph, session), most).plan

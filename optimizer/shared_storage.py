@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from search_spaces.errors import UnavailableError, UsageError
 
@@ -45,7 +45,7 @@ def check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
         raise UsageError(f"--storage {url}: is none", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}")
-    if parts.password is not None:
+    if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
             "--storage: a password in the URL would stand in the run's files", "use PGPASSWORD or ~/.pgpass"
         )
@@ -156,6 +156,9 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
             if not _passes(error):
                 if _code(error):
                     raise UnavailableError(f"{what} refuses: {_reason(error)}", "see how it was started") from error
+                if isinstance(error, (ValueError, TypeError, RecursionError)):  # of rows that somebody else wrote
+                    found = type(error).__name__
+                    raise UsageError(f"{what}: what it holds cannot be read ({found})", "give another study") from error
                 raise
             if why := _no_file(error):
                 hint = "give a database of SQLite, or a new file, where you can write"

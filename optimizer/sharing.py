@@ -53,10 +53,12 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         known = settings_of(storage, config.study)
     finally:
         close_storage(storage)
-    study = parse_config({**known["config"], **mine})
+    # Where a worker writes, and what it measures on, is its own to say.
+    theirs = {name: value for name, value in known["config"].items() if name not in _OWN}
+    study = parse_config({**theirs, **mine})
     # The budget cannot be told from its default here: it is the study's.
     given = {name: own[name] for name in own if own[name] is not None and name not in (*_OWN, "budget")}
-    asked = parse_config({**known["config"], **mine, **given})
+    asked = parse_config({**theirs, **mine, **given})
     for name in given:
         there, here = (_plain(getattr(each, name)) for each in (study, asked))
         if there != here:

@@ -6,14 +6,14 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from evaluators.base import Agreement, Deployer, Session
-from evaluators.comparison import ComparisonPolicy
+from evaluators.base import Agreement, Session, counters_of
+from evaluators.measurement.disturbance import RunFilter
+from evaluators.measurement.final import FinalPolicy
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective, find_objective
 from evaluators.registry import make_evaluator
-from evaluators.tabulated import Tabulated
 from optimizer.baselines import Baseline, baselines
 from optimizer.bounds import Beliefs, Bounds
 from optimizer.branch_profile import branch_profile
@@ -21,13 +21,14 @@ from optimizer.branches import branch_baselines
 from optimizer.coexecution import coexecution_baselines, coexecution_profile
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable
-from optimizer.decide import Verdict, decide
+from optimizer.decide import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.devices import asks_for_several, choose_model_and_platform
+from optimizer.drift_monitor import DriftMonitor
 from optimizer.feasibility import violations
-from optimizer.goals import Aim, aim_of, asked, at_knee, find_front, policies, repeats_cost_more
+from optimizer.goals import Aim, aim_of, asked, decide_front, policies
 from optimizer.history import OPTIMUM, WARM, History, Trial
 from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
-from optimizer.loop import Loop, Origin, in_space, measure_plan
+from optimizer.loop import Loop, Origin, in_space
 from optimizer.objective import check_several, check_space
 from optimizer.pareto import Front
 from optimizer.profile import Profile, known_profile, profile
@@ -38,9 +39,8 @@ from optimizer.samplers import make_sampler
 from optimizer.shared import PROFILE, SharedStudy
 from optimizer.shared_loop import SharedLoop
 from optimizer.sharing import placed, sharing
-from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of_damage
+from optimizer.study_ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
 from optimizer.warm import Warm, begin_warm
-from optimizer.watch import Watchman
 from search_spaces.branch_space import BranchSpace
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
@@ -52,7 +52,9 @@ from search_spaces.rank_space import RankSpace
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
 
-_PRECISION, _COMPARE_S = 0.005, 6.0
+_PRECISION = 0.005
+_FINAL_S, _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 20.0, 0.2, 5.0, 60.0
+_PAUSES = 3  # inferences after a pause, of each of two plans
 _NO_OTHER = "the model's optimum"
 
 
@@ -73,6 +75,8 @@ class _Study:
     front: Front | None = None  # of several objectives
     restored: int = 0  # plans that the log knew
     shared: SharedStudy | None = None
+    runs: RunFilter = field(default_factory=RunFilter)
+    undecided: bool = False  # an earlier final of this study was
 
     def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         return Result(
@@ -90,6 +94,7 @@ class _Study:
             run.path,
             objective=self.objective,
             front=self.front,
+            disturbance=self.runs.total,
         )
 
     @property
@@ -152,6 +157,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     if isinstance(study.space, CoexecutionSpace):
         study.watcher.message("finding the best plan by the profile")
     aim = aim_of(config, study.graph, study.platform, study.space, session, profiled)
+    study.runs = RunFilter(counters_of(aim.session))
     believed, study.bounds = aim.believed, aim.believed.bounds
     breaks = _constraints(study, aim, most)
     named = (*_named(study, profiled, believed, breaks), *aim.more)
@@ -159,7 +165,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
-        watchman.after(trial)
+        monitor.after(trial)
 
     first = [*((b.name, b.plan) for b in named), *((OPTIMUM, plan) for plan in believed.optima)]
     first += [(WARM, plan) for plan in (warm.plans if warm else ())]
@@ -182,26 +188,19 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         study.bounds.space_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
         asks_all=allowed_error(config) is not None,
         known=sum(t.origin == WARM and in_space(study.space, t.plan) for t in history.outside),
+        runs=study.runs,
     )
-    watchman = Watchman(
-        aim.session,
-        study.graph,
-        history,
-        run.log,
-        lambda plan: measure_plan(loop, plan, race=False),
-        study.watcher.warn,
-    )
-    watchman.restore(run.contents.records)
+    monitor = DriftMonitor(aim.session, study.graph, history, run.log, study.runs, study.watcher.warn)
+    monitor.restore(run.contents.records)
     loop.run_outside(b for b in named if not in_space(study.space, b.plan))
     study.exhausted = loop.run()
     verdict = kept_verdict(study, run)  # a finished study that is asked again has nothing new to measure
-    study.front = find_front(config, history, study.baselines, loop, study.watcher.message)
-    if verdict is None and study.front is not None:
-        verdict = at_knee(study.front, history, study.baselines)
-        run.log.append("verdict", verdict.to_json())
     if verdict is None:
-        verdict = _decide(study, aim.session, loop)
-        run.log.append("verdict", verdict.to_json())
+        study.undecided = any(record.kind == "verdict" for record in run.contents.records)
+        verdict = _decide(study, aim, loop)
+        run.log.append("verdict", {**verdict.to_json(), "front": study.front.to_json() if study.front else None})
+    elif len(config.objective) > 1:
+        study.front = kept_front(run)
     study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
 
@@ -274,22 +273,38 @@ def _named(
     return named
 
 
-def _decide(study: _Study, session: Session, loop: Loop) -> Verdict:
-    precision = min(study.config.precision, _PRECISION)
-    policy = ComparisonPolicy(precision=precision, max_s=_COMPARE_S, min_pairs=3)
-    if repeats_cost_more(session):
-        policy = ComparisonPolicy(precision, _COMPARE_S, min_rounds=3, max_rounds=8, min_pairs=1, max_pairs=1)
-    return decide(
-        study.graph,
-        session,
-        study.history,
-        study.baselines,
-        policy,
-        study.config.seed,
-        study.watcher.message,
-        believed=loop.believed(),
-        fits=lambda trial: keeps(limits_of(study.config), trial, study.objective.name),
+def _decide(study: _Study, aim: Aim, loop: Loop) -> Verdict:
+    config = study.config
+    most = most_stages(config, len(study.graph.operators))
+    drift = study.history.drift
+    loaded_s = sum(t.measurement.load_s for t in study.history.known.values() if t.measurement)
+    spent_s = max(time.monotonic() - study.begin_s, drift.measured_s + drift.probed_s + loaded_s)  # also when resumed
+    if study.undecided:
+        spent_s = max(spent_s, _FINAL_S)
+    # At most 20 s or a fifth of the study; of a study of a few seconds about as long as its search.
+    limit_s = min(max(_FINAL_S, _FINAL_SHARE * spent_s), max(_LEAST_FINAL_S, spent_s))
+    pauses = _PAUSES if limit_s >= _FINAL_S else 1
+    policy = FinalPolicy(
+        precision=min(config.precision, _PRECISION),
+        max_s=limit_s - 2 * PAUSE_S * pauses,
+        disturbed_s=min(_DISTURBED_S, 2.0 * limit_s),
     )
+    if aim.priced is not None:  # a run takes longer than the number that it gives says
+        policy = replace(policy, min_rounds=3, max_rounds=8, min_blocks=1, max_blocks=1, turn_s=0.0, settle_s=0.0)
+    how = FinalSettings(
+        study.graph,
+        policy,
+        config.seed,
+        study.watcher.message,
+        fits=lambda trial: keeps(limits_of(config), trial, study.objective.name),
+        allowed=lambda plan: len(plan.stages) <= most or in_space(study.space, plan),
+        cores=len({core for p in study.platform.processors for core in p.cores}),
+        pauses=pauses,
+    )
+    if aim.priced is not None and len(config.objective) > 1:
+        study.front, verdict = decide_front(aim.priced, study.history, study.baselines, how, study.objectives)
+        return verdict
+    return decide(aim.session, study.history, study.baselines, how, loop.believed())
 
 
 def _profile(study: _Study, run: RunFolder, session: Session, warm: Warm | None = None) -> Profile:
@@ -308,7 +323,7 @@ def _profile(study: _Study, run: RunFolder, session: Session, warm: Warm | None 
 
 
 def _measured_profile(study: _Study, session: Session, warm: Warm | None) -> Profile:
-    if isinstance(session, Tabulated):
+    if session.capabilities.costs:
         found = known_profile(session.part_costs(study.graph), study.platform)
         return _with_ranks(study, session, found)
     known = warm.profile if warm is not None else None
@@ -332,7 +347,7 @@ def _with_ranks(study: _Study, session: Session, known: Profile) -> Profile:
 def _deploy(study: _Study, run: RunFolder, session: Session, plan: Plan) -> Agreement | None:
     """Write the best plan's files where the evaluator can make them run."""
     folder = run.path / "best"
-    if isinstance(session, Deployer):
+    if session.capabilities.deploy:
         folder.mkdir(exist_ok=True)
         return session.deploy(folder, study.graph, plan)
     write_json(folder / "plan.json", plan.to_json())

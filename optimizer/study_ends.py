@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from evaluators.base import Agreement
 from optimizer.decide import Verdict
 from optimizer.history import History, Trial
+from optimizer.pareto import Front
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
-from search_spaces.errors import OptimizeError, UnstableError
+from search_spaces.errors import OptimizeError
 
 _KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
 
@@ -66,11 +67,23 @@ class Underway(Protocol):
 
 
 def kept_verdict(study: Underway, run: RunFolder) -> Verdict | None:
-    """Return the verdict that the log holds, unless plans were measured since."""
+    """Return the verdict that the log holds, unless it is undecided, or plans were measured since."""
     last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
     if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
         return None
-    return Verdict.from_json(last.data)
+    found = Verdict.from_json(last.data)
+    return None if found.undecided else found
+
+
+def kept_front(run: RunFolder) -> Front | None:
+    """Return the front of several objectives that the log holds with its verdict.
+
+    Raises:
+        RunFolderError: it is damaged.
+    """
+    last = next((r for r in reversed(run.contents.records) if r.kind == "verdict"), None)
+    data: Any = last.data.get("front") if last is not None else None
+    return None if data is None else Front.from_json(data)
 
 
 def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
@@ -88,15 +101,10 @@ def kept_at_the_end(study: Underway, run: RunFolder) -> Iterator[None]:
     """Write down what is known where a study ends before its time; one that was finished before keeps its result.
 
     Raises:
-        UnstableError: as it came, with how to go on.
         Interrupted: the person pressed Ctrl-C.
     """
     try:
         yield
-    except UnstableError as error:
-        write_json(run.path / "result.json", study.result(run, None, None).to_json())
-        hint = f"what was measured is saved; when the machine is quiet, go on with: {run.resume_command}"
-        raise UnstableError(error.what, hint) from None
     except KeyboardInterrupt:
         result = study.result(run, None, None) if study.history.known else None
         with suppress(OptimizeError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Session
-from evaluators.registry import make_evaluator, measures_here
+from evaluators.registry import make_evaluator
 from optimizer.config import StudyConfig
 from optimizer.goals import needed
 from optimizer.history import WARM, History, Trial
@@ -214,7 +214,7 @@ def _other_device(study: Study, config: StudyConfig, graph: Graph, fingerprint: 
     if bool(study.config.get("allow_fallback")) != config.allow_fallback:
         return "another --allow-fallback"
     mine, theirs = provenance(), study.manifest
-    if measures_here(make_evaluator(config.evaluator)):
+    if make_evaluator(config.evaluator).capabilities.measures_here:
         if any(mine["machine"][name] != theirs.get("machine", {}).get(name) for name in _MACHINE):
             return "another machine"
         if mine["packages"][_RUNTIME] != theirs.get("packages", {}).get(_RUNTIME):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluators.base import Evaluator
-from evaluators.workload.host import Host
 from evaluators.workload.outcome import OBJECTIVES, Objective
 from optimizer.baselines import Baseline
 from optimizer.config import StudyConfig
@@ -62,7 +61,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
         UsageError: the workload, a model, a platform or a setting cannot be.
         UnavailableError: a processor cannot be used here, or the evaluator runs no workloads.
     """
-    if not isinstance(evaluator, Host):
+    if not evaluator.capabilities.workloads:
         raise UsageError(
             f"--evaluator {config.evaluator}: it runs one model at a time",
             "give litert, cuda, cost-model, or a single --model",
@@ -84,7 +83,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
     threads = config.evaluator == "litert"
-    processes = bool(getattr(evaluator, "sliced_lanes", True))
+    processes = evaluator.capabilities.sliced_lanes
     wanted: str | Sequence[str] = config.objective
     objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
     named = workload_baselines(space, threads=threads, processes=processes)

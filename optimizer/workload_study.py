@@ -5,29 +5,30 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from evaluators.base import Agreement
-from evaluators.comparison import ComparisonPolicy
+from evaluators.base import Agreement, counters_of
+from evaluators.measurement.disturbance import RunFilter
+from evaluators.measurement.final import FinalPolicy
 from evaluators.registry import make_evaluator
 from evaluators.sampling import SamplingPolicy
-from evaluators.workload.host import Host, WorkloadDeployer, WorkloadSession
+from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.baselines import Baseline
 from optimizer.config import StudyConfig
-from optimizer.decide import Verdict, decide
+from optimizer.decide import FinalSettings, Verdict, decide
+from optimizer.drift_monitor import DriftMonitor
 from optimizer.history import OPTIMUM, History, Trial
-from optimizer.loop import Loop, in_space, measure_plan
+from optimizer.loop import Loop, in_space
 from optimizer.records import Record
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
 from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of_damage
-from optimizer.watch import Watchman
 from optimizer.workload_baselines import first_plans
 from optimizer.workload_limits import check
 from optimizer.workload_memory import Memory
@@ -43,10 +44,13 @@ from search_spaces.plan import Plan
 from search_spaces.workload_space import WorkloadSpace
 
 _PRICES, _NO_OTHER = "prices", "the best predicted plan"
-_OPTIMA, _TOLD_RUNS, _TOLD_S = 4, 9, 4.0
+_OPTIMA, _TOLD_TURNS, _TOLD_RUNS, _TOLD_S = 4, 3, 3, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
-_DECIDED = ComparisonPolicy(max_s=8.0, min_pairs=3)
+# A run of a workload is long, and of many requests: one is a turn.
+_FINAL = FinalPolicy(
+    max_s=20.0, min_rounds=3, max_rounds=8, min_blocks=2, max_blocks=4, turn_s=0.0, settle_s=0.0, loaded=4, least=4
+)
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class _Study:
     begin_s: float = field(default_factory=time.monotonic)
     exhausted: bool = False
     restored: int = 0
+    runs: RunFilter = field(default_factory=RunFilter)
     outcomes: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # client → that of its decomposed model
 
@@ -105,6 +110,7 @@ class _Study:
             self.exhausted,
             time.monotonic() - self.begin_s,
             run.path,
+            disturbance=self.runs.total,
             workload=problem.workload,
             joined=problem.joined,
             goal=problem.objective,
@@ -152,8 +158,7 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
         study.restore(run.contents.records)
         if problem.variants is not None or not problem.choices:
             watcher.opened(run, study.history, problem.space.cardinality())
-        host = cast("Host", evaluator)
-        with host.host(problem.workload, problem.joined, problem.platform, problem.objective, run.path) as session:
+        with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective, run.path) as session:
             return _search(study, run, session)
 
 
@@ -162,12 +167,13 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
     memory = Memory(problem.workload, problem.joined)
     study.simulator = simulator = _prices(study, run, session, memory)
     history = study.history
+    study.runs = RunFilter(counters_of(session))
     predict = _predictor(simulator, memory, problem.objective)
     proposer, queue = _first(study, memory, predict)
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
-        watchman.after(trial)
+        monitor.after(trial)
 
     loop = Loop(
         problem.joined.graph,
@@ -185,29 +191,23 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
         notify,
         violations=memory.violations,
         proposer=proposer if config.sampler == AUTO else None,
+        runs=study.runs,
     )
-    watchman = Watchman(
-        session,
-        problem.joined.graph,
-        history,
-        run.log,
-        lambda plan: measure_plan(loop, plan, race=False),
-        study.watcher.warn,
-    )
-    watchman.restore(run.contents.records)
+    monitor = DriftMonitor(session, problem.joined.graph, history, run.log, study.runs, study.watcher.warn)
+    monitor.restore(run.contents.records)
     loop.run_outside(b for b in problem.baselines if not in_space(problem.space, b.plan))
     study.exhausted = loop.run()
     verdict = kept_verdict(study, run)
     if verdict is None:
-        verdict = decide(
+        lanes = problem.space.platform.processors
+        how = FinalSettings(
             problem.joined.graph,
-            session,
-            history,
-            {b.name: b.plan for b in problem.baselines},
-            _DECIDED,
+            _FINAL,
             config.seed,
             study.watcher.message,
+            cores=len({core for p in lanes for core in p.cores}),
         )
+        verdict = decide(session, history, {b.name: b.plan for b in problem.baselines}, how)
         run.log.append("verdict", verdict.to_json())
     return _finished(study, run, session, verdict)
 
@@ -284,19 +284,18 @@ def _predictor(simulator: WorkloadSimulator, memory: Memory, objective: Objectiv
 def _finished(study: _Study, run: RunFolder, session: WorkloadSession, verdict: Verdict) -> WorkloadResult:
     """Run the plans that are told of a few times more, for every model's own figures; write down all."""
     named = {"best": verdict.best, **{b.name: b.plan for b in study.problem.baselines}}
-    for name, plan in named.items():
-        trial = study.history.known.get(plan.digest)
-        if trial is not None and trial.measurement is not None:
-            study.watcher.message(f"every model's own latency: {name}")
-            study.outcomes[name] = _told(study, session, plan)
+    measured = {
+        n: p for n, p in named.items() if (t := study.history.known.get(p.digest)) is not None and t.measurement
+    }
+    study.outcomes = _outcomes(study, session, measured)
     folder = run.path / "best"
     # Paths of models and platforms may be relative to where the study ran.
     document = {"schema_version": 1, **study.problem.workload.to_json(), "folder": str(Path.cwd())}
     write_json(folder / "workload.json", document)
     deployed = None
-    if isinstance(session, WorkloadDeployer):
+    if session.capabilities.deploy:
         study.watcher.message("writing the stage files")
-        deployed = session.deploy(folder, verdict.best)
+        deployed = session.deploy(folder, study.problem.joined.graph, verdict.best)
     else:
         write_json(folder / "plan.json", verdict.best.to_json())
     problem = study.problem
@@ -307,13 +306,26 @@ def _finished(study: _Study, run: RunFolder, session: WorkloadSession, verdict: 
     return result
 
 
-def _told(study: _Study, session: WorkloadSession, plan: Plan) -> dict[str, Any]:
-    outcomes: list[Outcome] = []
+def _outcomes(study: _Study, session: WorkloadSession, plans: Mapping[str, Plan]) -> dict[str, Any]:
+    """Return every model's own figures under each plan; plans take turns, so that none meets another machine."""
+    outcomes: dict[str, list[Outcome]] = {plan.digest: [] for plan in plans.values()}
+    distinct = list({plan.digest: plan for plan in plans.values()}.values())
+    limit_s = _TOLD_S * len(distinct)
     begin_s = time.monotonic()
-    with closing(session.load(study.problem.joined.graph, plan)) as candidate:
-        candidate.run(1)
-        while len(outcomes) < _TOLD_RUNS and (len(outcomes) < 2 or time.monotonic() - begin_s < _TOLD_S):
-            candidate.run(1)
-            outcomes.append(candidate.outcome)
-    predicted = study.simulator.run(plan) if study.simulator is not None else None
-    return summary(study.problem.workload, study.problem.objective, outcomes, predicted, plan, study.problem.joined)
+    for turn in range(_TOLD_TURNS):
+        if turn and time.monotonic() - begin_s > limit_s:
+            break
+        study.watcher.message(f"every model's own latency, turn {turn + 1} of {_TOLD_TURNS}")
+        for plan in distinct:
+            with closing(session.load(study.problem.joined.graph, plan)) as candidate:
+                candidate.run(1)
+                for _ in range(_TOLD_RUNS):
+                    candidate.run(1)
+                    outcomes[plan.digest].append(candidate.outcome)
+    problem = study.problem
+
+    def told(plan: Plan) -> dict[str, Any]:
+        predicted = study.simulator.run(plan) if study.simulator is not None else None
+        return summary(problem.workload, problem.objective, outcomes[plan.digest], predicted, plan, problem.joined)
+
+    return {name: told(plan) for name, plan in plans.items()}

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.workload.host import Decomposer, WorkloadSession
-from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.host import WorkloadSession
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from search_spaces.arrangement import RankSet
@@ -151,9 +150,9 @@ def find_variants(
         UsageError: the session takes no plans with ranks.
         RewriteError, ModelError: the weights cannot be read.
     """
-    if not isinstance(session, Decomposer):
+    if not session.capabilities.decompose:
         raise UsageError("--tucker: the evaluator runs no decomposed models", "give litert, cuda or cost-model")
-    finder = _Finder(session, session.simulator, platform, grids, progress)
+    finder = _Finder(session, platform, grids, progress)
     clients = [i.client for i in workload.instances]
     return Variants(
         tuple(
@@ -170,13 +169,12 @@ class _Finder:
 
     def __init__(
         self,
-        session: Decomposer,
-        simulator: WorkloadSimulator,
+        session: WorkloadSession,
         platform: Platform,
         grids: Mapping[str, Sequence[RankSet]],
         progress: Callable[[str], None],
     ) -> None:
-        self._session, self._simulator, self._progress = session, simulator, progress
+        self._session, self._simulator, self._progress = session, session.simulator, progress
         self._platform, self._grids = platform, grids
         self._errors: dict[tuple[int, RankSet], tuple[float, bool]] = {}
 

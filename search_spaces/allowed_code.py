@@ -10,7 +10,7 @@ _allowed: set[str] = set()
 
 def allow(*names: str) -> None:
     """Allow code by the name that loads it: ``module:Class`` of a sampler, or the folder of a library."""
-    _allowed.update(names)
+    _allowed.update(filter(None, names))
 
 
 def is_allowed(name: str) -> bool:

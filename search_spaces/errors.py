@@ -12,7 +12,7 @@
     ├── InfeasibleError       3  no plan satisfies the constraints
     ├── UnavailableError      4  the evaluator, the device or the runtime cannot do it here
     │   └── DeviceLostError   4  a device went away while it measured; it may come back, or another may do it
-    └── UnstableError         5  measurements vary too much to decide
+    └── UnstableError         5  too disturbed to decide; the best known plan is written all the same
 
 An interrupted command ends with 130.
 """

@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[1]
 SYNTHETIC = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--max-stages", "2", "--sampler", "random", "-q"]
 
 
+SEARCHED = {0, 5}
+"""Exit codes of a search that measured on this machine: beside other work it may end undecided, with a plan."""
+
+
 def answered(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> dict[str, Any]:
     """Return the document of a study that ends well."""
     capsys.readouterr()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from tests.commands import SYNTHETIC, command, one_line
+from tests.commands import SEARCHED, SYNTHETIC, command, one_line
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -62,7 +62,7 @@ def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.Captur
     assert err == ""
     for name in ("whole on cpu", "whole on cpu0", "layer length K=2", "parameter count K=4", "every layer"):
         assert name in out
-    assert "best plan" in out
+    assert "recommended plan" in out
     assert "run folder  run" in out
     assert "optimize execute" not in out  # this evaluator leaves no files that run
     assert "no plan takes less than" in out
@@ -100,7 +100,8 @@ def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path
 def test_a_short_job_and_its_plan(tmp_path: Path) -> None:
     run = command(["--model", "squeezenet1_1", "--budget", "4", "--max-stages", "2", "--json", "-q", "--out", "run"])
     remarks = [line for line in run.stderr.splitlines() if not line.startswith("optimize: the machine ")]
-    assert (run.returncode, remarks) == (0, [])
+    assert run.returncode in SEARCHED
+    assert not [line for line in remarks if not line.startswith("optimize: undecided")]
     document = json.loads(run.stdout)
     assert document["best"]["identical"] is True
     assert (document["best"]["max_rel_error"], document["best"]["tolerance"]) == (0.0, 0.0)

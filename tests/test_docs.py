@@ -87,7 +87,7 @@ NOT_RUN = {
         for words in (
             "cost_model_cpu evaluate DATA OUT.json",
             "cost_model_choice OUT.json --platform FILE",
-            "evidence OUT.json",
+            "verdicts OUT.json",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",

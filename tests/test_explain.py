@@ -31,23 +31,23 @@ def told(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return document
 
 
-def test_what_is_predicted_is_what_was_measured(told: dict[str, Any]) -> None:
+def test_what_is_predicted_is_not_called_measured(told: dict[str, Any]) -> None:
     both = [m for c in told["cuts"] for m in (c["left"], c["right"])]
     both += [m for p in told["parts"] for m in p["elsewhere"].values()] + [told["best"], *told["baselines"].values()]
-    both = [m for m in both if m["measured_ms"] is not None and m["predicted_ms"] is not None]
+    assert all(m["measured_ms"] is None for m in both)
+    both = [m for m in both if m["predicted_ms"] is not None]
     assert len(both) > 6
     assert told["predicted_by"] == "the evaluator's own costs"
     for one in both:
-        assert one["predicted_ms"] == pytest.approx(one["measured_ms"])
         assert one["predicted_more_ms"] >= -1e-9  # the plan is the best one
 
 
-def test_the_best_of_every_k_is_no_worse_than_what_was_measured(told: dict[str, Any]) -> None:
+def test_the_best_of_every_k_is_no_better_than_the_best(told: dict[str, Any]) -> None:
     assert [k["stages"] for k in told["by_stages"]] == [1, 2, 3, 4]
     for entry in told["by_stages"][:3]:
-        assert entry["predicted_ms"] <= entry["measured_ms"] * (1 + 1e-9)
+        assert entry["measured_ms"] is None
         assert len(Plan.from_json(entry["predicted"]).stages) == entry["stages"]
-    assert min(k["predicted_ms"] for k in told["by_stages"][:3]) == pytest.approx(told["best"]["measured_ms"])
+    assert min(k["predicted_ms"] for k in told["by_stages"][:3]) == pytest.approx(told["best"]["predicted_ms"])
 
 
 def test_limits_tell_what_binds(told: dict[str, Any]) -> None:

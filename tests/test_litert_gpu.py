@@ -172,8 +172,8 @@ def test_what_is_queued_does_not_run_into_what_excludes_it(
 
 
 def test_refused_operators_are_named_and_known_the_next_time(session: LitertSession, odd: Graph) -> None:
-    assert session.refused(odd, GPU) == [2]
-    assert session.refused(odd, BUILTIN) == []
+    assert session.unsupported_operators(odd, GPU) == [2]
+    assert session.unsupported_operators(odd, BUILTIN) == []
     count = len(odd.operators)
     for cuts, lanes in (((), [GPU]), ((2,), [XNNPACK, GPU]), ((3,), [GPU, XNNPACK])):
         begin_s = time.perf_counter()

@@ -160,8 +160,7 @@ def test_prices_are_measured_once_and_kept(squeezenet: Graph, mobilenet: Graph) 
 
 def test_a_plan_runs_from_its_files(squeezenet: Graph, mobilenet: Graph, tmp_path: Path) -> None:
     with opened([squeezenet, mobilenet], *two(Arrival("closed", 2))) as (session, space):
-        found = session.deploy(tmp_path, plan_of(space))
-        assert found is not None
+        found = session.deploy(tmp_path, session.joined.graph, plan_of(space))
         assert found.identical
         inputs = session.inputs(squeezenet)
     with WorkloadRunner(tmp_path) as runner:

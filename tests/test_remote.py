@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate, Deployer, Evaluator
+from evaluators.base import Agreement, Batch, Candidate, Evaluator
 from evaluators.contract import EvaluatorContract
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote import wire
@@ -86,7 +86,7 @@ def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: P
             assert session.conditions()["device_time_utc"]
             assert "versions" in session.conditions()
             assert session.fingerprint()["there"]["evaluator"] == "litert"
-            assert isinstance(session, Deployer)
+            assert session.capabilities.deploy
             folder = tmp_path / "best"
             folder.mkdir()
             assert session.deploy(folder, small, plan).accepted

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch
-from evaluators.comparison import ComparisonPolicy, finals
+from evaluators.base import Agreement, Batch, Candidate
+from evaluators.measurement.final import FinalPolicy, run_final
 from evaluators.racing import MARGIN, ColdStart, grossly_slower, noise, slower
 from evaluators.samples import Measurement, Samples
 from evaluators.sampling import WARM_S, SamplingPolicy, measure
@@ -22,7 +22,7 @@ LATENCIES = st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=60)
 
 
 @dataclass
-class Scripted:
+class Scripted(Candidate):
     """Gives the latencies that it is told, one after another, the last for ever; counts what was asked."""
 
     values_s: list[float]
@@ -220,10 +220,10 @@ def test_the_best_of_forty_with_five_times_fewer_runs() -> None:
                 if best is None or measurement.latency_s.median < best.latency_s.median:
                     best = measurement
         top = sorted(found, key=lambda i: found[i].latency_s.median)[:5]
-        last = finals([lambda i=i, load=load: load(i) for i in top], ComparisonPolicy(), rng)  # type: ignore[misc]
-        winner = min(zip(last, top, strict=True), key=lambda pair: pair[0].median)[1]
-        wrong += latency_s[winner] > 1.01 * latency_s.min()
         runs += sum(candidate.done for candidate in made)
+        last = run_final([lambda i=i, load=load: load(i) for i in top], FinalPolicy(), rng)  # type: ignore[misc]
+        winner = top[last.fastest]
+        wrong += latency_s[winner] > 1.01 * latency_s.min()
     assert runs / studies <= 40 * 100 / 5
     assert wrong / studies <= 0.01
 

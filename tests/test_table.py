@@ -81,7 +81,7 @@ def test_the_best_chain_is_the_best_of_all_that_a_session_runs(tmp_path: Path) -
     platform = evaluator.platform()
     space = ChainSpace(graph, platform, 3)
     with evaluator.prepare(platform) as session:
-        assert session.refused(graph, "little") == [1]
+        assert session.unsupported_operators(graph, "little") == [1]
         price = price_of(graph, session)
         best = min(price(space.plan_at(i)) for i in range(space.cardinality()))
     found = solve_file(tmp_path / "table.yaml", None, 1.0)

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate, Evaluator, Session
+from evaluators.base import Batch, Candidate, Evaluator, Session
+from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.testing import (
     EvaluatorContract,
     Noise,
@@ -103,36 +103,27 @@ def test_plans_that_are_made_to_fail() -> None:
         session.load(GRAPH, chain_plan(GRAPH, [], ["cpu"]))
 
 
-class Wrapped:
+class Wrapped(ForwardingCandidate):
     """A synthetic candidate whose batches are changed on the way out."""
 
     def __init__(self, inner: Candidate, change: Callable[[Candidate, int, float], Batch]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.change = change
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         return self.change(self.inner, n, stop_above_s)
 
-    def verify(self) -> Agreement | None:
-        return self.inner.verify()
 
-    def close(self) -> None:
-        self.inner.close()
-
-
-class WrappedSession:
+class WrappedSession(ForwardingSession):
     def __init__(self, inner: Session, change: Callable[[Candidate, int, float], Batch]) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.change = change
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.inner.fingerprint()
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
         return Wrapped(self.inner.load(graph, plan, fresh=fresh), self.change)
 
 
-class WrappedEvaluator:
+class WrappedEvaluator(Evaluator):
     name = "wrapped"
 
     def __init__(self, change: Callable[[Candidate, int, float], Batch]) -> None:
@@ -234,7 +225,7 @@ def test_excluded_lanes_take_turns_in_the_schedule() -> None:
 
 def test_importing_needs_neither_pytest_nor_scipy() -> None:
     script = (
-        "import sys, evaluators.testing, evaluators.comparison, evaluators.sampling;"
+        "import sys, evaluators.testing, evaluators.measurement.final, evaluators.sampling;"
         "sys.exit(' '.join({'pytest', 'scipy'} & set(sys.modules)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
-from evaluators.workload.host import Decomposer
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.cli import main
@@ -145,7 +144,6 @@ def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSe
     evaluator = CostModelEvaluator()
     problem = read_problem(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
-        assert isinstance(session, Decomposer)
         grids, lanes = grids_of(problem.workload, problem.choices), problem.space.platform
         arguments = session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
         return Memory(problem.workload, problem.joined), find_variants(*arguments).sets

@@ -20,7 +20,7 @@ import numpy as np
 
 from evaluators.android.farm import Handset, find_handset
 from evaluators.android.profile import StageProfile, read_profile
-from evaluators.base import Agreement, Batch
+from evaluators.base import Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
@@ -36,17 +36,17 @@ _RUNS = ("--num_runs=20", "--min_secs=0.1", "--warmup_runs=2", "--warmup_min_sec
 _PROFILING = ("--enable_op_profiling=true", "--op_profiling_output_mode=proto")
 
 
-class AdbEvaluator:
+class AdbEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`; which phone it is must be said first, by :meth:`at`."""
 
     name = "adb"
-    measures_here = False
+    capabilities = EvaluatorCapabilities(targets=True, measures_here=False)
 
     def __init__(self) -> None:
         self._handset: Handset | None = None
 
     def at(self, device: str) -> None:
-        """See :class:`~evaluators.base.Targeting`."""
+        """See :class:`~evaluators.base.Evaluator`."""
         self._handset = find_handset(device)
 
     def platform(self) -> Platform:
@@ -85,8 +85,10 @@ def _alone(handset: Handset) -> Iterator[None]:
         yield
 
 
-class AdbSession:
+class AdbSession(Session):
     """See :class:`~evaluators.base.Session`."""
+
+    capabilities = Capabilities(conditions=True)
 
     def __init__(self, handset: Handset, platform: Platform, folder: Path) -> None:
         self._handset = handset
@@ -120,7 +122,7 @@ class AdbSession:
         }
 
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Witness`: the phone as it was after the last stage, and what is not measured."""
+        """See :class:`~evaluators.base.Session`: the phone as it was after the last stage, and what is not measured."""
         links = {(link.bandwidth_bytes_per_s, link.latency_s) for link in self._platform.links}
         price = "; ".join(f"{rate:g} B/s and {latency_s:g} s" for rate, latency_s in sorted(links)) or "nothing"
         return {**self._told, "device": self._handset.name, "hand_over": f"not measured: priced at {price}"}
@@ -201,8 +203,8 @@ class AdbSession:
         return out.decode(errors="replace")
 
 
-class AdbCandidate:
-    """A plan whose stages were timed; see :class:`~evaluators.base.Candidate`."""
+class AdbCandidate(Candidate):
+    """A plan whose stages were timed; ``benchmark_model`` does not tell outputs."""
 
     def __init__(self, graph: Graph, plan: Plan, platform: Platform, samples: list[list[float]]) -> None:
         self._plan = plan
@@ -225,13 +227,6 @@ class AdbCandidate:
             latency_s.append(max(event.end_s for event in found.events))
             rows.append(row)
         return Batch(np.array(latency_s), np.array(rows), found)
-
-    def verify(self) -> Agreement | None:
-        """Return None: ``benchmark_model`` does not tell outputs."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
 
 def _needs(graph: Graph, plan: Plan, platform: Platform, index: int) -> tuple[tuple[int, float], ...]:

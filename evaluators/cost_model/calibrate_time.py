@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from evaluators.base import Candidate, Evaluator, Refuser, Session
+from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
 from evaluators.cost_model.calibrate_measure import (
     ROUNDS,
     reference_network,
@@ -95,7 +95,7 @@ class Bench:
     def time_graph(self, lane: Processor, graph: Graph) -> Timed:
         """Time a graph that the session can load; see :meth:`time`."""
         features = operator_features(graph)
-        if isinstance(self.session, Refuser) and self.session.refused(graph, lane.name):
+        if unsupported_operators(self.session, graph, lane.name):
             raise UnavailableError(f"{lane.name} does not take all operators of {graph.name}")
         reference = self._reference(lane)
         if self._profiles(lane) and graph.source is not None:

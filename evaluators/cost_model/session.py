@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Agreement, Batch
+from evaluators.base import (
+    CONTRACT_VERSION,
+    Batch,
+    Capabilities,
+    Evaluator,
+    EvaluatorCapabilities,
+    Session,
+)
 from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.doubts import Told, doubts
 from evaluators.cost_model.features import operator_features
@@ -21,7 +27,8 @@ from evaluators.cost_model.lowered import run_split
 from evaluators.cost_model.plans import Errors, PlanSimulator
 from evaluators.cost_model.profile import CostProfile
 from evaluators.cost_model.ranked import RankedSimulator
-from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.cost_model.transfers import prices, profile_key, slowed
+from evaluators.prediction import Prediction
 from evaluators.tabulated import PartCosts
 from evaluators.timeline import Timeline
 from evaluators.workload.outcome import Objective
@@ -35,13 +42,14 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lowering import Lowering, is_split
+from search_spaces.states import State
 from search_spaces.workload import Workload
 
 _LOGGER = logging.getLogger("partition_optimizer")
 _HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
 
 
-class CostModelEvaluator:
+class CostModelEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`; predicts for the device that a profile describes.
 
     Args:
@@ -50,7 +58,7 @@ class CostModelEvaluator:
     """
 
     name = "cost-model"
-    measures_here = False
+    capabilities = EvaluatorCapabilities(descriptions=True, workloads=True, sliced_lanes=True, measures_here=False)
 
     def __init__(self, profile: CostProfile | None = None, platform: Platform | None = None) -> None:
         self._profile = profile
@@ -70,7 +78,7 @@ class CostModelEvaluator:
         return self._platform
 
     def described(self, source: str | Path) -> Platform | None:
-        """See :class:`~evaluators.base.Describer`."""
+        """See :class:`~evaluators.base.Evaluator`."""
         found = find_profile(source)
         if found is None:
             return None
@@ -109,7 +117,7 @@ class CostModelEvaluator:
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[PredictedSession]:
-        """See :class:`~evaluators.workload.host.Host`; errors are those of :meth:`prepare`."""
+        """See :class:`~evaluators.base.Evaluator`; errors are those of :meth:`prepare`."""
         with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
 
             def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
@@ -130,12 +138,19 @@ class CostModelEvaluator:
                 made.closed = True
 
 
-class CostModelSession:
-    """See :class:`~evaluators.base.Session`; loading a plan is simulating it."""
+class CostModelSession(Session):
+    """See :class:`~evaluators.base.Session`; loading a plan is simulating it.
 
-    def __init__(self, profile: CostProfile, platform: Platform) -> None:
+    Args:
+        state: of the platform; None for its usual one.
+    """
+
+    capabilities = Capabilities(unsupported=True, costs=True, powers=True, states=True, stream=True)
+
+    def __init__(self, profile: CostProfile, platform: Platform, state: State | None = None) -> None:
         self._profile = profile
         self._platform = platform
+        self._state = state
         self._simulators: dict[str, PlanSimulator] = {}
         self._lowerings: dict[str, Lowering] = {}
         self._ranked: dict[str, RankedSimulator] = {}
@@ -170,6 +185,8 @@ class CostModelSession:
 
     def _simulator(self, graph: Graph) -> PlanSimulator:
         table = prices(self._profile, graph, self._platform, warn=False)
+        if self._state is not None:
+            return PlanSimulator(graph, self._platform, slowed(table, self._state, self._platform))
         features = operator_features(graph)
         keys = {lane.name: profile_key(self._profile, lane) for lane in self._platform.processors}
         concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
@@ -178,21 +195,25 @@ class CostModelSession:
             _LOGGER.warning("%s: %s", graph.name, doubtful)
         return PlanSimulator(graph, self._platform, table)
 
-    def refused(self, graph: Graph, processor: str) -> list[int]:
-        """See :class:`~evaluators.base.Refuser`."""
+    def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
+        """See :class:`~evaluators.base.Session`."""
         lane = [p.name for p in self._platform.processors].index(processor)
         return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[lane]))]
 
     def powers_w(self) -> dict[str, float]:
-        """See :class:`~evaluators.energy.Powered`."""
+        """See :class:`~evaluators.base.Session`."""
         found = ((p.name, self._profile[profile_key(self._profile, p)].power_w) for p in self._platform.processors)
         return {name: power for name, power in found if power is not None}
 
+    def in_state(self, state: State) -> CostModelSession:
+        """See :class:`~evaluators.base.Session`."""
+        return CostModelSession(self._profile, self._platform, state)
+
     def part_costs(self, graph: Graph) -> PartCosts:
-        """See :class:`~evaluators.tabulated.Tabulated`."""
+        """See :class:`~evaluators.base.Session`."""
         return part_costs(self.simulator(graph))
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:  # noqa: ARG002
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`; a rebuilt instance is predicted the same.
 
         Raises:
@@ -204,49 +225,35 @@ class CostModelSession:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
         if plan.ranks:
-            return Prediction(*self.ranked(graph).run(plan))
+            return SimulatedPlan(*self.ranked(graph).run(plan))
         if is_split(plan):
             lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
-            return Prediction(*run_split(self.simulator, lowering, plan, self._platform))
+            return SimulatedPlan(*run_split(self.simulator, lowering, plan, self._platform))
         simulator = self.simulator(graph)
-        return Prediction(simulator.run(plan), simulator.errors(plan), lambda: simulator.stream_period_s(plan))
+        return SimulatedPlan(simulator.run(plan), simulator.errors(plan), lambda: simulator.stream_period_s(plan))
 
 
-class Prediction:
-    """A plan with a predicted timeline; see :class:`~evaluators.base.Candidate`.
+class SimulatedPlan(Prediction):
+    """A plan with a predicted timeline.
 
-    Attributes:
+    Args:
         errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
+        period_s: returns the period of a stream; None where streams of the plan are not simulated.
     """
 
     def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float] | None = None) -> None:
-        self._timeline = timeline
-        self._period_s = period_s
-        self.errors = errors
-
-    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
-        makespan_s = self._timeline.makespan_s
-        runs = 1 if makespan_s > stop_above_s else n
-        events = self._timeline.events
         # Where the sides of a split meet is one more event of the first side.
-        stage_s = np.bincount([e.stage for e in events], [e.end_s - e.start_s for e in events])
-        return Batch(np.full(runs, makespan_s), np.tile(stage_s, (runs, 1)), self._timeline, self.errors)
+        took_s = np.array([e.end_s - e.start_s for e in timeline.events])
+        stage_s = np.asarray(np.bincount([e.stage for e in timeline.events], took_s), np.float64)
+        super().__init__(Batch(np.array([timeline.makespan_s]), stage_s[None], timeline, errors))
+        self._period_s = period_s
 
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Streaming`; every observation is the same.
+        """See :class:`~evaluators.base.Candidate`; every observation is the same.
 
         Raises:
             UnavailableError: the plan has split stages, or ranks.
         """
         if self._period_s is None:
             raise UnavailableError("the cost model prices no streams of plans with split stages or ranks")
-        one = self.run(1)
-        return Batch(np.full(n, self._period_s()), np.tile(one.stage_s, (n, 1)), one.timeline, self.errors)
-
-    def verify(self) -> Agreement | None:
-        """Return None: there are no outputs."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        return replace(self.run(n), latency_s=np.full(n, self._period_s()))

@@ -17,6 +17,7 @@ from evaluators.cost_model.profile import CostProfile, OutsideFitWarning, Proces
 from search_spaces.errors import ProfileError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor
+from search_spaces.states import State
 
 Table = NDArray[np.float64]
 
@@ -131,6 +132,18 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool
         alone_s=alone_s,
         cold_s=cold_s if cold_s.any() else None,
         asleep_s=_asleep(platform, latency_s) if any(link.one_core is not None for link in profile.links) else None,
+    )
+
+
+def slowed(usual: Prices, state: State, platform: Platform) -> Prices:
+    """Return the prices of a platform in a state."""
+    factor = np.array([state.factor(p.name) for p in platform.processors])
+    return replace(
+        usual,
+        operator_s=usual.operator_s * factor[:, None],
+        invocation_s=usual.invocation_s * factor,
+        io_s_per_byte=usual.io_s_per_byte * factor,
+        alone_s=None if usual.alone_s is None else usual.alone_s * factor[:, None],
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement, Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.cuda.bench import Bench, Loaded
 from evaluators.cuda.client import Client
 from evaluators.cuda.devices import check_streams, find_gpu, parse_stream, platform_of
@@ -44,7 +44,7 @@ _BUSY = 4  # streams that compute at once while kernels are timed for several mo
 _CPU = "cpu"
 
 
-class CudaEvaluator:
+class CudaEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`.
 
     Args:
@@ -52,8 +52,7 @@ class CudaEvaluator:
     """
 
     name = EXTRA
-    sliced_lanes: ClassVar[bool] = False
-    """Baselines that the system schedules, processes or threads, are no lanes here."""
+    capabilities = EvaluatorCapabilities(names=True, workloads=True)
     _chosen: ClassVar[dict[str, dict[str, str]]] = {}
     """GPU → what its kernels are computed with, for all sessions of this process."""
 
@@ -66,7 +65,7 @@ class CudaEvaluator:
         return platform_of(self._gpu())
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Namer`: ``stream0``, ``stream1:f32``, …."""
+        """See :class:`~evaluators.base.Evaluator`: ``stream0``, ``stream1:f32``, …."""
         return parse_stream(name, self._gpu())
 
     def _gpu(self) -> str:
@@ -98,7 +97,7 @@ class CudaEvaluator:
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[CudaWorkload]:
-        """See :class:`~evaluators.workload.host.Host`; messages go where those of :meth:`prepare` go."""
+        """See :class:`~evaluators.base.Evaluator`; messages go where those of :meth:`prepare` go."""
         from evaluators.cuda.workload import CudaWorkload
 
         if len(workload.instances) > MAX_INSTANCES:
@@ -116,11 +115,13 @@ class CudaEvaluator:
             bench.close()
 
 
-class CudaSession:
+class CudaSession(Session):
     """See :class:`~evaluators.base.Session`.
 
     The stages of a plan run one after another, in the plan's order, each as one captured graph on its stream.
     """
+
+    capabilities = Capabilities(unsupported=True, outputs=True)
 
     def __init__(self, platform: Platform, bench: Bench) -> None:
         self._platform, self._bench = platform, bench
@@ -132,8 +133,8 @@ class CudaSession:
         """See :class:`~evaluators.base.Session`."""
         return {"evaluator": EXTRA, "platform": self._platform.to_json(), "runtime": self._bench.facts()["facts"]}
 
-    def refused(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators that a stream does not take; see :class:`~evaluators.base.Refuser`."""
+    def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
+        """Return the operators that a stream does not take; see :class:`~evaluators.base.Session`."""
         self._platform[processor]
         return sorted(refused(graph))
 
@@ -158,7 +159,7 @@ class CudaSession:
         return tensors.agreement(self._bench.outputs(loaded), self._references.outputs(graph), allowed)
 
 
-class CudaCandidate:
+class CudaCandidate(Candidate):
     """See :class:`~evaluators.base.Candidate`."""
 
     def __init__(self, bench: Bench, loaded: Loaded, plan: Plan, platform: Platform, compare: Any) -> None:

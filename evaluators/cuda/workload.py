@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement
+from evaluators.base import Agreement, Capabilities
 from evaluators.cuda.bench import Bench, Loaded
 from evaluators.cuda.prices import crowding
 from evaluators.cuda.reference import References
@@ -45,6 +45,8 @@ class CudaWorkload(MeasuredWorkload):
         platform: lanes and pools.
         bench: the computing process.
     """
+
+    capabilities = Capabilities(decompose=True, outputs=True)
 
     def __init__(
         self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective, bench: Bench
@@ -160,7 +162,7 @@ class CudaWorkload(MeasuredWorkload):
         return tensors.agreement(outputs, self._references.outputs(graph), tolerance(lanes) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """See :class:`~evaluators.workload.host.Decomposer`."""
+        """See :class:`~evaluators.base.Session`."""
         made, _ = self.rewriter.whole(graph, ranks)
         whole = Setting((Seat(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
         (owner,) = self._owners([made])

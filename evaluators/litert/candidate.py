@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement, Batch, Candidate
 from evaluators.litert import tensors
 from evaluators.litert.arena import LOG_NBYTES, layout
 from evaluators.litert.edges import memory_of_edges
@@ -32,7 +33,7 @@ _LIMIT_FACTOR = 50.0
 _SYNCHRONISE_EVERY = 16
 
 
-class LitertCandidate:
+class LitertCandidate(Candidate):
     """See :class:`~evaluators.base.Candidate`; made by a session or a runner, which compiled the stages.
 
     Args:
@@ -142,8 +143,14 @@ class LitertCandidate:
         return self._lanes.processes()
 
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Streaming`."""
+        """See :class:`~evaluators.base.Candidate`."""
         return periods(self.pipeline(), n, [self._view(tensor) for tensor in self._graph.inputs])
+
+    def after_pause(self, pause_s: float) -> float:
+        """Return the seconds of one inference that follows a pause: clocks are down, and adapters asleep."""
+        time.sleep(pause_s)
+        log, _ = self._run_batch(1, math.inf)
+        return float(log[0].max() - log[0][log[0] > 0].min()) * 1e-9
 
     def wake(self) -> None:
         """Run, without taking samples, until an adapter that idled is awake; see :mod:`evaluators.litert.waking`."""

@@ -60,7 +60,7 @@ def library_folder(word: str, text: str = "") -> Path:
     bound = bound_folders()
     if word in bound:
         return bound[word]
-    if Path(word) in bound.values() or is_allowed(word) or is_allowed(text):
+    if Path(word) in bound.values() or is_allowed(word) or (text and is_allowed(text)):
         return Path(word)
     raise UsageError(
         f"processor {shown(text or word)}: a library is code, and nobody here has named {shown(word)}",

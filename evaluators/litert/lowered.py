@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Batch
+from evaluators.forwarding import ForwardingCandidate
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.settings import TOLERANCE_F32
 from evaluators.timeline import Event, Timeline
@@ -22,7 +23,7 @@ kernels do. Networks that normalise by what they see make more of it: fast style
 _WEIGHTS = {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "FULLY_CONNECTED": 1, "TRANSPOSE_CONV": 1}
 
 
-class LoweredCandidate:
+class LoweredCandidate(ForwardingCandidate):
     """See :class:`~evaluators.base.Candidate`; the stages are those of the plan that was asked for.
 
     What brings two sides together counts as part of the first one.
@@ -33,13 +34,19 @@ class LoweredCandidate:
     """
 
     def __init__(self, inner: LitertCandidate, plan: Plan, stage_of: Sequence[int]) -> None:
+        super().__init__(inner)
         self.plan = plan
-        self._inner = inner
         self._stage_of = np.asarray(stage_of, np.int64)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`."""
-        found = self._inner.run(n, stop_above_s)
+        return self._folded(super().run(n, stop_above_s))
+
+    def stream(self, n: int) -> Batch:
+        """See :class:`~evaluators.base.Candidate`."""
+        return self._folded(super().stream(n))
+
+    def _folded(self, found: Batch) -> Batch:
         stage_s = np.zeros((len(found.latency_s), len(self.plan.stages)))
         for column, stage in enumerate(self._stage_of):
             stage_s[:, stage] += found.stage_s[:, column]
@@ -51,18 +58,6 @@ class LoweredCandidate:
             )
             timeline = Timeline(tuple(events))
         return Batch(found.latency_s, stage_s, timeline)
-
-    def wake(self) -> None:
-        """See :class:`~evaluators.litert.candidate.LitertCandidate`."""
-        self._inner.wake()
-
-    def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`."""
-        return self._inner.verify()
-
-    def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
-        self._inner.close()
 
 
 def reads_parts_of_weights(graph: Graph, operators: Sequence[int], buffers: int) -> bool:

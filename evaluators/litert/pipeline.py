@@ -324,7 +324,7 @@ class Pipeline:
 
 
 def periods(pipeline: Pipeline, n: int, inputs: Arrays) -> Batch:
-    """Return ``n`` observations of the period of a full pipeline; see :class:`~evaluators.base.Streaming`."""
+    """Return ``n`` observations of the period of a full pipeline; see :class:`~evaluators.base.Candidate`."""
     depth, block = pipeline.how.depth, pipeline.block
     if not block:
         trial = _ends_s(pipeline.measure(2 * depth + _LEAST_BLOCK + 1, inputs))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement
+from evaluators.base import Agreement, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.litert import arena, tensors, tflite
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
@@ -28,6 +28,7 @@ from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tol
 from evaluators.litert.shared import Arena
 from evaluators.litert.stages import Entry, StageCache, compiled_together
 from evaluators.machine import Conditions
+from evaluators.measurement.disturbance import Counters, TaskCounters
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import packing_model
@@ -49,17 +50,18 @@ _RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; h
 _REWRITTEN_NBYTES = 4  # times as large as a model's arena is that of the models that it was rewritten to
 
 
-class LitertEvaluator:
+class LitertEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`."""
 
     name = "litert"
+    capabilities = EvaluatorCapabilities(names=True, workloads=True, sliced_lanes=True)
 
     def platform(self) -> Platform:
         """See :class:`~evaluators.base.Evaluator`."""
         return local_platform()
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Namer`; :mod:`evaluators.litert.lane_names` tells what names there are."""
+        """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.lane_names` tells what names there are."""
         return make_processor(name)
 
     @contextmanager
@@ -84,7 +86,7 @@ class LitertEvaluator:
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[LitertWorkload]:
-        """See :class:`~evaluators.workload.host.Host`; messages go where those of :meth:`prepare` go."""
+        """See :class:`~evaluators.base.Evaluator`; messages go where those of :meth:`prepare` go."""
         from evaluators.litert.crew import Crew
         from evaluators.litert.workload import LitertWorkload
 
@@ -135,7 +137,7 @@ def _versions(platform: Platform) -> dict[str, str]:
     return {"ai-edge-litert": importlib.metadata.version("ai-edge-litert"), **other}
 
 
-class LitertSession:
+class LitertSession(Session):
     """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans.
 
     The outputs of every plan are compared with those of the whole model on the first lane that computes with XNNPACK.
@@ -154,10 +156,17 @@ class LitertSession:
         self._generation = lanes.generation
         used = {core for p in platform.processors for core in p.cores}
         self._conditions = Conditions(used, lanes.processes, {"versions": _versions(platform)})
+        self._counters = TaskCounters(used, lanes.processes)
+        usual = Capabilities(conditions=True, deploy=True, unsupported=True, stream=True, pause=True, outputs=True)
+        self.capabilities = replace(usual, counters=self._counters.works)
 
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Witness`."""
+        """See :class:`~evaluators.base.Session`."""
         return self._conditions.now()
+
+    def counters(self) -> Counters:
+        """Return the kernel's counters of the worker processes."""
+        return self._counters.read()
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
@@ -184,7 +193,7 @@ class LitertSession:
         return LoweredCandidate(candidate, plan, [stage_of[i] for i in viewed.stage_of])
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
-        """See :class:`~evaluators.base.Deployer`."""
+        """See :class:`~evaluators.base.Session`."""
         whole = self._model(graph)
         model, stages, _ = self._lowered(whole, plan)
         path = write_deployment(folder, model.graph, stages, self._platform, model.content_digest)
@@ -192,12 +201,8 @@ class LitertSession:
             outputs = list(runner.run(whole.inputs).values())
         return tensors.agreement(outputs, self._reference(whole), self._tolerance(plan))
 
-    def refused(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators of a model that a processor does not take.
-
-        Raises:
-            UnavailableError: the processor's lane died, or does not answer.
-        """
+    def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
+        """See :class:`~evaluators.base.Session`."""
         return self._stages.refused(graph, processor, range(len(graph.operators)))
 
     def _tolerance(self, plan: Plan) -> float:

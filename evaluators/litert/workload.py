@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement
+from evaluators.base import Agreement, Capabilities
 from evaluators.litert import tensors
 from evaluators.litert.berth import Berth
 from evaluators.litert.crew import Crew
@@ -24,6 +24,7 @@ from evaluators.litert.workload_files import deploy_workload
 from evaluators.litert.workload_prices import PriceTable, measure_prices, one_seat
 from evaluators.litert.workload_session import MeasuredWorkload
 from evaluators.machine import Conditions
+from evaluators.measurement.disturbance import Counters, TaskCounters
 from evaluators.workload.hosted import HostedRun
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import HOST, Setting, setting
@@ -79,13 +80,21 @@ class LitertWorkload(MeasuredWorkload):
         self._cut: dict[tuple[str, tuple[int, ...]], StageModel] = {}
         used = {core for p in self._lanes for core in p.cores}
         self._conditions = Conditions(used, crew.processes, facts)
+        self._counters = TaskCounters(used, crew.processes)
+        self.capabilities = Capabilities(
+            conditions=True, counters=self._counters.works, deploy=True, decompose=True, outputs=True
+        )
 
     def close(self) -> None:
         """Tell that no lane is going to read what the session has made."""
         self._packed.close()
 
+    def counters(self) -> Counters:
+        """Return the kernel's counters of the worker processes."""
+        return self._counters.read()
+
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Witness`."""
+        """See :class:`~evaluators.base.Session`."""
         return self._conditions.now()
 
     def fingerprint(self) -> dict[str, Any]:
@@ -195,7 +204,7 @@ class LitertWorkload(MeasuredWorkload):
         return tensors.agreement(outputs, model.reference, allowed + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """See :class:`~evaluators.workload.host.Decomposer`."""
+        """See :class:`~evaluators.base.Session`."""
         made, _ = self.rewriter.whole(graph, ranks)
         try:
             outputs = self._outputs(made)
@@ -236,8 +245,8 @@ class LitertWorkload(MeasuredWorkload):
         """Return what a model is measured with, decomposed or not."""
         return self._model(self.rewriter.origin(graph)).inputs
 
-    def deploy(self, folder: Path, plan: Plan) -> Agreement | None:
-        """See :class:`~evaluators.workload.host.WorkloadDeployer`."""
+    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
+        """See :class:`~evaluators.base.Session`."""
         return deploy_workload(self, folder, plan)
 
 

@@ -53,7 +53,7 @@ class WorkloadFiles:
     models: tuple[Deployment, ...]
 
 
-def deploy_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Agreement | None:
+def deploy_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Agreement:
     """Write a plan into an existing folder, run it from there once, and compare outputs with the whole models'.
 
     Raises:

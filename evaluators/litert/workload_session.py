@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from evaluators.base import Session
 from evaluators.litert.workload_prices import PriceTable
 from evaluators.litert.workload_triples import with_triples
 from evaluators.workload.hosted import Rewriter
@@ -21,7 +22,7 @@ from search_spaces.pools import lanes_of
 from search_spaces.workload import Workload
 
 
-class MeasuredWorkload(ABC):
+class MeasuredWorkload(Session, ABC):
     """See :class:`~evaluators.workload.host.WorkloadSession`.
 
     Attributes:

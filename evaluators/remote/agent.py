@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from evaluators.base import Candidate, Deployer, Evaluator, Namer, Refuser, Session, Witness
+from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
 from evaluators.machine import Conditions
 from evaluators.remote import wire
 from evaluators.remote.lease import Lease, whole_machine
@@ -37,6 +37,7 @@ from search_spaces.plugins import foreign, time_limit
 LEASE_S = 30.0
 _TICK_S = 0.5
 _CLOSE_S = 60.0
+_MOST_PAUSE_S = 60.0
 _MAX_CANDIDATES = 256
 _MAX_GRAPHS = 8
 
@@ -96,9 +97,10 @@ class Agent:
             "Leave": self._leave,
             "Load": self._load,
             "Run": self._run,
+            "AfterPause": self._after_pause,
             "Verify": self._verify,
             "Close": self._close_candidate,
-            "Refused": self._refused,
+            "Unsupported": self._unsupported_operators,
             "Deploy": self._deploy,
         }
 
@@ -168,7 +170,7 @@ class Agent:
             "device": self.name,
             "evaluator": self._evaluator.name,
             "platform": wire.platform_to_json(self._evaluator.platform()),
-            "names": isinstance(self._evaluator, Namer),
+            "names": self._evaluator.capabilities.names,
         }
 
     def _processor(self, data: Mapping[str, Any]) -> Answer:
@@ -176,7 +178,7 @@ class Agent:
         return {"platform": wire.platform_to_json(Platform("one", (found,)))}
 
     def _named(self, name: str) -> Processor:
-        if not isinstance(self._evaluator, Namer):
+        if not self._evaluator.capabilities.names:
             raise UsageError(f"evaluator {self._evaluator.name!r} names no processors")
         if name.startswith("npu:") and name != "npu:fallback":
             raise UsageError(f"processor {name!r}: who asks from afar may not choose a library", "set the device up")
@@ -195,14 +197,15 @@ class Agent:
         self._let_go()
         try:
             self._open = self._prepared(client, platform)
-            fingerprint = self._open.session.fingerprint()
+            session = self._open.session
+            told = {"fingerprint": session.fingerprint(), "capabilities": asdict(session.capabilities)}
+            told["powers_w"] = dict(session.powers_w()) if session.capabilities.powers else {}
         except BaseException:
             self._let_go()
             self.lease.end(client)
             raise
         return {
-            "fingerprint": fingerprint,
-            "deploys": isinstance(self._open.session, Deployer),
+            **told,
             "lease_s": self.lease.seconds,
             "conditions": _conditions(self.name, self._open),
         }
@@ -215,10 +218,8 @@ class Agent:
             what = f"evaluator {self._evaluator.name!r}"
             with time_limit(2 * platform.limits.load_s, f"{what}: preparing it"):
                 session = stack.enter_context(self._evaluator.prepare(platform, folder))
-            if isinstance(session, Witness):
-                conditions: Callable[[], Mapping[str, Any]] = session.conditions
-            else:
-                conditions = Conditions(os.sched_getaffinity(0), list).now
+            here = Conditions(os.sched_getaffinity(0), list)
+            conditions = session.conditions if session.capabilities.conditions else here.now
             return _Open(client, platform, session, stack.pop_all(), folder, conditions)
 
     def _leave(self, data: Mapping[str, Any]) -> Answer:
@@ -269,8 +270,14 @@ class Agent:
         candidate, n = self._candidate(held, data), wire.whole(data, "n", 1, wire.MAX_RUNS)
         stop_above_s = wire.seconds(data, "stop_above_s")
         with time_limit(held.platform.limits.run_s * (n + 1), f"running the plan {n} times"):
-            batch = candidate.run(n, stop_above_s)
+            batch = candidate.stream(n) if data.get("stream") is True else candidate.run(n, stop_above_s)
         return {"batch": wire.batch_to_json(batch), "conditions": _conditions(self.name, held)}
+
+    def _after_pause(self, data: Mapping[str, Any]) -> Answer:
+        held = self._held(data)
+        candidate, pause_s = self._candidate(held, data), min(wire.seconds(data, "pause_s"), _MOST_PAUSE_S)
+        with time_limit(held.platform.limits.run_s + pause_s, "running the plan after a pause"):
+            return {"seconds": candidate.after_pause(pause_s)}
 
     def _verify(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
@@ -285,18 +292,16 @@ class Agent:
             candidate.close()
         return {}
 
-    def _refused(self, data: Mapping[str, Any]) -> Answer:
+    def _unsupported_operators(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
         graph, name = self._graph(held, data), wire.text(data, "processor")
-        if not isinstance(held.session, Refuser):
-            return {"operators": []}
         with time_limit(held.platform.limits.load_s * len(graph.operators), "asking what a processor takes"):
-            return {"operators": [int(o) for o in held.session.refused(graph, name)]}
+            return {"operators": [int(o) for o in unsupported_operators(held.session, graph, name)]}
 
     def _deploy(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
         graph, plan = self._graph(held, data), Plan.from_json(data.get("plan"))
-        if not isinstance(held.session, Deployer):
+        if not held.session.capabilities.deploy:
             raise UsageError(f"evaluator {self._evaluator.name!r} writes no stage files")
         folder = held.folder / "deployed"
         shutil.rmtree(folder, ignore_errors=True)

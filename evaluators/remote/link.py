@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaluators.base import Capabilities
 from evaluators.energy import OPTION
 from evaluators.remote import wire
 from evaluators.remote.connection import BusyElsewhereError, Connection, new_client
@@ -38,14 +40,15 @@ class Link:
 
     Attributes:
         generation: counts the connections; what was loaded over an earlier one is gone.
-        deploys: whether the device can write a plan's files.
+        capabilities, powers_w: of the session on the first device.
         fingerprint, conditions: what it told last.
     """
 
     def __init__(self, devices: Sequence[Device], platform: Platform, names: Sequence[str]) -> None:
         self.platform = platform
         self.generation = 0
-        self.deploys = False
+        self.capabilities = Capabilities()
+        self.powers_w: dict[str, float] = {}
         self.fingerprint: dict[str, Any] = {}
         self.conditions: dict[str, Any] = {}
         self.client = new_client()
@@ -89,7 +92,10 @@ class Link:
         self.fingerprint = {"evaluator": "remote", "device": device.name, "there": answer.get("fingerprint")}
         self.conditions = _plain(answer.get("conditions"))
         self._lease_s = max(1.0, float(answer.get("lease_s", 30.0)))
-        self.deploys = answer.get("deploys") is True
+        if not self.generation:
+            self.capabilities = wire.capabilities_from_json(answer.get("capabilities"))
+            told = _plain(answer.get("powers_w")).items()
+            self.powers_w = {k: float(v) for k, v in told if isinstance(v, int | float) and 0.0 <= v < math.inf}
         self.generation += 1
         if not self._beat.is_alive():
             self._beat.start()

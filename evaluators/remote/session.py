@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.guard import wrong_batch
 from evaluators.remote import wire
 from evaluators.remote.connection import Connection
@@ -27,18 +28,18 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 
 
-class RemoteEvaluator:
+class RemoteEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`; which device it is must be said first, by :meth:`at`."""
 
     name = "remote"
-    measures_here = False
+    capabilities = EvaluatorCapabilities(names=True, targets=True, measures_here=False)
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] = ()
         self._names: list[str] = []
 
     def at(self, device: str) -> None:
-        """See :class:`~evaluators.base.Targeting`: a name, or several of devices that are alike, with commas."""
+        """See :class:`~evaluators.base.Evaluator`: a name, or several of devices that are alike, with commas."""
         self._devices = find_devices(device)
 
     def platform(self) -> Platform:
@@ -46,7 +47,7 @@ class RemoteEvaluator:
         return wire.platform_from_json(self._first("Describe", {}).get("platform"))
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Namer`: the device knows its own."""
+        """See :class:`~evaluators.base.Evaluator`: the device knows its own."""
         found = wire.platform_from_json(self._first("Processor", {"name": name}).get("platform"))
         self._names.append(name)
         return found.processors[0]
@@ -58,7 +59,7 @@ class RemoteEvaluator:
             link = Link(self._known(), platform, self._names)
             try:
                 link.connect()
-                yield (DeployingSession if link.deploys else RemoteSession)(link, Path(folder))
+                yield RemoteSession(link, Path(folder))
             finally:
                 link.close()
 
@@ -80,16 +81,22 @@ class RemoteEvaluator:
         return waited(self._known(), ask)
 
 
-class RemoteSession:
+class RemoteSession(Session):
     """See :class:`~evaluators.base.Session`; whichever device has the lease."""
 
     def __init__(self, link: Link, folder: Path) -> None:
         self._link = link
         self._folder = folder
         self._models: dict[tuple[str, str], Sendable] = {}
+        # An agent adds conditions of its own.
+        self.capabilities = replace(link.capabilities, conditions=True)
+
+    def powers_w(self) -> dict[str, float]:
+        """See :class:`~evaluators.base.Session`."""
+        return self._link.powers_w
 
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Witness`: what the device told with its last answer."""
+        """See :class:`~evaluators.base.Session`: what the device told with its last answer."""
         return dict(self._link.conditions)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -103,28 +110,18 @@ class RemoteSession:
         self._link.moved(candidate.load)
         return candidate
 
-    def refused(self, graph: Graph, processor: str) -> list[int]:
-        """See :class:`~evaluators.base.Refuser`."""
+    def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
+        """See :class:`~evaluators.base.Session`."""
         model = self._model(graph)
         limit_s = self._link.platform.limits.load_s * len(graph.operators) + SLACK_S
-        answer = self._link.moved(lambda: self._link.ask("Refused", {"processor": processor}, limit_s, model))
+        answer = self._link.moved(lambda: self._link.ask("Unsupported", {"processor": processor}, limit_s, model))
         found = answer.get("operators")
         if not isinstance(found, list) or not all(type(o) is int and 0 <= o < len(graph.operators) for o in found):
             raise wire.WireError("the device tells of operators that there are not")
         return sorted(found)
 
-    def _model(self, graph: Graph) -> Sendable:
-        key = (graph.digest, graph.source.content_digest() if graph.source is not None else "")
-        if key not in self._models:
-            self._models[key] = sendable(graph, self._folder)
-        return self._models[key]
-
-
-class DeployingSession(RemoteSession):
-    """One whose device can write a plan's files; see :class:`~evaluators.base.Deployer`."""
-
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
-        """See :class:`~evaluators.base.Deployer`: the device makes the files and runs them, then they are fetched."""
+        """See :class:`~evaluators.base.Session`: the device makes the files and runs them, then they are fetched."""
         return self._link.moved(lambda: self._deploy(folder, self._model(graph), plan))
 
     def _deploy(self, folder: Path, model: Sendable, plan: Plan) -> Agreement:
@@ -140,8 +137,14 @@ class DeployingSession(RemoteSession):
                 stale.unlink()
         return agreement
 
+    def _model(self, graph: Graph) -> Sendable:
+        key = (graph.digest, graph.source.content_digest() if graph.source is not None else "")
+        if key not in self._models:
+            self._models[key] = sendable(graph, self._folder)
+        return self._models[key]
 
-class RemoteCandidate:
+
+class RemoteCandidate(Candidate):
     """See :class:`~evaluators.base.Candidate`."""
 
     def __init__(self, link: Link, model: Sendable, plan: Plan, *, fresh: bool) -> None:
@@ -165,7 +168,21 @@ class RemoteCandidate:
         Raises:
             DeviceLostError: the device is gone, and this plan has shown batches on it.
         """
-        request = {"n": n, "stop_above_s": wire.finite(stop_above_s)}
+        return self._batch({"n": n, "stop_above_s": wire.finite(stop_above_s)}, n, stop_above_s)
+
+    def stream(self, n: int) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; errors are those of :meth:`run`."""
+        return self._batch({"n": n, "stream": True}, n, math.inf)
+
+    def after_pause(self, pause_s: float) -> float:
+        """See :class:`~evaluators.base.Candidate`; errors are those of :meth:`run`."""
+        limit_s = self._link.platform.limits.run_s + pause_s + SLACK_S
+        took_s = wire.seconds(self._asked("AfterPause", {"pause_s": pause_s}, limit_s), "seconds")
+        if not 0.0 < took_s < math.inf:
+            raise UnavailableError(f"the device returned a latency of {took_s} s")
+        return took_s
+
+    def _batch(self, request: dict[str, Any], n: int, stop_above_s: float) -> Batch:
         answer = self._asked("Run", request, self._link.platform.limits.run_s * (n + 1) + SLACK_S)
         batch = wire.batch_from_json(answer.get("batch"))
         problem = wrong_batch(batch, n, len(self._plan.stages), stop_above_s)

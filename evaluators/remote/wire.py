@@ -14,19 +14,19 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement, Batch, Capabilities
 from evaluators.timeline import Event, Timeline
 from search_spaces.bounded import parsed_json
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError, shown
 from search_spaces.platform import Limits, Link, Platform, Processor
 
 SERVICE = "partition_optimizer.Agent"
-VERSION = 1
+VERSION = 2
 DEFAULT_PORT = 7450
 MESSAGE_NBYTES = 8 << 20
 PIECE_NBYTES = 1 << 20
@@ -44,6 +44,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
 _KINDS = ("cpu", "gpu", "npu")
 _MAX_PROCESSORS = 1024
+# Two readings of counters must be of one device; tables do not fit into a message, and sessions in states have tables.
+_FAR = {"counters": False, "costs": False, "states": False, "decompose": False, "figures": False}
 
 
 class WireError(UnavailableError):
@@ -154,6 +156,17 @@ def batch_from_json(data: Any) -> Batch:
 def _event(data: Mapping[str, Any]) -> Event:
     begin_s, end_s, copied_s = (float(data[key]) for key in ("start_s", "end_s", "copied_s"))
     return Event(int(data["stage"]), str(data["lane"]), begin_s, end_s, copied_s)
+
+
+def capabilities_from_json(data: Any) -> Capabilities:
+    """Return what a session on a device can do from here, of what it can do there.
+
+    Raises:
+        WireError: it is no JSON object.
+    """
+    if not isinstance(data, dict):
+        raise WireError(f"capabilities are {shown(data)}, no JSON object")
+    return replace(Capabilities(**{f.name: data.get(f.name) is True for f in fields(Capabilities)}), **_FAR)
 
 
 def agreement_from_json(data: Any) -> Agreement | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION
+from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.cost_model.simulate import Law, Task, run_tasks
 from evaluators.table.table import Table, read_table
 from evaluators.tabulated import PartCosts
@@ -26,7 +26,7 @@ _HINT = "give the table as the model: --model FILE.yaml --evaluator table"
 _LEAST_S = 1e-12  # what takes no time by the table takes this long, for a run cannot take none
 
 
-class TableEvaluator:
+class TableEvaluator(Evaluator):
     """Times plans by a table; see :class:`~evaluators.base.Evaluator`.
 
     Args:
@@ -34,13 +34,13 @@ class TableEvaluator:
     """
 
     name = "table"
-    measures_here = False
+    capabilities = EvaluatorCapabilities(descriptions=True, graphs=True, measures_here=False)
 
     def __init__(self, table: Table | None = None) -> None:
         self._table = table
 
     def described(self, source: str | Path) -> Platform:
-        """Read the table, and return its devices; see :class:`~evaluators.base.Describer`."""
+        """Read the table, and return its devices; see :class:`~evaluators.base.Evaluator`."""
         path = Path(source)
         self._table = read_table(path)
         if self._table.objective != "latency":
@@ -68,7 +68,7 @@ class TableEvaluator:
         return self.table.platform()
 
     def graph_of(self, source: str) -> Graph:
-        """Read the table, and return its layers as a graph; see :class:`~evaluators.tabulated.GraphSource`."""
+        """Read the table, and return its layers as a graph; see :class:`~evaluators.base.Evaluator`."""
         self.described(source)
         return self.table.graph()
 
@@ -86,8 +86,10 @@ class TableEvaluator:
             session.closed = True
 
 
-class TableSession:
+class TableSession(Session):
     """A session of :class:`TableEvaluator`; see :class:`~evaluators.base.Session`."""
+
+    capabilities = Capabilities(unsupported=True, costs=True)
 
     def __init__(self, table: Table, platform: Platform) -> None:
         self._table, self._platform, self._graph = table, platform, table.graph()
@@ -109,14 +111,14 @@ class TableSession:
             "memory_bytes": [m if math.isfinite(m) else None for m in self._memory_bytes.tolist()],
         }
 
-    def refused(self, graph: Graph, processor: str) -> Sequence[int]:
-        """See :class:`~evaluators.base.Refuser`: the layers with ``never``."""
+    def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:
+        """See :class:`~evaluators.base.Session`: the layers with ``never``."""
         self._check(graph)
         lane = [p.name for p in self._platform.processors].index(self._platform[processor].name)
         return np.flatnonzero(~np.isfinite(self._operator_s[lane])).tolist()
 
     def part_costs(self, graph: Graph) -> PartCosts:
-        """See :class:`~evaluators.tabulated.Tabulated`."""
+        """See :class:`~evaluators.base.Session`."""
         self._check(graph)
         lanes, count = self._operator_s.shape
         hand_over_s = np.zeros((count, lanes, lanes))

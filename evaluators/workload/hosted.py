@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Agreement, Batch, Candidate
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import Setting
 from evaluators.workload.simulate import stage_means_s
@@ -22,7 +22,7 @@ from search_spaces.workload import Workload
 Operators = tuple[int, ...]
 
 
-class HostedRun(ABC):
+class HostedRun(Candidate, ABC):
     """See :class:`~evaluators.workload.host.WorkloadCandidate`.
 
     Args:

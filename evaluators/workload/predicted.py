@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Batch
+from evaluators.base import Batch, Capabilities, Session
+from evaluators.prediction import Prediction
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import LaneLaw, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
@@ -114,8 +114,10 @@ class WorkloadSimulator:
         return self._costs[key]
 
 
-class PredictedSession:
+class PredictedSession(Session):
     """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it."""
+
+    capabilities = Capabilities(decompose=True)
 
     def __init__(self, simulator: WorkloadSimulator, objective: Objective, facts: Mapping[str, Any]) -> None:
         self.simulator = simulator
@@ -137,7 +139,7 @@ class PredictedSession:
         return {}
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:  # noqa: ARG002
-        """See :class:`~evaluators.workload.host.Decomposer`: there are no outputs."""
+        """See :class:`~evaluators.base.Session`: there are no outputs."""
         return None
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PredictedRun:  # noqa: ARG002
@@ -152,8 +154,8 @@ class PredictedSession:
         return PredictedRun(found, len(plan.stages), self._objective, self.simulator.errors(plan))
 
 
-class PredictedRun:
-    """A plan of a workload with a predicted run; see :class:`~evaluators.base.Candidate`.
+class PredictedRun(Prediction):
+    """A plan of a workload with a predicted run.
 
     Attributes:
         outcome: what is predicted.
@@ -162,21 +164,6 @@ class PredictedRun:
     def __init__(
         self, found: Outcome, stages: int, objective: Objective, errors: NDArray[np.float64] | None = None
     ) -> None:
+        value_s, stage_s = np.array([found.value_s(objective)]), np.array([stage_means_s(found, stages)])
+        super().__init__(Batch(value_s, stage_s, found.timeline, errors))
         self.outcome = found
-        self._errors = errors
-        self._value_s = found.value_s(objective)
-        self._stage_s = np.array(stage_means_s(found, stages))
-
-    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; takes no time, and every run is the same."""
-        runs = 1 if self._value_s > stop_above_s else n
-        return Batch(
-            np.full(runs, self._value_s), np.tile(self._stage_s, (runs, 1)), self.outcome.timeline, self._errors
-        )
-
-    def verify(self) -> Agreement | None:
-        """Return None: there are no outputs."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""

@@ -32,7 +32,7 @@ __all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_
 
 _MOST_TRIED = 64  # parts; beyond, nobody is told how many would do
 _MOST_TIMES = 2.0**40
-_ROUNDING = 1e-12  # costs that differ by less, relative, are the same
+_ROUNDING = 1e-9  # costs that differ by less, relative, are the same
 _LOOK = 256  # chains taken between two looks at the clock
 _FIT = 1e-3  # how precisely to tell how much memory is short, relative
 

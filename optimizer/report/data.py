@@ -12,7 +12,6 @@ from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
-from evaluators.tabulated import GraphSource
 from evaluators.timeline import Timeline
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
@@ -125,9 +124,14 @@ class Study:
         return objective_of(self.result)
 
     @property
+    def predicted(self) -> bool:
+        """Whether all figures are predictions of the evaluator."""
+        return bool(self.result.get("predicted"))
+
+    @property
     def baseline(self) -> str:
-        """Name of the baseline that the best plan was compared with."""
-        return self.verdict.baseline[0] if self.verdict else next(iter(self.plans), "")
+        """Name of the plan that the recommended one was compared with."""
+        return self.verdict.reference[0] if self.verdict else next(iter(self.plans), "")
 
     def trial(self, plan: Plan) -> Trial | None:
         """Return the trial that measured a plan."""
@@ -167,13 +171,7 @@ def read_study(path: Path) -> Study:
         raise RunFolderError(f"{path}: is no run folder: it has no manifest.json", "give the folder of a study")
     result = _result(path)
     records = read_log(path / LOG).records
-    trials: list[Trial] = []
-    for record in records:
-        if record.kind in {"trial", "baseline"}:
-            trials.append(Trial.from_json(record.data))
-        elif record.kind == "repeat":
-            better = Trial.from_json(record.data)
-            trials = [better if t.number == better.number else t for t in trials]
+    trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
     profiles = [r for r in records if r.kind == "profile"]
     config = _config(path)
@@ -238,27 +236,36 @@ def spreads(study: Study) -> tuple[Spread, ...]:
     for name, entry in study.result["baselines"].items():
         if entry["latency_ms"] is not None:
             found.append(Spread(name, _samples(entry["latency_ms"])))
-    verdict = study.verdict
-    if verdict is not None and verdict.challenger is not None and verdict.comparison is not None:
-        name = "best plan" if verdict.best == verdict.challenger else "fastest other plan"
-        found.append(Spread(name, verdict.comparison.candidate))
+    if (challenger := _challenger(study)) is not None:
+        name, plan = challenger
+        standing = study.verdict.standing(plan) if study.verdict is not None else None
+        if standing is not None and standing.samples is not None:
+            found.append(Spread(name, standing.samples))
     return tuple(found)
+
+
+def _challenger(study: Study) -> tuple[str, Plan] | None:
+    """Return the plan that is drawn beside the reference, and what it is called."""
+    verdict = study.verdict
+    if verdict is None or verdict.challenger is None:
+        return None
+    return ("recommended plan" if verdict.best == verdict.challenger else "next best plan"), verdict.challenger
 
 
 def bars(study: Study) -> tuple[Bar, ...]:
     """Return the timelines to lay side by side: best plan and baseline, measured and predicted."""
     named = {study.baseline: study.plans.get(study.baseline)}
-    verdict = study.verdict
-    if verdict is not None and verdict.challenger is not None:
-        name = "best plan" if verdict.best == verdict.challenger else "fastest other plan"
-        named = {name: verdict.challenger, **named}
+    if (challenger := _challenger(study)) is not None:
+        named = {challenger[0]: challenger[1], **named}
     return tuple(bar for name, plan in named.items() if plan is not None for bar in _both(study, name, plan))
 
 
 def _both(study: Study, name: str, plan: Plan) -> Iterator[Bar]:
     trial = study.trial(plan)
     if trial is not None and trial.measurement is not None and trial.measurement.timeline is not None:
-        yield Bar(name, "measured", plan, trial.measurement.timeline)
+        yield Bar(name, "predicted" if study.predicted else "measured", plan, trial.measurement.timeline)
+        if study.predicted:
+            return
     predicted = study.predict(plan)
     if predicted is not None:
         yield Bar(name, "predicted", plan, predicted)
@@ -334,7 +341,7 @@ def _brought(config: Mapping[str, Any], source: str) -> Graph | None:
     if not source.endswith((".yaml", ".yml")):
         return None
     evaluator = make_evaluator(str(config.get("evaluator")))
-    return evaluator.graph_of(source) if isinstance(evaluator, GraphSource) else None
+    return evaluator.graph_of(source) if evaluator.capabilities.graphs else None
 
 
 def _platform(data: Mapping[str, Any]) -> Platform:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.console import describe_operators, human_bytes
+from optimizer.console import describe_operators, human_bytes, slower_text
 from optimizer.graph_picture import render_svg
 from optimizer.inspect import inspect_graph
 from optimizer.ranks_text import describe_ranks
@@ -43,7 +44,7 @@ def study_document(study: Study) -> Document:
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
         Section("stages", "By number of stages", tuple(_stages(study, found))),
         Section("history", "The search", tuple(_history(study, found))),
-        Section("model", "Predicted and measured", tuple(_predicted(found))),
+        Section("model", "Predicted and measured", () if study.predicted else tuple(_predicted(found))),
         Section("graph", "Graph", tuple(_graph(study))),
         Section("environment", "Environment", tuple(_environment(study))),
         Section("again", "How to have it again", tuple(_again(study))),
@@ -62,25 +63,34 @@ def verdict_text(result: dict[str, Any]) -> str:
     """Return the answer in a sentence, from the document of ``--json``."""
     speedup, best = result["speedup"], result["best"]["latency_ms"]
     unit = objective_of(result).shown
-    took = f"{best['median']:.4g} {unit} [{best['ci95'][0]:.4g}, {best['ci95'][1]:.4g}]" if best else "not measured"
+    predicted = bool(result.get("predicted"))
+    took = "not measured"
+    if best:
+        low, high = best["ci95"]
+        took = f"{best['median']:.4g} {unit}" + ("" if low == high else f" [{low:.4g}, {high:.4g}]")
+    verb = "is predicted to take" if predicted else "takes"
     if speedup is None:
-        return f"The fastest plan takes {took}; it is a known one."
-    low, high = speedup["ci95"]
-    ratio = f"{speedup['ratio']:.4f} times [{low:.4f}, {high:.4f}] as fast"
-    if speedup["significant"] and speedup["ratio"] > 1.0:
-        return f"The best plan takes {took}: {ratio} as the best known one, “{speedup['baseline']}”."
-    within = "not significant" if speedup.get("model_sigma") is None else "within the model's error"
-    why = "significantly slower" if speedup["significant"] else within
-    return f"No plan beats “{speedup['baseline']}”, {took}: the best other one is {ratio}, {why}."
+        return f"The recommended plan {verb} {took}; it is a known one."
+    ratio = Ratio(speedup["ratio"], *speedup["ci95"])
+    if speedup["plan"] == result["best"]["plan"]:
+        low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
+        sure = "" if ratio.significant else "; the difference is not significant"
+        how = f"{ratio.value:.3f} times as fast as “{speedup['baseline']}”{low_high}{sure}"
+        return f"The recommended plan {verb} {took}: {how}."
+    other = slower_text(ratio.inverse)
+    faster = "No plan is faster" if ratio.inverse.significant else "No plan was found to be faster"
+    return f"{faster} than “{speedup['baseline']}”, which {verb} {took}; the next best one: {other}."
 
 
 def _answer(study: Study) -> Iterator[Block]:
     result = dict(study.result)
     yield Text(verdict_text(result), "answer")
     if not result["complete"]:
-        yield Text("The study was interrupted before its final comparison: this is what was known then.")
-    if result["speedup"] and result["speedup"]["unstable"]:
-        yield Text("The machine's speed changed during the final comparison; repeat it when the machine is quiet.")
+        yield Text("The study was interrupted before its final: this is what was known then.")
+    if (final := result.get("final")) and final["undecided"]:
+        yield Text(f"Undecided: {final['undecided']}.")
+    for text in result.get("disturbances", ()):
+        yield Text(f"{text[:1].upper()}{text[1:]}.")
     yield from _bound(result)
     yield from _outputs(result["best"])
     yield _plan_table(study, study.best)
@@ -190,20 +200,24 @@ def _baselines(study: Study) -> Iterator[Block]:
     for name, entry in study.result["baselines"].items():
         latency = entry["latency_ms"]
         numbers = (latency["median"], *latency["ci95"], latency["samples"]) if latency else (None,) * 4
-        rows.append((name, *numbers, len(entry["plan"]["stages"]), entry["failure"] or ""))
+        against = entry.get("slower_than_best")
+        text = slower_text(Ratio(against["ratio"], *against["ci95"])) if against else ""
+        remark = entry["failure"] or ("scaled from the search" if latency and latency["source"] == "search" else "")
+        rows.append((name, *numbers, text, len(entry["plan"]["stages"]), remark))
     unit = study.objective.shown
     numbered = (Column(f"median, {unit}", ".4g"), Column("95 % from", ".4g"), Column("to", ".4g"))
-    columns = (Column("plan"), *numbered, Column("samples", ",d"), Column("stages", "d"), Column("remark"))
+    columns = (Column("plan"), *numbered, Column("samples", ",d"),
+               Column("against the recommended plan"), Column("stages", "d"), Column("remark"))  # fmt: skip
     table = Table("Known plans", columns, tuple(rows))
-    named = spreads(study)
+    named = () if study.predicted else spreads(study)
     if not named:
         yield table
         return
     yield Figure(
         "samples",
         plots.distributions(named, unit),
-        "Every sample as a dot, the median as a stroke, its 95 % interval as a line. Plans with few samples were "
-        "measured only well enough to see that they are no candidates.",
+        "Every sample as a dot, the median as a stroke, its 95 % interval as a line, in the state of the machine "
+        "during the final. Plans with few samples were measured only well enough to see that they are no candidates.",
         table,
     )
 
@@ -222,12 +236,12 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     known = {bar.name for bar in drawn if bar.source == "measured"}
     without = ", ".join(dict.fromkeys(f"“{bar.name}”" for bar in drawn if bar.name not in known))
     unseen = f" No measured timeline of {without} was kept: it was stopped early, or the evaluator has none."
-    unseen = unseen if without else ""
+    unseen = unseen if without and not study.predicted else ""
+    told = "as predicted" if study.predicted else "measured and as the model of single operators predicts them"
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
-        "Lanes over time, measured and as the model of single operators predicts them, on one scale. "
-        f"best/trace.json holds the same for ui.perfetto.dev.{unseen}",
+        f"Processors over time, {told}, on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
         Table("Timelines", columns, tuple(rows)),
     )
 
@@ -242,8 +256,8 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     yield Figure(
         "stages",
         plots.by_stages(found, best, study.objective.shown),
-        "Each plan by its number of stages; the line joins the best of each. These are the medians of the search, "
-        "in which the fastest are in part lucky; the answer comes from the final comparison.",
+        "Each plan by its number of stages; the line joins the best of each. "
+        + ("" if study.predicted else "These are medians of the search; the answer comes from the final."),
         Table("By number of stages", columns, rows),
     )
 

@@ -9,7 +9,9 @@ number of parts is uniform, and lanes are uniform.
 from __future__ import annotations
 
 import io
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,19 @@ HIDDEN = 32
 _MAKE_ONE = "optimize pretrain makes one"
 _Array = NDArray[np.float64]
 _Ints = NDArray[np.int64]
+_MOST_NBYTES = 4 << 20  # of unpacked weights
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,12 +90,16 @@ class Weights:
         """
         try:
             # Read whole first: numpy leaves a file open that is no archive.
-            with np.load(io.BytesIO(read_bounded(path)), allow_pickle=False) as content:
+            packed = io.BytesIO(read_bounded(path))
+            with zipfile.ZipFile(packed) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > _MOST_NBYTES:
+                    raise ValueError("too large")
+            with np.load(packed, allow_pickle=False) as content:
                 version, names = int(content["schema_version"]), tuple(str(n) for n in content["features"])
                 found = cls(*(np.asarray(content[name], dtype=np.float64) for name in ("inner", "bias", "out")))
         except OSError as error:
             raise UsageError(f"{path}: not a policy: {(error.strerror or str(error)).lower()}", _MAKE_ONE) from error
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGED as error:
             raise UsageError(f"{path}: not a policy, or a damaged one", _MAKE_ONE) from error
         if version != SCHEMA_VERSION or names != NAMES:
             raise UsageError(f"{path}: a policy for other features than this version has", "train it again")

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import Comparison, ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.measurement.comparison import Comparison, compare
+from evaluators.measurement.final import FinalPolicy
 from optimizer.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
 from search_spaces.coexecution import CoexecutionSpace
@@ -42,7 +43,6 @@ def shown(found: Comparison) -> Row:
         "ci95": list(found.ci95),
         "significant": found.significant,
         "rounds": found.rounds,
-        "unstable": found.unstable,
     }
 
 
@@ -55,10 +55,10 @@ def parts_of(graph: Graph, platform: Platform, plan: Plan) -> list[str]:
     ]
 
 
-def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row, policy: ComparisonPolicy) -> Row:
+def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row, policy: FinalPolicy) -> Row:
     """Compare a study's best plan with its baselines, and chains with operators split one by one."""
 
-    def compared(name: str, plan: Plan, candidate: Plan, policy: ComparisonPolicy = policy) -> Row:
+    def compared(name: str, plan: Plan, candidate: Plan, policy: FinalPolicy = policy) -> Row:
         found = compare(
             lambda: session.load(graph, plan, fresh=True),
             lambda: session.load(graph, candidate, fresh=True),
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3, help="of each comparison, at least")
     given = parser.parse_args()
-    policy = ComparisonPolicy(precision=0.005, max_s=given.seconds, min_rounds=given.rounds, max_rounds=12)
+    policy = FinalPolicy(precision=0.005, max_s=given.seconds, min_rounds=given.rounds, max_rounds=12)
     document: Row = {
         "schema_version": 1,
         "command": f"python -m tests.benchmarks.coexecution_pairs {given.runs.name} {given.out.name}"

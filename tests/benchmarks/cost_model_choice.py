@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator
+from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import FinalPolicy
 from optimizer.config import parse_config
 from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
@@ -32,7 +33,7 @@ from search_spaces.plan import Plan
 
 MODELS = "vgg16,squeezenet1_1,mobilenet_v1"
 STAGES, PREDICTED, MEASURED = 3, 30, 60
-POLICY = ComparisonPolicy(precision=0.004, max_s=15.0, min_rounds=8)
+POLICY = FinalPolicy(precision=0.004, max_s=15.0, min_rounds=8)
 
 
 def study(model: str, lanes: str, budget: int, platform: str | None) -> tuple[Plan, Result]:
@@ -76,7 +77,6 @@ def chosen(model: str, lanes: str, platform: str) -> dict[str, Any]:
         "ci95": [low - 1.0, high - 1.0],
         "predicted_plan_ms": found_pair.baseline.median * 1e3,
         "measured_plan_ms": found_pair.candidate.median * 1e3,
-        "unstable": found_pair.unstable,
     }
 
 

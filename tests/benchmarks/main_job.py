@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Candidate
-from evaluators.comparison import Comparison, ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator
+from evaluators.measurement.comparison import Comparison, compare
+from evaluators.measurement.final import FinalPolicy
 from search_spaces.models import load
 from search_spaces.plan import Plan
 
@@ -53,7 +54,7 @@ def versus(model: str, baseline: Plan, candidate: Plan, max_s: float) -> Compari
         def loaded(plan: Plan) -> Candidate:
             return session.load(graph, plan, fresh=True)
 
-        policy = ComparisonPolicy(max_s=max_s)
+        policy = FinalPolicy(max_s=max_s)
         return compare(lambda: loaded(baseline), lambda: loaded(candidate), policy, np.random.default_rng(0))
 
 

@@ -42,8 +42,9 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Candidate
-from evaluators.comparison import ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import FinalPolicy
 from optimizer.devices import choose_platform
 from optimizer.provenance import provenance
 from search_spaces.chain import ChainSpace, chain_plan
@@ -56,7 +57,7 @@ MODEL, LANES, STAGES, BUDGET = "vgg16", ("cpu", "cpu0", "cpu1"), 3, 200
 FIRST, LATER, APART, CLOSE = 1.5, 1.15, 1.05, 1.03
 REFERENCE_EVERY_S, REFERENCE_RUNS, PART_RUNS, AGAIN_RUNS = 5.0, 3, 3, 4
 FINALISTS, LAST = 10, 3
-_PAIRED = (ComparisonPolicy(precision=0.004, max_s=5.0), ComparisonPolicy(precision=0.002, max_s=15.0, min_rounds=8))
+_PAIRED = (FinalPolicy(precision=0.004, max_s=5.0), FinalPolicy(precision=0.002, max_s=15.0, min_rounds=8))
 
 
 class Kept:
@@ -289,7 +290,6 @@ def finals(folder: Path, minutes: float) -> str:
                         "rounds": found.rounds,
                         "best_ms": found.baseline.median * 1e3,
                         "candidate_ms": found.candidate.median * 1e3,
-                        "unstable": found.unstable,
                     }
                 )
     return "all comparisons are done"

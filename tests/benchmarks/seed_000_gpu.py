@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import ComparisonPolicy, compare
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import FinalPolicy
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import baselines
 from optimizer.provenance import provenance
@@ -37,7 +38,7 @@ CNNS = (
     "retinaface,fast_style_transfer"
 )
 ALONE = SamplingPolicy(precision=0.002, max_s=1.0, min_runs=20, max_runs=400)
-PAIRED = ComparisonPolicy(precision=0.003, max_s=1.5, min_rounds=5, max_rounds=20)
+PAIRED = FinalPolicy(precision=0.003, max_s=1.5, min_rounds=5, max_rounds=20)
 
 
 def criteria(session: LitertSession, graph: Graph, platform: Platform, lane: str) -> dict[str, Any]:

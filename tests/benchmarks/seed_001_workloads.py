@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator
+from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import FinalPolicy
 from optimizer.config import parse_config
 from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
@@ -39,7 +40,7 @@ REQUESTS = {"4": 6, "8": 4, "mix": 3}
 # Requests a second of each model: 0.7 to 0.9 of what two cores can do, a Xeon's for the SqueezeNets, an EPYC's for the
 # mix.
 RATES = {"4": 60.0, "8": 30.0, "mix": 25.0}
-POLICY = ComparisonPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_pairs=2)
+POLICY = FinalPolicy(precision=0.01, max_s=2.0, min_rounds=3, max_rounds=6, min_blocks=2)
 BUDGET = "14"
 
 

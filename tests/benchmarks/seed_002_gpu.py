@@ -30,8 +30,9 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Agreement
-from evaluators.comparison import ComparisonPolicy, compare
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import FinalPolicy
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.config import StudyConfig
@@ -227,7 +228,7 @@ def against(session: LitertSession, space: CoexecutionSpace, plan: Plan, first: 
         compared = compare(
             lambda: session.load(space.graph, first),
             lambda: session.load(space.graph, plan),
-            ComparisonPolicy(precision=0.005, max_s=1.5, min_rounds=5, max_rounds=20),
+            FinalPolicy(precision=0.005, max_s=1.5, min_rounds=5, max_rounds=20),
             np.random.default_rng(0),
         )
     except OptimizeError as error:

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import Comparison, ComparisonPolicy, compare
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.measurement.comparison import Comparison, compare
+from evaluators.measurement.final import FinalPolicy
 from optimizer.branch_profile import branch_profile
 from optimizer.branches import branch_baselines, branch_beliefs, predictor
 from optimizer.profile import profile
@@ -50,7 +51,6 @@ def shown(found: Comparison) -> Row:
         "speedup": found.speedup,
         "ci95": list(found.ci95),
         "rounds": found.rounds,
-        "unstable": found.unstable,
     }
 
 
@@ -59,7 +59,7 @@ def against(session: LitertSession, graph: Graph, whole: Plan, plan: Plan, secon
     return compare(
         lambda: session.load(graph, whole, fresh=True),
         lambda: session.load(graph, plan, fresh=True),
-        ComparisonPolicy(precision=PRECISION, max_s=seconds, max_rounds=30),
+        FinalPolicy(precision=PRECISION, max_s=seconds, max_rounds=30),
         np.random.default_rng(0),
     )
 

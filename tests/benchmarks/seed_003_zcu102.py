@@ -23,7 +23,6 @@ from evaluators.cost_model.features import KERNELS, operator_features
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.session import CostModelEvaluator
-from evaluators.tabulated import Tabulated
 from optimizer.bounds import price_of
 from optimizer.branches import SEED_003, branch_baselines, branch_beliefs
 from optimizer.profile import known_profile
@@ -70,7 +69,7 @@ def fitted(graph: Graph, published: Mapping[str, Any]) -> tuple[CostProfile, Pla
 
 def outcome(graph: Graph, session: Session, platform: Platform) -> dict[str, Any]:
     """Return what the model says of running whole, of the seed's procedure, and of the joint plan."""
-    if not isinstance(session, Tabulated):
+    if not session.capabilities.costs:
         raise SystemExit("the cost model tells no tables")
     space = BranchSpace(graph, platform, len(graph.operators))
     known = known_profile(session.part_costs(graph), platform)

@@ -160,8 +160,8 @@ def deploy(path: Path, folder: Path) -> None:
     arrangement = Arrangement("fifo", (0, 1, 2, 3), ((12,), (12,), (), ()), lanes)
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with evaluator.host(*arguments) as session:
-        found = session.deploy(folder, problem.space.plan(arrangement))
-    if found is None or not found.identical:
+        found = session.deploy(folder, problem.joined.graph, problem.space.plan(arrangement))
+    if not found.identical:
         raise SystemExit(f"the plan computes something else: {found}")
 
 

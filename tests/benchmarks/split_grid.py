@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.comparison import ComparisonPolicy, compare
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import FinalPolicy
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.profile import known_profile, profile
@@ -43,7 +44,7 @@ from search_spaces.rewrites.lowering import is_split
 SHARE = 0.10
 WANTED = 0.97
 EACH = SamplingPolicy(precision=0.01, max_s=0.25, min_runs=8, max_runs=60)
-PAIRS = ComparisonPolicy(precision=0.005, max_s=5.0, min_rounds=15, max_rounds=60)
+PAIRS = FinalPolicy(precision=0.005, max_s=5.0, min_rounds=15, max_rounds=60)
 Row = dict[str, Any]
 AnySession = LitertSession | CostModelSession
 
@@ -57,10 +58,10 @@ def replayed(
     space: CoexecutionSpace, graph: Graph, platform: Platform, session: AnySession, known: Mapping[str, Measurement]
 ) -> list[Plan]:
     """Return the splits that a study measures, in order; the times are those that are known."""
-    if isinstance(session, LitertSession):
-        operators = profile(session, graph, platform)
-    else:
+    if session.capabilities.costs:
         operators = known_profile(session.part_costs(graph), platform)
+    else:
+        operators = profile(session, graph, platform)
     proposer = CoexecutionProposer(Problem(graph, platform, space, operators.costs(platform)), space)
     most = math.floor(SHARE * sum(is_split(plan) for plan in every_plan(space)))
     tried: list[Plan] = []
@@ -87,7 +88,7 @@ def found(session: AnySession, graph: Graph, platform: Platform) -> Row:
     chosen = min(tried, key=lambda p: known[p.digest].latency_s.median)
     best, as_good = ordered[0], known[ordered[0].digest].latency_s.median / known[chosen.digest].latency_s.median
     by_grid, interval = as_good, [as_good, as_good]
-    if isinstance(session, LitertSession):
+    if session.capabilities.outputs:
         # The best of many that were measured once each was in part lucky: the chosen one in pairs with the first three.
         as_good, interval = 1.0, [1.0, 1.0]
         for plan in ordered[:3]:
@@ -109,7 +110,7 @@ def found(session: AnySession, graph: Graph, platform: Platform) -> Row:
     }
 
 
-def _in_pairs(session: LitertSession, graph: Graph, plan: Plan, chosen: Plan) -> tuple[float, list[float]]:
+def _in_pairs(session: AnySession, graph: Graph, plan: Plan, chosen: Plan) -> tuple[float, list[float]]:
     """Return how good the chosen split is beside another one, and the interval of that."""
     ours = compare(
         lambda: session.load(graph, plan, fresh=True),

@@ -22,12 +22,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from evaluators.base import Candidate, Session
+from evaluators.base import Candidate
+from evaluators.forwarding import ForwardingSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
@@ -61,15 +61,10 @@ class Disk:
         self.syncs += 1
 
 
-@dataclass
-class Device:
+class Device(ForwardingSession):
     """A synthetic session that counts the seconds that its simulation takes."""
 
-    inner: Session
-    seconds: float = 0.0
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.inner.fingerprint()
+    seconds = 0.0
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
         begin = time.perf_counter()

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from evaluators.base import Batch, Session, Streaming
+from evaluators.base import Batch, Session
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.objectives import find_objective
 from evaluators.table.placement import read_placement
@@ -234,7 +234,6 @@ def _alone(session: CostModelSession, graph: Graph, plan: Plan) -> Plain:
     with closing(session.load(graph, plan)) as candidate:
         found = _figures(candidate.run(1))
         try:
-            assert isinstance(candidate, Streaming)
             return found | {"period_s": float(candidate.stream(1).latency_s[0])}
         except UnavailableError:
             return found

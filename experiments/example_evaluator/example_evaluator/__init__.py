@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 
-from evaluators.base import Batch
+from evaluators.base import Batch, Capabilities
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.tensors import agreement
 from search_spaces.chain import chain_plan
@@ -31,7 +31,7 @@ TOLERANCE = 1e-3  # relative: unlike kernels round differently
 
 
 class BoardEvaluator:
-    name, contract_version, measures_here = "example", 1, True  # this "board" is a process here; yours is elsewhere
+    name, contract_version = "example", 1
 
     def platform(self):
         kinds = {"cpu": "cpu", "dsp": "npu"}  # they share one memory; here they take turns
@@ -44,6 +44,8 @@ class BoardEvaluator:
 
 
 class BoardSession:
+    capabilities = Capabilities(outputs=True)  # verify() compares them
+
     def __init__(self, platform, folder, stack):
         self.platform, self.folder, self.stack = platform, folder, stack
 

@@ -1,0 +1,252 @@
+"""Counters of the kernel that tell, for a stretch of time, how long the measuring threads waited for a core.
+
+A run is judged by these counters alone, never by how long it took: rejecting slow runs would make every plan look
+faster than it is, and unsteady plans more so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from evaluators.cgroup import throttled_s
+
+_PROC = Path("/proc")
+_STEAL = 7  # column of a cpu line in /proc/stat
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SLOW_S = 1e-4  # /proc/stat of many cores takes longer to read, and is then read rarely
+_RARELY_S = 0.25
+
+QUIET = 0.01
+"""Runs that were without a core for a larger share of their time are repeated."""
+
+_REPEATS = 3
+_PAYS = 0.2  # of the last repeats, at least this share must have found a quiet moment
+_LOOK_AGAIN = 10  # else one of so many disturbed runs is repeated, to see whether the machine has calmed down
+_MEMORY = 0.9  # how much of the share of useful repeats each new one leaves
+
+Result = TypeVar("Result")
+
+TASKS = "other processes held the cores"
+STEAL = "the host took the cores"
+QUOTA = "the CPU quota of the container was used up"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since some moment; only differences mean something.
+
+    Attributes:
+        at_s: when they were read (monotonic).
+        waited_ns: thread → nanoseconds in which it was ready and had no core (``schedstat``).
+        switches: thread → how often it was taken off its core.
+        stolen_s: seconds that the machine below took from the cores, summed over them.
+        throttled_s: seconds in which the control group had used up its quota.
+    """
+
+    at_s: float
+    waited_ns: Mapping[int, int] = field(default_factory=dict)
+    switches: Mapping[int, int] = field(default_factory=dict)
+    stolen_s: float = 0.0
+    throttled_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What kept the measuring threads off their cores during a stretch of time.
+
+    Attributes:
+        lasted_s: how long the stretch was.
+        waited_s: by other processes, summed over threads; threads that wait side by side count each.
+        switches: involuntary ones.
+        stolen_s: by the machine below.
+        throttled_s: by the quota of a control group.
+    """
+
+    lasted_s: float = 0.0
+    waited_s: float = 0.0
+    switches: int = 0
+    stolen_s: float = 0.0
+    throttled_s: float = 0.0
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds without a core, whoever had it."""
+        return self.waited_s + self.stolen_s + self.throttled_s
+
+    def __add__(self, other: Disturbance) -> Disturbance:
+        """Return the disturbance of both stretches together."""
+        return Disturbance(
+            self.lasted_s + other.lasted_s,
+            self.waited_s + other.waited_s,
+            self.switches + other.switches,
+            self.stolen_s + other.stolen_s,
+            self.throttled_s + other.throttled_s,
+        )
+
+    def to_json(self) -> dict[str, float]:
+        """Return plain values; zeros are left out."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {name: round(value, 6) for name, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, float]) -> Disturbance:
+        """Build it from what :meth:`to_json` returned; unknown fields are ignored."""
+        return cls(**{name: type(getattr(cls(), name))(data[name]) for name in cls.__slots__ if name in data})
+
+
+NOTHING = Disturbance()
+
+
+def between(before: Counters, after: Counters) -> Disturbance:
+    """Return what happened between two readings; threads that ended meanwhile are left out."""
+    waited = sum(value - before.waited_ns.get(thread, 0) for thread, value in after.waited_ns.items())
+    switches = sum(value - before.switches.get(thread, 0) for thread, value in after.switches.items())
+    return Disturbance(
+        after.at_s - before.at_s,
+        max(0, waited) * 1e-9,
+        max(0, switches),
+        max(0.0, after.stolen_s - before.stolen_s),
+        max(0.0, after.throttled_s - before.throttled_s),
+    )
+
+
+class TaskCounters:
+    """Reads :class:`Counters` of some processes; a reading takes some 0.1 ms.
+
+    Args:
+        cores: those that measurements run on.
+        processes: returns the processes that measure.
+        proc: where the kernel tells.
+    """
+
+    def __init__(self, cores: Iterable[int], processes: Callable[[], Iterable[int]], proc: Path = _PROC) -> None:
+        self._cores = {f"cpu{core}" for core in cores}
+        self._processes = processes
+        self._proc = proc
+        self._stolen = (0.0, -1.0)  # seconds, and when to look again
+
+    @property
+    def works(self) -> bool:
+        """Whether the kernel counts how long threads wait."""
+        return (self._proc / "self" / "schedstat").exists()
+
+    def read(self) -> Counters:
+        """Return the counters now; what the kernel does not tell stays 0."""
+        waited: dict[int, int] = {}
+        switches: dict[int, int] = {}
+        for process in self._processes():
+            folder = f"{self._proc}/{process}/task"
+            for thread in _listed(folder):
+                fields = _bytes(f"{folder}/{thread}/schedstat").split()
+                if len(fields) >= 2:
+                    waited[int(thread)] = int(fields[1])
+                    switches[int(thread)] = _involuntary(_bytes(f"{folder}/{thread}/status"))
+        now = time.monotonic()
+        return Counters(now, waited, switches, self._steal(now), throttled_s())
+
+    def _steal(self, now: float) -> float:
+        value, next_s = self._stolen
+        if now < next_s:
+            return value
+        found = 0
+        for line in _bytes(f"{self._proc}/stat").decode("ascii", "replace").splitlines():
+            name, *numbers = line.split()
+            if name in self._cores and len(numbers) > _STEAL:
+                found += int(numbers[_STEAL])
+            elif not name.startswith("cpu"):
+                break
+        took_s = time.monotonic() - now
+        self._stolen = found / _TICKS, now + (_RARELY_S if took_s > _SLOW_S else 0.0)
+        return self._stolen[0]
+
+
+class RunFilter:
+    """Makes runs, and repeats those that waited for a core as long as that finds quiet moments.
+
+    Args:
+        counters: reads the kernel's counters of the threads that measure; None where there are none.
+
+    Attributes:
+        total: what happened during all runs.
+        repeated: how many were repeated.
+    """
+
+    def __init__(self, counters: Callable[[], Counters] | None = None) -> None:
+        self._counters = counters
+        self.total = Disturbance()
+        self.repeated = 0
+        self._useful = 1.0  # share of repeats that found a quiet moment, the last ones counting most
+        self._skipped = 0
+
+    def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """Return the least disturbed result of a few tries, and the share of its time without a core."""
+        best, lost = self.once(work)
+        for _ in range(_REPEATS):
+            if lost <= QUIET or not self._worth_it():
+                break
+            again, share = self.once(work)
+            self.repeated += 1
+            self._useful = _MEMORY * self._useful + (1.0 - _MEMORY) * (share <= QUIET)
+            if share < lost:
+                best, lost = again, share
+        return best, lost
+
+    def _worth_it(self) -> bool:
+        if self._useful >= _PAYS:
+            return True
+        self._skipped += 1
+        return self._skipped % _LOOK_AGAIN == 0
+
+    def once(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """Return a result and the share of its time without a core, however large that is."""
+        if self._counters is None:
+            return work(), 0.0
+        before = self._counters()
+        result = work()
+        happened = between(before, self._counters())
+        self.total += happened
+        return result, happened.lost_s / happened.lasted_s if happened.lasted_s > 0.0 else 0.0
+
+
+def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
+    """Return what disturbed a stretch of time, in sentences; nothing where it is not worth telling.
+
+    Args:
+        rejected: how many runs were repeated for it.
+        cores: how many the measurements use.
+    """
+    if found.lasted_s <= 0.0:
+        return []
+    told = []
+    for seconds, cause in ((found.waited_s, TASKS), (found.stolen_s, STEAL), (found.throttled_s, QUOTA)):
+        share = seconds / (found.lasted_s * max(1, cores))
+        if share >= 0.01:
+            told.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({share:.0%})")
+    if rejected and told:
+        told[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
+    return told
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - called between runs
+    except OSError:
+        return []
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called between runs
+            return file.read(65536) or b""
+    except OSError:
+        return b""
+
+
+def _involuntary(status: bytes) -> int:
+    _, _, rest = status.rpartition(b"nonvoluntary_ctxt_switches:")
+    return int(rest) if rest.strip().isdigit() else 0

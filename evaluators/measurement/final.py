@@ -1,0 +1,825 @@
+"""The final: several loaded plans measured against each other until one is left or the rest are equal.
+
+Two instances of one plan differ by a lasting 0.4 to 0.65 % (memory placement), and a shared machine changes its speed
+within seconds. So a final repeats on two levels: rounds of rebuilt instances, and in each round blocks in which every
+plan has one short turn, in random order. Rounds are the independent observations, and only differences within a block
+count. Runs that waited for a core are repeated; kernel counters tell which, never the latency.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Batch, Candidate
+from evaluators.measurement.disturbance import NOTHING, QUIET, Counters, Disturbance, RunFilter
+from evaluators.samples import Samples
+from search_spaces.errors import RunFolderError, UnavailableError, UsageError
+
+Load = Callable[[], Candidate]
+"""Builds a new instance of a plan at each call (:meth:`~evaluators.base.Session.load` with ``fresh``)."""
+
+SETTLE_BELOW_S = 0.05
+"""A turn of shorter runs begins with discarded ones, which restore caches and clocks. Longer runs do so themselves."""
+
+LEVELS = (QUIET, 0.03, 0.10, math.inf)
+"""Share of a turn without a core from which on it counts as disturbed. Where too few turns keep a level, the next one
+counts: a machine that is busy all the time must not leave a plan without figures."""
+
+_ALPHA = 0.025  # of the t interval of one pair: looking after each round costs as much again
+_EARLY_ROUNDS, _EARLY_ALPHA = 5, 0.005  # a few rounds agree by chance
+_OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to it
+ROUND_NOISE = 0.005
+"""Relative standard deviation of a difference between rounds that is assumed before rounds can tell."""
+_PRIOR_ROUNDS = 5  # how many rounds' worth of variance the other pairs contribute to that of one pair
+_GROSS = 0.5  # a plan that is slower by more than this in every sense leaves after its first round
+_DECIDED = 0.25  # an interval within a quarter of the difference needs no more rounds
+_SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
+_GAIN, _IDLE = 0.99, 4  # runs that are no faster than that, so many times, gain no more
+_FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
+_SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
+_FOCUS, _KEPT_SHARE = 6, 0.75
+"""Where noise lets no plan be ruled out, each round goes on with the most promising ones: three quarters of those of
+the round before, but at least six."""
+_ADMITTED = 0.4  # share of the time in which plans are admitted to the first round
+_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built
+_ROUND_S = 0.4  # a round lasts at least this long, or its most blocks: disturbances of a moment fill no round
+INSTANCE_NOISE = 0.004
+"""Relative standard deviation between instances of a plan, where too few are built to see it."""
+_UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
+_ERRORS_IN_HALF = 2.5  # standard errors in the half of a simultaneous interval, about
+_EXACT = 1e-9  # sums of the same prices in another order differ by less
+_NORMAL = 1.96  # standard deviations to either side hold 95 %
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FinalPolicy:
+    """How hard to try to tell plans apart.
+
+    Attributes:
+        precision: two plans are equal when the interval of their ratio is within this share.
+        tie: a plan that is not distinguishable from the fastest and at most this much slower may be preferred.
+        max_s: begin no round when loading and running took this many seconds.
+        disturbed_s: seconds that are added where half of the turns or more were disturbed; fewer where fewer were.
+        min_rounds, max_rounds: how many times instances are rebuilt.
+        min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
+        turn_s: how long a turn's measured runs take together, about; 0 for one run.
+        settle_s: how long the discarded runs of a turn take at least, about; 0 for none.
+        slow_load_s: where loading takes longer, at most two instances of a plan are built, and kept.
+        loaded: how many plans are loaded at once.
+        least: how many plans take part in the first round however long that takes.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    precision: float = 0.005
+    tie: float = 0.01
+    max_s: float = 14.0
+    disturbed_s: float = 60.0
+    min_rounds: int = 5
+    max_rounds: int = 100
+    min_blocks: int = 3
+    max_blocks: int = 9
+    turn_s: float = 0.02
+    settle_s: float = 0.01
+    slow_load_s: float = 1.0
+    loaded: int = 8
+    least: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.precision < 1.0:
+            raise UsageError(f"precision {self.precision} is no share", "give a value between 0 and 1, such as 0.005")
+        if not self.max_s > 0.0:
+            raise UsageError(f"max_s {self.max_s}: a final needs more than 0 seconds")
+        if not 2 <= self.min_rounds <= self.max_rounds:
+            raise UsageError(f"rounds {self.min_rounds} to {self.max_rounds}: need 2 <= min_rounds <= max_rounds")
+        if not 1 <= self.min_blocks <= self.max_blocks:
+            raise UsageError(f"blocks {self.min_blocks} to {self.max_blocks}: need 1 <= min_blocks <= max_blocks")
+        if self.loaded < 2:
+            raise UsageError(f"loaded {self.loaded}: a comparison needs 2 plans at once")
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as long one plan takes as another.
+
+    Attributes:
+        value: above 1 the first one is slower.
+        low, high: the 95 % interval, which holds for all pairs of a final at once.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes that both are equally fast."""
+        return not self.low <= 1.0 <= self.high
+
+    @property
+    def inverse(self) -> Ratio:
+        """How many times as long the second plan takes as the first."""
+        return Ratio(1.0 / self.value, 1.0 / self.high, 1.0 / self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a final says of one plan.
+
+    Attributes:
+        samples: one value for each turn, in the state of the machine that all standings share; None where the plan
+            was not measured.
+        levels: log seconds in each round; None where the plan did not take part.
+        stage_s: median seconds of each stage.
+        failure: why it dropped out, or "".
+        kept: how many instances were built where loading is slow; 0 where each round had one of its own.
+        errors: of a prediction, see :class:`~evaluators.base.Batch`.
+    """
+
+    samples: Samples | None
+    levels: tuple[float | None, ...] = ()
+    stage_s: tuple[float, ...] = ()
+    failure: str = ""
+    errors: tuple[float, ...] | None = None
+    kept: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the standing as plain values."""
+        return {
+            "samples": self.samples.to_json() if self.samples else None,
+            "levels": list(self.levels),
+            "stage_s": list(self.stage_s),
+            **({"failure": self.failure} if self.failure else {}),
+            **({"errors": list(self.errors)} if self.errors is not None else {}),
+            **({"kept": self.kept} if self.kept else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Standing:
+        """Build a standing from what :meth:`to_json` returned."""
+        samples, errors = data["samples"], data.get("errors")
+        return cls(
+            Samples.from_json(samples) if samples is not None else None,
+            tuple(None if level is None else float(level) for level in data["levels"]),
+            tuple(float(s) for s in data["stage_s"]),
+            str(data.get("failure", "")),
+            None if errors is None else tuple(float(e) for e in errors),
+            int(data.get("kept", 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What a final found.
+
+    Attributes:
+        standings: in the order of the plans that were given.
+        racing: the plans that were left at the end; others may be no slower, but look so.
+        disturbance: what kept the measuring threads off their cores.
+        repeated: how many turns were repeated for it.
+        exact: whether every instance of each plan took exactly the same time, as predictions do.
+    """
+
+    standings: tuple[Standing, ...]
+    racing: tuple[int, ...]
+    disturbance: Disturbance = NOTHING
+    repeated: int = 0
+    exact: bool = False
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """The plans that have figures and did not fail."""
+        return tuple(i for i, s in enumerate(self.standings) if s.samples is not None and not s.failure)
+
+    @property
+    def rounds(self) -> int:
+        """How many times instances were rebuilt."""
+        return max((len(s.levels) for s in self.standings), default=0)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the figures are predictions with known errors."""
+        return any(s.errors is not None for s in self.standings)
+
+    def effect(self, plan: int, other: int) -> float:
+        """Return the log of how many times as long a plan takes as another."""
+        return self._table.effect(plan, other)
+
+    def ratio(self, plan: int, other: int) -> Ratio:
+        """Return how many times as long a plan takes as another, with the interval."""
+        value = self._table.effect(plan, other)
+        half = math.hypot(self._table.half(plan, other), _NORMAL * self.model_sigma(plan, other))
+        if plan != other and not self.exact:
+            built = [self.standings[i].kept for i in (plan, other)]
+            half = math.hypot(half, _NORMAL * INSTANCE_NOISE * math.sqrt(sum(1.0 / n for n in built if n)))
+        return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
+
+    def model_sigma(self, plan: int, other: int) -> float:
+        """Return the relative standard deviation of the ratio of two predictions; 0 where they were measured.
+
+        What both plans may be wrong about in the same way cancels; what no term of a model describes does not.
+        """
+        one, two = self.standings[plan].errors, self.standings[other].errors
+        if one is None or two is None or plan == other:
+            return 0.0
+        return math.hypot(float(np.linalg.norm(np.subtract(one, two))), _UNDESCRIBED)
+
+    @property
+    def fastest(self) -> int:
+        """The plan with the least latency.
+
+        Raises:
+            UnavailableError: no plan could be measured.
+        """
+        if not self.measured:
+            reasons = "; ".join(dict.fromkeys(s.failure for s in self.standings if s.failure))
+            raise UnavailableError(f"no plan could be measured in the final: {reasons or 'there was none'}")
+        return self._table.fastest(self.measured)
+
+    def choose(self, stages: Sequence[int], tie: float, allowed: Iterable[int] | None = None) -> int:
+        """Return the plan to recommend: the fastest, or one with fewer stages that cannot be told from it.
+
+        No other plan is significantly faster than the one that is returned.
+
+        Args:
+            stages: how many each plan has.
+            tie: how much slower than the fastest the plan may be; predictions may differ by their error instead.
+            allowed: the plans to choose from; by default all.
+        """
+        among = [i for i in self.measured if allowed is None or i in set(allowed)]
+        best = self._table.fastest(among)
+
+        def eligible(i: int) -> bool:
+            if i == best:
+                return True
+            to_best = self.ratio(i, best)
+            near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
+            return near and to_best.low <= 1.0 and not any(self.ratio(i, j).low > 1.0 for j in among if j != i)
+
+        return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
+
+    def expected_loss(self, chosen: int, rival: int) -> float:
+        """Return by how much, relative, a rival is faster than the chosen plan on average over what it may be.
+
+        What is expected of the positive part of a normal variable with the mean and the standard error of the
+        difference: 40 % of the error where the two look the same, nothing where the rival looks clearly slower.
+        """
+        ratio = self.ratio(chosen, rival)
+        mean = math.log(ratio.value)
+        sigma = (math.log(ratio.high) - mean) / _ERRORS_IN_HALF
+        if sigma <= 0.0:
+            return max(0.0, mean)
+        z = mean / sigma
+        return sigma * math.exp(-z * z / 2.0) / math.sqrt(2.0 * math.pi) + mean * 0.5 * math.erfc(-z / math.sqrt(2.0))
+
+    @property
+    def _table(self) -> _Levels:
+        rows = max((len(s.levels) for s in self.standings), default=0)
+        table = np.full((rows, len(self.standings)), np.nan)
+        for column, standing in enumerate(self.standings):
+            for row, level in enumerate(standing.levels):
+                table[row, column] = np.nan if level is None else level
+        return _Levels(table, exact=self.exact)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the final as plain values."""
+        return {
+            "standings": [s.to_json() for s in self.standings],
+            "racing": list(self.racing),
+            "disturbance": self.disturbance.to_json(),
+            "repeated": self.repeated,
+            "exact": self.exact,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Final:
+        """Build a final from what :meth:`to_json` returned; unknown fields are ignored.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            content: Any = data
+            return cls(
+                tuple(Standing.from_json(s) for s in content["standings"]),
+                tuple(int(i) for i in content["racing"]),
+                Disturbance.from_json(content["disturbance"]),
+                int(content["repeated"]),
+                bool(content["exact"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"the final in the log is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """Log seconds of plans in rounds, shape ``(rounds, plans)``, NaN where a plan did not take part."""
+
+    table: Array
+    exact: bool = False
+
+    def differences(self, plan: int, other: int) -> Array:
+        """Return the differences in the rounds of both, outliers pulled in."""
+        values: Array = self.table[:, plan] - self.table[:, other]
+        values = values[np.isfinite(values)]
+        if len(values) < 3:
+            return values
+        middle = np.median(values)
+        spread = max(1.4826 * float(np.median(np.abs(values - middle))), ROUND_NOISE)
+        return np.clip(values, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
+
+    def effect(self, plan: int, other: int) -> float:
+        """Return the mean difference of two plans, over other plans where they never met."""
+        if plan == other:
+            return 0.0
+        values = self.differences(plan, other)
+        if len(values):
+            mean = float(values.mean())
+            return 0.0 if self.exact and abs(mean) < _EXACT else mean
+        met = np.isfinite(self.table)
+        via = [k for k in range(self.table.shape[1]) if (met[:, k] & met[:, plan]).any()]
+        via = [k for k in via if (met[:, k] & met[:, other]).any()]
+        if not via:
+            return float(np.nanmean(self.table[:, plan]) - np.nanmean(self.table[:, other]))
+        return float(np.mean([self.differences(plan, k).mean() + self.differences(k, other).mean() for k in via]))
+
+    def fastest(self, among: Sequence[int]) -> int:
+        """Return the plan that none of the others is faster than, by their mean differences."""
+        best = among[0]
+        for plan in (*among[1:], *among):  # twice: plans that met in few rounds only may form no order
+            if self.effect(plan, best) < 0.0:
+                best = plan
+        return best
+
+    def half(self, plan: int, other: int) -> float:
+        """Return the half width of the interval of a difference: Student's, for all pairs with one plan at once.
+
+        A pair's own variance is moderated by that of all pairs (Smyth 2004, doi:10.2202/1544-6115.1027): three
+        rounds alone say little.
+        """
+        if self.exact or plan == other:
+            return 0.0
+        values = self.differences(plan, other)
+        count = max(1, len(values))
+        own = float(values.var(ddof=1)) if count > 1 else 0.0
+        common, known = self._common
+        others = min(_PRIOR_ROUNDS, max(0, known - (count - 1)))
+        if others:
+            prior = others
+        else:  # a plan that left after one round was slower by far more than rounds ever differ
+            prior, common = (1 if count > 1 else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
+        freedom = prior + count - 1
+        variance = (prior * max(common, ROUND_NOISE**2 / 4) + (count - 1) * own) / freedom
+        pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
+        alpha = _ALPHA if count >= _EARLY_ROUNDS else _EARLY_ALPHA
+        return _student(1.0 - alpha / pairs, freedom) * math.sqrt(variance / count)
+
+    @property
+    def _common(self) -> tuple[float, int]:
+        """Return the variance of a difference within pairs, over all pairs, and its degrees of freedom."""
+        table = self.table[:, np.isfinite(self.table).any(axis=0)]
+        rows = table[np.isfinite(table).sum(axis=1) >= 2]
+        if len(rows) < 2:
+            return ROUND_NOISE**2, 0
+        rows = rows - np.nanmean(rows, axis=1, keepdims=True)
+        for _ in range(3):  # two-way fit with cells missing
+            columns = np.nanmean(rows, axis=0, keepdims=True)
+            rows = rows - np.nan_to_num(columns)
+            rows = rows - np.nanmean(rows, axis=1, keepdims=True)
+        cells = np.isfinite(rows)
+        freedom = int(cells.sum() - len(rows) - cells.any(axis=0).sum() + 1)
+        if freedom < 1:
+            return ROUND_NOISE**2, 0
+        values = rows[cells]
+        spread = max(1.4826 * float(np.median(np.abs(values))), ROUND_NOISE)
+        kept = np.clip(values, -_OUTLIER * spread, _OUTLIER * spread)
+        return 2.0 * float((kept**2).sum()) / freedom, freedom
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One turn of a plan: log seconds, share of it without a core."""
+
+    log_s: float
+    lost: float
+
+
+@dataclass(slots=True)
+class _Round:
+    """The turns of a round: for each plan one a block, None where it failed."""
+
+    turns: dict[int, list[_Turn]] = field(default_factory=dict)
+
+    def levels(self) -> tuple[dict[int, float], dict[int, Array]]:
+        """Return each plan's log level, without what all turns of a block share, and its turns as they were."""
+        plans = [i for i, turns in self.turns.items() if turns]
+        blocks = max((len(self.turns[i]) for i in plans), default=0)
+        log_s = np.full((blocks, len(plans)), np.nan)
+        lost = np.full((blocks, len(plans)), np.inf)
+        for column, plan in enumerate(plans):
+            for row, turn in enumerate(self.turns[plan]):
+                log_s[row, column], lost[row, column] = turn.log_s, turn.lost
+        present = np.isfinite(log_s)
+        for level in LEVELS:
+            kept = present & (lost <= level)
+            if (kept.sum(axis=0) * 2 >= present.sum(axis=0)).all():
+                log_s = np.where(kept, log_s, np.nan)
+                break
+        middle = np.nanmedian(log_s, axis=0)
+        for _ in range(3):  # median polish: blocks share what the machine did meanwhile
+            shared = _median_of_rows(log_s - middle)
+            shared = shared - np.nanmedian(shared)
+            middle = np.nanmedian(log_s - shared[:, None], axis=0)
+        turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
+        return {plan: float(middle[c]) for c, plan in enumerate(plans)}, turns
+
+
+def run_final(
+    loads: Sequence[Load],
+    policy: FinalPolicy,
+    rng: np.random.Generator,
+    *,
+    reuse: Mapping[int, Load] = MappingProxyType({}),
+    conditions: Callable[[], Mapping[str, Any]] = dict,
+    counters: Callable[[], Counters] | None = None,
+    watched: Callable[[Final], Iterable[int]] = lambda _: (),
+    progress: Callable[[str], None] = lambda _: None,
+    computed: bool = True,
+) -> Final:
+    """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
+
+    Args:
+        loads: builds a new instance of each plan; the most promising plan first, since time may not suffice for all.
+        policy: see there.
+        rng: decides who is built and who runs first.
+        reuse: of plans that load slowly, what returns an instance that may share what is loaded already.
+        conditions: tells at the end what the samples were taken under, to be kept with them.
+        counters: reads the kernel's counters of the threads that measure; None where there are none.
+        watched: returns plans whose ratio to the fastest is to be known well though they have lost.
+        progress: told once a round.
+        computed: whether latencies that repeat each other to the last bit are computed ones. Otherwise a coarse timer
+            made them, and nothing finer than its resolution is known.
+
+    A plan that fails twice drops out with the reason; the others go on.
+
+    Raises:
+        UsageError: there is no plan.
+    """
+    if not loads:
+        raise UsageError("a final needs at least one plan")
+    return _Runner(loads, reuse, policy, rng, counters, watched, progress, computed=computed).run(conditions)
+
+
+class _Runner:
+    """The state of a final under way."""
+
+    def __init__(
+        self,
+        loads: Sequence[Load],
+        reuse: Mapping[int, Load],
+        policy: FinalPolicy,
+        rng: np.random.Generator,
+        counters: Callable[[], Counters] | None,
+        watched: Callable[[Final], Iterable[int]],
+        progress: Callable[[str], None],
+        *,
+        computed: bool,
+    ) -> None:
+        self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
+        self._computed = computed
+        self._filter, self._watched, self._progress = RunFilter(counters), watched, progress
+        count = len(loads)
+        self._racing = set(range(count))  # may still be the fastest
+        self._running = list(range(count))  # are measured in the next round
+        self._levels: list[dict[int, float]] = []
+        self._turns: list[dict[int, Array]] = []
+        self._stages: dict[int, list[Array]] = {i: [] for i in range(count)}
+        self._errors: dict[int, Array] = {}
+        self._failures: dict[int, list[str]] = {i: [] for i in range(count)}
+        self._typical_s: dict[int, float] = {}
+        self._best_s: dict[int, float] = {}
+        self._load_s: dict[int, float] = {}
+        self._kept: dict[int, list[Candidate]] = {}
+        self._instances: dict[int, int] = {}
+        self._loaded = policy.loaded
+        self._spent_s = 0.0
+        self._turns_made, self._disturbed = 0, 0
+
+    def run(self, conditions: Callable[[], Mapping[str, Any]]) -> Final:
+        try:
+            while self._running and not self._over():
+                self._round()
+                self._eliminate()
+        finally:
+            for plan in list(self._kept):
+                self._forget(plan)
+        return self._final(dict(conditions()))
+
+    # --- rounds -------------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        done = len(self._levels)
+        self._progress(f"final, round {done + 1}: {len(self._running)} plans, rebuilt and in turns")
+        order = [self._running[0], *map(int, self._rng.permutation(self._running[1:]))] if done else self._running
+        hub, rest = order[0], list(order[1:])
+        if done:
+            hub = self._levels_table().fastest([i for i in self._running if self._seen(i)] or [hub])
+            rest = [i for i in order if i != hub]
+        found = _Round({i: [] for i in self._running})
+        levels: dict[int, float] = {}
+        turns: dict[int, Array] = {}
+        first = True
+        while first or rest:
+            if not (first or done or self._spent_s < _ADMITTED * self._policy.max_s or self._admitted(turns)):
+                break  # no time for the less promising ones
+            group, rest = [hub, *rest[: self._loaded - 1]], rest[self._loaded - 1 :]
+            found = _Round({i: [] for i in group})
+            self._group(group, found)
+            if any(found.turns.values()):
+                level, turned = found.levels()
+                shift = levels[hub] - level[hub] if hub in levels and hub in level else 0.0
+                levels |= {i: value + shift for i, value in level.items() if i not in levels}
+                turns |= {i: value + shift for i, value in turned.items() if i not in turns}
+            first = False
+        left_out = [i for i in rest if not done]
+        self._racing -= set(left_out)
+        self._running = [i for i in self._running if i not in left_out]
+        self._levels.append(levels)
+        self._turns.append(turns)
+        if not done and levels:
+            best = min(levels, key=lambda i: levels[i])
+            # The fastest turn of a plan that something disturbs all the time tells most.
+            self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _GROSS}
+
+    def _admitted(self, turns: Mapping[int, Array]) -> bool:
+        """Return whether plans are admitted whatever the time, since there are so few yet."""
+        return len(turns) < self._policy.least
+
+    def _group(self, group: Sequence[int], found: _Round) -> None:
+        """Build some plans, run blocks of turns, and give them back; a plan that fails has no turn."""
+        built: dict[int, Candidate] = {}
+        try:
+            for plan in map(int, self._rng.permutation(list(group))):
+                if (candidate := self._build(plan, built)) is not None:
+                    built[plan] = candidate
+            self._blocks(built, found)
+        finally:
+            for plan, candidate in built.items():
+                if candidate not in self._kept.get(plan, ()):
+                    with suppress(UnavailableError):
+                        candidate.close()
+
+    def _build(self, plan: int, built: Mapping[int, Candidate]) -> Candidate | None:
+        kept = self._kept.get(plan, [])
+        slow = bool(kept) or plan in self._reuse
+        if kept and (len(kept) == 2 or not self._affordable(plan)):
+            return kept[len(self._levels) % len(kept)]
+        load = self._reuse[plan] if not kept and plan in self._reuse else self._loads[plan]
+        begin = time.monotonic()
+        try:
+            candidate = load()
+        except UnavailableError as error:
+            self._failed(plan, error)
+            self._spent_s += time.monotonic() - begin
+            # Perhaps there was no memory for so many at once.
+            self._loaded = max(2, len(built)) if len(built) > 1 else self._loaded
+            for other in [i for i in self._kept if i not in built]:
+                self._forget(other)
+            return None
+        took_s = time.monotonic() - begin
+        if not (slow and not kept):  # a shared instance does not tell how long loading takes
+            self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
+        try:
+            settle = candidate.run(1)
+        except UnavailableError as error:
+            self._failed(plan, error)
+            with suppress(UnavailableError):
+                candidate.close()
+            return None
+        first_s = float(settle.latency_s[0])
+        self._typical_s.setdefault(plan, first_s)
+        self._spent_s += max(time.monotonic() - begin, took_s + first_s)
+        if slow or took_s > self._policy.slow_load_s:
+            self._kept.setdefault(plan, []).append(candidate)
+            self._instances[plan] = len(self._kept[plan])
+        return candidate
+
+    def _affordable(self, plan: int) -> bool:
+        """Return whether there is time for a second instance of a plan that loads slowly."""
+        if len(self._levels) < 2 or plan not in self._racing:
+            return False
+        known = self._load_s.values()
+        expected_s = self._load_s.get(plan, max(known, default=self._policy.slow_load_s))
+        return self._spent_s + expected_s <= _REBUILT * self._policy.max_s
+
+    def _blocks(self, built: dict[int, Candidate], found: _Round) -> None:
+        policy = self._policy
+        # Of slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
+        slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
+        count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
+        loading_s = sum(self._load_s.get(i, 0.0) for i in built)
+        done = 0
+        while built and done < count and (done == 0 or self._spent_s < self._policy.max_s):
+            for plan in map(int, self._rng.permutation(sorted(built))):
+                if plan not in built:
+                    continue
+                try:
+                    found.turns[plan].append(self._turn(plan, built[plan]))
+                except UnavailableError as error:
+                    self._failed(plan, error)
+                    lost = built.pop(plan)
+                    kept = any(each is lost for each in self._kept.get(plan, ()))
+                    self._forget(plan)
+                    if not kept:
+                        with suppress(UnavailableError):
+                            lost.close()
+            done += 1
+            # A round that measures for less time than it loads wastes it.
+            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.5 * loading_s):
+                count = min(count + 1, policy.max_blocks)
+
+    def _turn(self, plan: int, candidate: Candidate) -> _Turn:
+        """Return the least disturbed of a few tries at a turn: the first one, unless counters say that it waited."""
+        log_s, lost = self._filter.run(lambda: self._try(plan, candidate))
+        self._turns_made += 1
+        self._disturbed += lost > QUIET
+        return _Turn(log_s, lost)
+
+    def _try(self, plan: int, candidate: Candidate) -> float:
+        """Return the median log seconds of the measured runs of a turn."""
+        policy, typical_s = self._policy, self._typical_s[plan]
+        settle = 0 if typical_s >= SETTLE_BELOW_S else min(_MOST_RUNS, math.ceil(policy.settle_s / typical_s))
+        runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
+        begin = time.monotonic()
+        settling_s = self._settle(plan, candidate, settle) if settle else 0.0
+        batch = candidate.run(runs)
+        values = _checked(batch, runs)
+        self._spent_s += max(time.monotonic() - begin, settling_s + math.fsum(batch.latency_s))
+        self._stages[plan].append(batch.stage_s)
+        self._typical_s[plan] = median_s = float(np.median(values))
+        self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
+        if batch.errors is not None:
+            self._errors[plan] = batch.errors
+        return math.log(median_s)
+
+    def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
+        """Run until the plan is about as fast as it has been, and return the seconds that this took.
+
+        Another plan's turn lets clocks fall: on an H100 a network of 1.0 ms in a loop takes 1.3 to 1.9 ms in turns of
+        20 ms. An application that runs the plan in a loop sees the former.
+        """
+        spent_s, idle, fastest_s = 0.0, 0, math.inf
+        while True:
+            latency_s = _checked(candidate.run(runs), runs)
+            spent_s += float(latency_s.sum())
+            median_s = float(np.median(latency_s))
+            if spent_s >= _MOST_SETTLING_S or median_s <= _SETTLED * self._best_s.get(plan, math.inf):
+                return spent_s
+            # A device that has become slower for good is settled where it gains no more.
+            idle = idle + 1 if median_s >= _GAIN * fastest_s else 0
+            fastest_s = min(fastest_s, median_s)
+            if idle == _IDLE:
+                return spent_s
+
+    def _failed(self, plan: int, error: UnavailableError) -> None:
+        self._failures[plan].append(str(error))
+        if len(self._failures[plan]) >= 2:
+            self._forget(plan)
+            self._racing.discard(plan)
+
+    def _forget(self, plan: int) -> None:
+        for candidate in self._kept.pop(plan, ()):
+            with suppress(UnavailableError):
+                candidate.close()
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def _seen(self, plan: int) -> bool:
+        return any(plan in levels for levels in self._levels)
+
+    def _levels_table(self) -> _Levels:
+        table = np.full((len(self._levels), len(self._loads)), np.nan)
+        for row, levels in enumerate(self._levels):
+            for plan, level in levels.items():
+                table[row, plan] = level
+        return _Levels(table, exact=self._exact())
+
+    def _exact(self) -> bool:
+        """Return whether rebuilt instances repeat each other to the last bit: they are computed, not measured."""
+        if not self._computed:
+            return False
+        seen: dict[int, set[float]] = {}
+        for turns in self._turns:
+            for plan, values in turns.items():
+                seen.setdefault(plan, set()).update(map(float, np.round(values, 12)))
+        rebuilt = [i for i in seen if self._instances.get(i, 2) >= 2]
+        again = any(len([1 for ls in self._levels if i in ls]) >= 2 for i in rebuilt)
+        return again and all(len(values) == 1 for values in seen.values())
+
+    def _eliminate(self) -> None:
+        """Take out the plans that have lost, and settle who runs in the next round."""
+        table = self._levels_table()
+        seen = [i for i in range(len(self._loads)) if self._seen(i) and len(self._failures[i]) < 2]
+        if not seen:
+            self._running = [i for i in self._running if len(self._failures[i]) < 2]
+            return
+        best = table.fastest(seen)
+        if len(self._levels) >= 2:  # anew each time: what was disturbed in its first rounds may come back
+            self._racing = {i for i in seen if table.effect(i, best) <= table.half(i, best)}
+        known = self._final({})
+        alive = {i for i in seen if len(self._failures[i]) < 2}
+        watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
+        again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
+        late = self._spent_s >= self._policy.max_s  # one round has taken all the time: the best few have another
+        most = 2 if late else max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))
+        ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))[:most]
+        self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
+        for plan in [i for i in self._kept if i not in self._running]:
+            self._forget(plan)
+
+    def _settled(self, table: _Levels, plan: int, best: int) -> bool:
+        """Return whether the ratio of a plan to the fastest is known well enough."""
+        half = table.half(plan, best)
+        return half <= max(self._policy.precision, _DECIDED * abs(table.effect(plan, best)))
+
+    def _over(self) -> bool:
+        policy, done = self._policy, len(self._levels)
+        if done < 2:
+            return False
+        table = self._levels_table()
+        if not any(self._seen(i) for i in self._racing):
+            return True
+        if table.exact or len(self._running) == 1:
+            return True
+        if done >= policy.max_rounds:
+            return True
+        share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
+        if self._spent_s >= policy.max_s + share * policy.disturbed_s:
+            return True
+        if done < policy.min_rounds:
+            return False
+        seen = [i for i in self._running if self._seen(i)]
+        best = table.fastest([i for i in self._racing if self._seen(i)])
+        return all(self._settled(table, i, best) for i in seen if i != best)
+
+    def _final(self, under: dict[str, Any]) -> Final:
+        """Return the standings, all in the state of the machine in which the fastest plan was measured."""
+        table = self._levels_table()
+        measured = [i for i in range(len(self._loads)) if self._seen(i)]
+        standings = [
+            Standing(None, failure=self._failures[i][-1] if self._failures[i] else "") for i in range(len(self._loads))
+        ]
+        if not measured:
+            return Final(tuple(standings), ())
+        best = table.fastest([i for i in measured if i in self._racing] or measured)
+        state = float(np.nanmedian(table.table[:, best]))
+        for i in measured:
+            logs = np.concatenate([turns[i] for turns in self._turns if i in turns])
+            # The figure is the level over rounds; the turns around it are as they were.
+            logs = logs + state + table.effect(i, best) - float(np.median(logs))
+            levels = tuple(None if not np.isfinite(v) else float(v) for v in table.table[:, i])
+            standings[i] = Standing(
+                Samples(tuple(map(float, np.exp(logs))), under),
+                levels,
+                tuple(float(s) for s in np.median(np.concatenate(self._stages[i]), axis=0)),
+                self._failures[i][-1] if len(self._failures[i]) >= 2 else "",
+                tuple(map(float, self._errors[i])) if i in self._errors else None,
+                self._instances.get(i, 0),
+            )
+        racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
+        return Final(tuple(standings), racing, self._filter.total, self._filter.repeated, table.exact)
+
+
+def _checked(batch: Batch, runs: int) -> Array:
+    """Return the latencies of a batch, checked."""
+    if len(batch.latency_s) != runs:
+        raise UnavailableError(f"evaluator returned {len(batch.latency_s)} latencies for {runs} runs")
+    return np.asarray(Samples(tuple(float(v) for v in batch.latency_s)).values_s)
+
+
+def _median_of_rows(values: Array) -> Array:
+    """Return the median of each row; 0 where a row has none."""
+    some = np.isfinite(values).any(axis=1)
+    found = np.zeros(len(values))
+    if some.any():
+        found[some] = np.nanmedian(values[some], axis=1)
+    return found
+
+
+def _student(level: float, freedom: float) -> float:
+    """Return the two-sided quantile of Student's distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.5 + level / 2))

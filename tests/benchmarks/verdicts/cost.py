@@ -1,0 +1,75 @@
+"""The wall time of whole studies, alone or interleaved with those of an older checkout."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.verdicts.document import judged
+from tests.benchmarks.verdicts.studies import MODELS
+from tests.benchmarks.verdicts.trace import student
+
+STUDIES = {"vgg16": (MODELS["vgg16"], 200), "small": (MODELS["small"], 40)}
+SMALL_S = 40.0
+_FINAL_S, _FINAL_SHARE = 20.0, 0.2  # what a final may take: seconds, or a share of the study
+
+Row = dict[str, Any]
+
+
+def run(name: str, seed: int, before: str | None, budget: int | None = None) -> Row:
+    """Time one study, and the same one by the older command, in an order that alternates with the seed."""
+    commands = {"after_s": [sys.executable, "-m", "optimizer.cli"]}
+    if before:
+        commands["before_s"] = shlex.split(before)
+    row: Row = {"study": name, "seed": seed}
+    for which in sorted(commands, reverse=bool(seed % 2)):
+        model, usual = STUDIES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["--model", model, "--budget", str(budget or usual), "--seed", str(seed), "-q"]
+            begin_s = time.monotonic()
+            done = subprocess.run(
+                [*commands[which], *words, "--out", str(Path(folder) / "run")], capture_output=True, check=False
+            )
+            row[which] = round(time.monotonic() - begin_s, 2)
+            row[which.replace("_s", "_exit")] = done.returncode
+    return row
+
+
+def judge(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the wall times of each study against the limits, and the paired difference where there is one."""
+    found: dict[str, Any] = {}
+    for name in STUDIES:
+        own = [row for row in rows if row["study"] == name]
+        if not own:
+            continue
+        after = [row["after_s"] for row in own]
+        told: dict[str, Any] = {"median_s": float(np.median(after)), "most_s": max(after), "limits": {}}
+        pairs = [row for row in own if "before_s" in row]
+        if pairs:
+            differences = np.array([row["after_s"] - row["before_s"] for row in pairs])
+            before_s = float(np.median([row["before_s"] for row in pairs]))
+            mean, half = float(differences.mean()), _half(differences)
+            told |= {"before_median_s": before_s, "difference_s": [mean, mean - half, mean + half]}
+            if name == "vgg16":
+                allowed_s = max(_FINAL_S, _FINAL_SHARE * before_s)
+                told["limits"]["difference_s"] = judged(mean, allowed_s, most=True)
+        if name == "small":
+            told["limits"]["most_s"] = judged(max(after), SMALL_S, most=True)
+        found[name] = told
+    return found
+
+
+def _half(values: np.ndarray[Any, Any]) -> float:
+    """Return the half width of the 95 % interval of a mean."""
+    if len(values) < 2:
+        return math.inf
+    return student(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
