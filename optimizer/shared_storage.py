@@ -156,7 +156,8 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
             if not _passes(error):
                 if _code(error):
                     raise UnavailableError(f"{what} refuses: {_reason(error)}", "see how it was started") from error
-                if isinstance(error, (ValueError, TypeError, RecursionError)):  # of rows that somebody else wrote
+                strange = isinstance(error, (ValueError, TypeError, RecursionError)) or type(error) is LookupError
+                if strange:  # rows that somebody else wrote
                     found = type(error).__name__
                     raise UsageError(f"{what}: what it holds cannot be read ({found})", "give another study") from error
                 raise

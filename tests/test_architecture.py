@@ -138,3 +138,15 @@ def test_help_is_light_and_quick() -> None:
         subprocess.run([sys.executable, "-m", "optimizer.cli", "--help"], capture_output=True, check=True, cwd=ROOT)
         times.append(children_s() - before_s)
     assert min(times) <= HELP_S
+
+
+@each_module
+def test_processes_of_our_own_do_not_search_the_current_folder(path: Path) -> None:
+    """It may hold files of others: a ``numpy.py`` beside a received campaign would run."""
+    wrong = []
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+            flag = node.elts[1]
+            if not (isinstance(flag, ast.Constant) and flag.value in {"-P", "-I"}):
+                wrong.append(f"line {node.lineno}: {ast.unparse(flag)}")
+    assert not wrong

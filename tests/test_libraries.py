@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evaluators.litert.libraries import ENVIRONMENT
+from evaluators.litert.libraries import ENVIRONMENT, library_folder
 from evaluators.litert.processors import check_is_here, make_processor, npu_folder
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import lane_starts
@@ -161,3 +161,9 @@ def test_a_file_of_libraries_that_is_wrong_is_one_line(tmp_path: Path, content: 
 def test_a_described_lane_asks_for_nothing_that_harms(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="options that no lane has"):
         check_is_here(Platform("p", (Processor("a", "cpu", {}, "a", options),)))
+
+
+def test_the_empty_name_allows_nothing(tmp_path: Path) -> None:
+    allowed_code.allow(*[""])
+    with pytest.raises(UsageError, match="a library is code"):
+        library_folder(str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,26 @@ def test_a_policy_can_be_kept_in_a_file(tmp_path: Path) -> None:
     weights = random_weights(8)
     weights.save(path)
     assert all(np.array_equal(a, b) for a, b in zip(Weights.load(path).arrays(), weights.arrays(), strict=True))
+
+
+def test_a_policy_that_unpacks_to_more_than_weights_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "policy.npz"
+    np.savez_compressed(
+        path, inner=np.zeros(10**6), bias=np.zeros(1), out=np.zeros(1), schema_version=1, features=NAMES
+    )
+    assert path.stat().st_size < 10**5
+    with pytest.raises(UsageError, match="not a policy"):
+        Weights.load(path)
+
+
+@pytest.mark.parametrize("entry", [b"no array", b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f8',", b"\x93NUMPY\x09"])
+def test_an_archive_of_something_else_is_no_policy(tmp_path: Path, entry: bytes) -> None:
+    path = tmp_path / "policy.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("inner", "bias", "out", "schema_version", "features"):
+            archive.writestr(f"{name}.npy", entry)
+    with pytest.raises(UsageError, match="not a policy"):
+        Weights.load(path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "text", "cut", "features", "shape", "nan"])

@@ -17,8 +17,9 @@ from optuna.storages import BaseStorage
 
 from optimizer.cli import main
 from optimizer.config import parse_config
-from optimizer.shared import RECORD, Claim, SharedStudy
+from optimizer.shared import RECORD, SETTINGS, Claim, SharedStudy
 from optimizer.shared_storage import check_url, close_storage, open_storage
+from optimizer.sharing import joined as settings_joined
 from optimizer.sharing import placed
 from search_spaces.errors import UnavailableError, UsageError
 from tests import shared_chaos
@@ -150,12 +151,32 @@ def test_a_worker_joins_by_name(url: str, tmp_path: Path, capsys: pytest.Capture
     assert "--max-stages is 2 there and 3 here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("hostile", ["out", "device", "warm_start"])
+def test_a_storage_does_not_choose_where_a_worker_writes_or_measures(tmp_path: Path, hostile: str) -> None:
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    words = ["--model", MODEL, "--budget", "2", "--evaluator", "synthetic", "--max-stages", "2", "-q"]
+    assert main([*words, "--study", "s", "--storage", url, "--out", str(tmp_path / "a")]) == 0
+    storage = open_storage(url)
+    try:
+        number = storage.get_study_id_from_name("s")
+        settings = storage.get_study_user_attrs(number)[SETTINGS]
+        settings["config"][hostile] = str(tmp_path / "victim")
+        storage.set_study_user_attr(number, SETTINGS, settings)
+    finally:
+        close_storage(storage)
+    found = settings_joined({"study": "s", "storage": url})
+    assert getattr(found, hostile) is None
+    assert not (tmp_path / "victim").exists()
+
+
 def test_urls_are_checked(tmp_path: Path) -> None:
     for wrong in ("mysql://h/d", "postgresql:///d", "sqlite://", "sqlite:///", "study.db", "grpc://"):
         with pytest.raises(UsageError, match="--storage"):
             check_url(wrong)
     with pytest.raises(UsageError, match="PGPASSWORD"):
         check_url("postgresql://me:secret@h/d")
+    with pytest.raises(UsageError, match="PGPASSWORD"):
+        check_url("postgresql://me@h/d?password=secret")
     with pytest.raises(UsageError, match="give --study"):
         placed(parse_config({"model": "m", "budget": 1, "storage": "sqlite:///x.db"}))
     with pytest.raises(UnavailableError, match="does not answer"):
