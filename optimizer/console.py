@@ -369,7 +369,7 @@ def _evidence(result: Result) -> list[str]:
         if other is not None and verdict.reference[1] != verdict.best:
             text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
         found.append(text)
-    if verdict.left_out:
+    if verdict.left_out and not result.predicted:
         plans = "1 more plan" if verdict.left_out == 1 else f"{verdict.left_out} more plans"
         found.append(f"{plans} within 15 % of the best {'was' if verdict.left_out == 1 else 'were'} not measured again")
     return found

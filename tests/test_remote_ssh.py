@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import SEARCHED
 from tests.remote_agents import ROOT
 
 pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
@@ -137,7 +138,7 @@ def test_the_documented_commands_measure_on_a_board(board: Board, tmp_path: Path
                 "-q",
             ]
             study = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            assert study.returncode == 0, study.stderr
+            assert study.returncode in SEARCHED, study.stderr
             assert json.loads(study.stdout)["unique_plans"] == 3
         finally:
             agent.terminate()

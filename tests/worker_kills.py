@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from optimizer.storage import read_log
+from tests.commands import SEARCHED
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTED = {0, 2, 3, 4, 5}
@@ -88,7 +89,7 @@ def run(folder: Path, kills: int, seed: int, budget: int = 200) -> Seen:
             seen.lost += len(known - now)
             known = now
             seen.damaged = bool(contents.damage)
-        if code == 0 or seen.starts > 3 * kills:
+        if code in SEARCHED or seen.starts > 3 * kills:
             break
     trials = [r.data for r in contents.records if r.kind == "trial"]
     seen.failed = sum(bool(t["failure"]) for t in trials)
