@@ -279,6 +279,7 @@ def decide(
         computed=not (session.capabilities.conditions or session.capabilities.counters),
         progress=how.progress,
     )
+    _ = final.fastest  # raises with the reasons where every plan has failed meanwhile
     best = chosen(final)
     scale, sigma = _scale(final, trials)
     left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)

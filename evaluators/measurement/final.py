@@ -259,6 +259,8 @@ class Final:
             allowed: the plans to choose from; by default all.
         """
         among = [i for i in self.measured if allowed is None or i in set(allowed)]
+        if not among:
+            return self.fastest
         best = self._table.fastest(among)
 
         def eligible(i: int) -> bool:
