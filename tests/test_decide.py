@@ -214,5 +214,5 @@ def test_damaged_verdicts(field: str) -> None:
 
 def test_a_device_that_is_lost_in_the_final_is_one_line() -> None:
     failing = SyntheticEvaluator(fails=lambda _: True)
-    with pytest.raises(UnavailableError, match="no plan could be measured in the final: plan .* is made to fail"):
+    with pytest.raises(UnavailableError, match=r"no plan could be measured in the final: plan .* is made to fail"):
         verdict_of({NAMED["whole on cpu"]: 0.1, SPLIT: 0.05}, lambda _: 1.0, evaluator=failing)
