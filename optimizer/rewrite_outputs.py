@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.litert.tensors import seeded_inputs
+from evaluators.litert.tensors import model_inputs
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import cut_stage
@@ -35,7 +35,7 @@ def relative_error(before: Graph, after: Graph, seed: int = 0) -> float:
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
-        np.savez(folder / "inputs.npz", *seeded_inputs(before, seed))
+        np.savez(folder / "inputs.npz", *model_inputs(before, seed))
         first, second = (_outputs(folder, graph) for graph in (before, after))
     norm = float(np.linalg.norm(first))
     apart = float(np.linalg.norm(second - first))

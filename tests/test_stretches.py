@@ -42,16 +42,16 @@ def test_times_are_written_down_and_what_takes_too_long_is_broken_off() -> None:
 
     steps = [Step(i, Handle, signature, (), (), (), ()) for i, signature in enumerate((3, 4, 5))]  # type: ignore[arg-type]
     log = [9] + [0] * 6
-    assert on_cpu(run, steps, log)(1, NO_LIMIT_NS)
+    assert on_cpu(steps, log)(1, NO_LIMIT_NS)
     assert ran == [3, 4, 5]
     assert log[1:] == sorted(log[1:])
     log = [9] + [0] * 6
-    assert not on_cpu(run, steps, log)(1, 0)
+    assert not on_cpu(steps, log)(1, 0)
     assert ran == [3, 4, 5, 3]
     assert all(log[1:3])
     assert not any(log[3:])
     with pytest.raises(UnavailableError, match="in stage 1: status"):
-        on_cpu(run, [steps[0], Step(1, Handle, 7, (), (), (), ())], log)(1, NO_LIMIT_NS)  # type: ignore[arg-type]
+        on_cpu([steps[0], Step(1, Handle, 7, (), (), (), ())], log)(1, NO_LIMIT_NS)  # type: ignore[arg-type]
 
 
 def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end() -> None:
@@ -77,7 +77,7 @@ def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end
     waits = [(), (over,), (late,), ()]
     steps = [Step(i, Handle, i, (), (), waits[i], (place,) if i == 2 else ()) for i in range(4)]  # type: ignore[arg-type]
     log = [9] + [0] * 8
-    straight_on_cpu(lambda *_: 0, steps, log)(0, 1)
+    straight_on_cpu(steps, log)(0, 1)
     assert late.seen[1:5] == log[1:5]
     assert not any(late.seen[5:])
     assert all(log)
@@ -90,6 +90,6 @@ def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end
         return int(signature == 2)
 
     with pytest.raises(UnavailableError, match="in stage 2: status 1"):
-        straight_on_cpu(run, steps, log)(0, 1)
+        straight_on_cpu(steps, log)(0, 1)
     assert not meetings.wait(0, 0.0), "nobody is told of a stage that failed"
     meetings.close()

@@ -29,6 +29,7 @@ from search_spaces.models.zoo.builder import Builder, Draft
 TYPES = schema.TensorType
 SHAPE = (1, 4, 4, 2)
 Array = NDArray[Any]
+_VERSIONS = {"BROADCAST_TO": 2}  # LiteRT has no kernel for the first version
 
 
 class Net:
@@ -71,11 +72,15 @@ class Net:
         made = [self.tensor()] if outputs is None else [outputs] if isinstance(outputs, int) else list(outputs)
         number = getattr(schema.BuiltinOperator, kind, schema.BuiltinOperator.CUSTOM)
         custom = kind if number == schema.BuiltinOperator.CUSTOM else None
-        code = schema.OperatorCodeT(deprecatedBuiltinCode=min(number, 127), builtinCode=number, customCode=custom)
+        code = schema.OperatorCodeT(
+            deprecatedBuiltinCode=min(number, 127), builtinCode=number, customCode=custom, version=_VERSIONS.get(kind, 1)
+        )
         self.model.operatorCodes.append(code)
         if options is not None:
-            fields["builtinOptions"] = options
-            fields["builtinOptionsType"] = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
+            name = type(options).__name__.removesuffix("T")
+            side = "" if hasattr(schema.BuiltinOptions, name) else "2"
+            fields[f"builtinOptions{side}"] = options
+            fields[f"builtinOptions{side}Type"] = getattr(getattr(schema, f"BuiltinOptions{side}"), name)
         self.graph.operators.append(
             schema.OperatorT(opcodeIndex=len(self.model.operatorCodes) - 1, inputs=list(inputs), outputs=made, **fields)
         )

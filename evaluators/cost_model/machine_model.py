@@ -57,8 +57,6 @@ class Loaded:
         self._bound: list[c_void_p] = []
         self._inputs = self._buffers(self._compiled.ports[0][0])
         self._outputs = self._buffers(self._compiled.ports[0][1])
-        self._call = runtime.function("LiteRtRunCompiledModel")
-        self._call.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
 
     def _buffers(self, kinds: Any) -> Any:
         found = []
@@ -77,7 +75,7 @@ class Loaded:
         """Run once and return what it took, in seconds."""
         begin = time.perf_counter()
         inputs, outputs = self._inputs, self._outputs
-        status = self._call(self._compiled.handle, 0, len(inputs), inputs, len(outputs), outputs)
+        status = self._compiled.run(self._compiled.handle, 0, len(inputs), inputs, len(outputs), outputs)
         took_s = time.perf_counter() - begin
         if status:
             raise UnavailableError(f"LiteRT failed: status {status}")

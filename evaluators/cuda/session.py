@@ -150,7 +150,7 @@ class CudaSession(Session):
             run_graph, run_plan = made.graph, placed(graph, plan, made.graph, made.origins)
             allowed = _RANKED_TOLERANCE
         jobs = [(s.operators, self._platform[s.processor]) for s in run_plan.stages]
-        inputs = tensors.seeded_inputs(graph, INPUT_SEED)
+        inputs = tensors.model_inputs(graph, INPUT_SEED)
         owner = f"fresh {next(self._numbers)}" if fresh else ""
         loaded = self._bench.take(run_graph, jobs, owner, owner, inputs)
         return CudaCandidate(self._bench, loaded, plan, self._platform, lambda: self._compared(loaded, graph, allowed))

@@ -102,7 +102,7 @@ class CudaWorkload(MeasuredWorkload):
 
     def _take(self, graph: Graph, jobs: Sequence[tuple[Sequence[int], Processor]], owner: str, weights: str) -> Loaded:
         if graph.digest not in self._inputs:
-            self._inputs[graph.digest] = tensors.seeded_inputs(graph, _INPUT_SEED)
+            self._inputs[graph.digest] = tensors.model_inputs(graph, _INPUT_SEED)
         return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest])
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,8 @@ class Runtime:
         self._libc.malloc.restype = c_void_p
         self._libc.malloc.argtypes = [c_size_t]
         self.environment = c_void_p()
+        self._run = self.function("LiteRtRunCompiledModel")
+        self._run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
         self._mapping = Mapping()
 
     def start(self, accelerators: int, dispatch_folder: str = "") -> None:
@@ -99,12 +101,6 @@ class Runtime:
     def function(self, name: str) -> Any:
         """Return a function of the library, for hot paths that check the status themselves."""
         return getattr(self._lib, name)
-
-    def run_function(self) -> Any:
-        """Return the function that runs stages: (handle, signature, count, inputs, count, outputs) → status."""
-        run = self.function("LiteRtRunCompiledModel")
-        run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
-        return run
 
     def options(self, settings: dict[str, Any]) -> c_void_p:
         """Return compilation options.
@@ -165,7 +161,7 @@ class Runtime:
             ports.append((self._tensor_types(subgraph, "Input"), self._tensor_types(subgraph, "Output")))
         whole = ctypes.c_bool()
         self.call("LiteRtCompiledModelIsFullyAccelerated", compiled, byref(whole))
-        return Compiled(compiled, tuple(ports), whole.value, model, memory)
+        return Compiled(self, self._run, compiled, tuple(ports), whole.value, model, memory)
 
     def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
         count = c_size_t()
@@ -215,12 +211,16 @@ class Compiled:
     """Compiled stages.
 
     Attributes:
-        handle: what the run function takes.
+        engine: what compiled them.
+        run: runs a stage: (handle, signature, count, inputs, count, outputs) → status; 0 is good.
+        handle: what ``run`` takes first.
         ports: for each signature the types of its inputs and outputs in the order of its subgraph.
         accelerated: whether the accelerator took all operators.
         model, memory: what is given back with it: LiteRT's model, and where its bytes are mapped.
     """
 
+    engine: Any
+    run: Callable[..., int]
     handle: Any
     ports: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     accelerated: bool

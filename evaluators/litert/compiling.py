@@ -11,10 +11,11 @@ from typing import Any
 
 from evaluators.litert import tflite
 from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.settings import ACCELERATORS, compile_settings
+from evaluators.litert.settings import ACCELERATORS, INTERPRETER, LITERT, compile_settings
 from search_spaces.errors import UnavailableError
 from search_spaces.models.flattened import flattened
 from search_spaces.models.joined import JoinedModel
+from search_spaces.models.shapes import needs_interpreter
 from search_spaces.platform import Processor
 
 
@@ -38,18 +39,26 @@ def compile_stages(
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
     """
-    settings = compile_settings(processor, packed)
+    signatures = len(joined.schema.signatureDefs or ())
+    engine = engine_of(processor, joined.schema)
+    settings = compile_settings(processor, packed, engine)
     if strict:
         settings["accelerators"] = ACCELERATORS[processor.kind]
     if processor.kind == "gpu":
         joined = replace(joined, schema=flattened(joined.schema))
-    signatures = len(joined.schema.signatureDefs or ())
-    head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
+    head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings, "engine": engine}
     with ExitStack() as stack:
-        if tflite.runs(processor):
+        if engine != LITERT:
             return lanes.ask(processor.name, Request(head, fds=[_written(stack, joined)]), limit_s)
         files = _opened(stack, [source.path for source in joined.sources])
         return lanes.ask(processor.name, Request(head, joined.view(), files), limit_s)
+
+
+def engine_of(processor: Processor, model: Any) -> str:
+    """Return what runs a stage, the schema's ``ModelT``, on a processor: compiled models where they can."""
+    if tflite.runs(processor):
+        return tflite.RUNTIME
+    return INTERPRETER if processor.kind == "cpu" and needs_interpreter(model) else LITERT
 
 
 def _written(stack: ExitStack, joined: JoinedModel) -> int:

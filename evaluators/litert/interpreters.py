@@ -1,13 +1,15 @@
-"""A lane's stages run by ``tflite-runtime``'s interpreters.
+"""Stages run by an ``Interpreter``: LiteRT's, or that of ``tflite-runtime``.
 
 Each stage is an interpreter of its own that reads a file of its own. It keeps its tensors to itself, so what a stage
-reads is copied in and what it gives is copied out; LiteRT's lanes work on the shared memory itself. Only lane processes
-load the runtime.
+reads is copied in and what it gives is copied out; compiled models work on the shared memory itself. LiteRT's compiled
+models do not run everything that its interpreter does (:func:`search_spaces.models.shapes.needs_interpreter`). Only lane processes load the
+runtime.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
@@ -18,76 +20,66 @@ from evaluators.litert.capi import Compiled
 from search_spaces.errors import UnavailableError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Port:
-    """A tensor of an interpreter: how to see it where it is now, and its size."""
+    """A tensor of an interpreter: how to see it where it is now, and its size once it is bound."""
 
     view: Callable[[], Any]
-    nbytes: int
+    nbytes: int | None = None
 
     def address(self) -> int:
-        # An operator may move its output from run to run, so the place is looked up each time (1 µs).
-        return int(self.view().__array_interface__["data"][0])
+        """Return where the tensor is; an operator may move or resize its output in any run (1 µs)."""
+        found = self.view()
+        if found.nbytes != self.nbytes:
+            raise UnavailableError(
+                f"a tensor has {found.nbytes} bytes where the plan has room for {self.nbytes}: its size depends on the "
+                "inputs"
+            )
+        return int(found.__array_interface__["data"][0])
 
 
 class Interpreters:
     """See :class:`~evaluators.litert.lane.Engine`."""
 
-    def __init__(self) -> None:
-        # NumPy, which comes along, must not start threads before the fork.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        from tflite_runtime import interpreter
+    def __init__(self, module: str) -> None:
+        self._name = module
 
-        self._module: Any = interpreter
+    def load(self) -> Any:
+        """Return the runtime's module."""
+        # NumPy, which comes along, must not start threads before a fork.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        return importlib.import_module(self._name)
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
         """See :class:`~evaluators.litert.lane.Engine`; the one file is the whole model, and there is no header."""
         if header or len(fds) != 1 or signatures != 1:
-            raise UnavailableError("tflite-runtime takes one stage at a time, as a file")
-        resolver = self._module.OpResolverType
+            raise UnavailableError("an interpreter takes one stage at a time, as a file")
+        module = self.load()
+        resolver = module.OpResolverType
         kernels = {
             "xnnpack": resolver.AUTO,
+            "f16": resolver.AUTO,
             "builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             "reference": resolver.BUILTIN_REF,
         }
         try:
             # The runtime maps the file, so it can be closed as soon as this returns.
-            made = self._module.Interpreter(
+            made = module.Interpreter(
                 model_path=f"/proc/self/fd/{fds[0]}",
                 num_threads=settings["num_threads"],
                 experimental_op_resolver_type=kernels[settings["kernels"]],
             )
             made.allocate_tensors()
         except (RuntimeError, ValueError) as error:
-            raise UnavailableError(f"tflite-runtime refused: {error}") from error
+            raise UnavailableError(" ".join(str(error).split())) from error
         sides = (made.get_input_details(), made.get_output_details())
-        ports = tuple(tuple(_port(made, detail) for detail in side) for side in sides)
-        return Compiled((made, *ports), (ports,), accelerated=True)  # type: ignore[arg-type]
-
-    @staticmethod
-    def run_function() -> Callable[[Any, int, int, Any, int, Any], int]:
-        """See :class:`~evaluators.litert.lane.Engine`."""
-        copy = ctypes.memmove
-
-        def run(handle: Any, _signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:
-            made, into, out = handle
-            try:
-                for port, address in zip(into, inputs, strict=True):
-                    copy(port.address(), address, port.nbytes)
-                made.invoke()
-                for port, address in zip(out, outputs, strict=True):
-                    copy(address, port.address(), port.nbytes)
-            except (RuntimeError, ValueError) as error:
-                raise UnavailableError(f"tflite-runtime failed: {error}") from error
-            return 0
-
-        return run
+        ports = tuple(tuple(_Port(made.tensor(detail["index"])) for detail in side) for side in sides)
+        return Compiled(self, _run, (made, *ports), (ports,), accelerated=True)  # type: ignore[arg-type]
 
     @staticmethod
     def bind(kind: _Port, address: int, nbytes: int) -> c_void_p:
         """See :class:`~evaluators.litert.lane.Engine`."""
-        if kind.nbytes != nbytes:
-            raise UnavailableError(f"tflite-runtime has a tensor of {kind.nbytes} bytes where the model has {nbytes}")
+        kind.nbytes = nbytes
         return c_void_p(address)
 
     def unbind(self, buffer: c_void_p) -> None:
@@ -97,6 +89,15 @@ class Interpreters:
         """See :class:`~evaluators.litert.lane.Engine`; an interpreter goes when nobody refers to it."""
 
 
-def _port(made: Any, detail: dict[str, Any]) -> _Port:
-    view = made.tensor(detail["index"])
-    return _Port(view, int(view().nbytes))
+def _run(handle: Any, _signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:
+    """Copy the inputs in, invoke, and copy the outputs out."""
+    made, into, out = handle
+    try:
+        for port, address in zip(into, inputs, strict=True):
+            ctypes.memmove(port.address(), address, port.nbytes)
+        made.invoke()
+        for port, address in zip(out, outputs, strict=True):
+            ctypes.memmove(address, port.address(), port.nbytes)
+    except (RuntimeError, ValueError) as error:
+        raise UnavailableError(" ".join(str(error).split())) from error
+    return 0

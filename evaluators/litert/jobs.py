@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from evaluators.litert.board import Board
@@ -21,17 +20,17 @@ Calls = Mapping[tuple[int, int], Sequence[Callable[[], int]]]
 """Lane and seat → what runs each of the seat's jobs there, and returns a status; 0 is good."""
 
 
-def job_call(run: Callable[..., int], step: Step, device: Device | None) -> Callable[[], int]:
+def job_call(step: Step, device: Device | None) -> Callable[[], int]:
     """Return what runs a stage on its lane; on an accelerator it ends when all outputs are in shared memory."""
-    arguments = step.arguments()
+    run = step.call()
     if device is None:
-        return partial(run, *arguments)
+        return run
     device.idle_wait_ns()  # which makes what is waited for
 
     def call() -> int:
         for copy in step.uploads:
             device.upload(copy)
-        status = run(*arguments)
+        status = run()
         if not status:
             device.wait()
             for copy in step.downloads:

@@ -14,7 +14,7 @@ import ctypes
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +24,12 @@ from evaluators.litert import wire
 from evaluators.litert.capi import Compiled, Runtime
 from evaluators.litert.device import Copy, Device
 from evaluators.litert.edges import SLOT_NBYTES, Edge, tell
+from evaluators.litert.interpreters import Interpreters
 from evaluators.litert.jobs import job_call, take_jobs
-from evaluators.litert.mapping import Mapping
+from evaluators.litert.mapping import Mapping as Memory
 from evaluators.litert.pinning import pinned_pool
 from evaluators.litert.rounds import Turn, go_round
+from evaluators.litert.settings import INTERPRETER, LITERT
 from evaluators.litert.stretches import NO_LIMIT_NS, Step, by_parts, on_cpu, on_device, straight_on_cpu, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
@@ -43,7 +45,7 @@ class _Program:
     starts: tuple[c_void_p, ...]  # semaphores of edges on which the leader gives its tokens
     ends: tuple[Edge, ...]  # edges that the leader has seen before an iteration is over
     meetings: tuple[int, int]  # the memory of the edges: address and size
-    buffers: tuple[c_void_p, ...]
+    unbind: tuple[Callable[[], None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +54,22 @@ class _Pipeline:
 
     rounds: Callable[[], None]
     meetings: tuple[int, int]
-    buffers: tuple[c_void_p, ...]
+    unbind: tuple[Callable[[], None], ...]
 
 
-_Buffers = dict[Any, tuple[c_void_p, Any]]
+_Buffers = dict[Any, tuple[c_void_p, Any, Callable[[], None]]]
+"""What a stage's tensor is bound to, what the accelerator needs of it, and what gives it back."""
 
 
 class Engine(Protocol):
     """What a lane needs of a runtime to run compiled stages on memory of ours; :class:`Runtime` is LiteRT's."""
-
-    def run_function(self) -> Callable[[Any, int, int, Any, int, Any], int]:
-        """Return the function that runs stages: (handle, signature, count, inputs, count, outputs) → status."""
-        ...
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
         """Compile the model that a header and files make, one behind the other."""
         ...
 
     def bind(self, kind: Any, address: int, nbytes: int) -> c_void_p:
-        """Return what the run function takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
+        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
         ...
 
     def unbind(self, buffer: c_void_p) -> None:
@@ -85,12 +84,11 @@ class Engine(Protocol):
 class Lane:
     """State of a lane and the operations that the parent may ask for."""
 
-    def __init__(self, runtime: Engine, device: Device | None = None, cores: Sequence[int] = ()) -> None:
-        self._runtime = runtime
+    def __init__(self, engines: Mapping[str, Engine], device: Device | None = None, cores: Sequence[int] = ()) -> None:
+        self._engines = engines
         self._device = device
         self._cores = cores
-        self._run = runtime.run_function()
-        self._mapping = Mapping()
+        self._mapping = Memory()
         self._compiled: dict[int, Compiled] = {}
         self._arenas: dict[int, tuple[int, int]] = {}
         self._programs: dict[int, _Program] = {}
@@ -101,13 +99,14 @@ class Lane:
         begin = time.perf_counter()
         settings = head["settings"]
         with pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)):
-            compiled = self._runtime.compile(header, fds, head["signatures"], settings)
+            compiled = self._engines[head["engine"]].compile(header, fds, head["signatures"], settings)
         self._compiled[head["id"]] = compiled
         return {"compile_s": time.perf_counter() - begin, "accelerated": compiled.accelerated}
 
     def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Release compiled stages."""
-        self._runtime.release(self._compiled.pop(head["id"]))
+        compiled = self._compiled.pop(head["id"])
+        compiled.engine.release(compiled)
         return {}
 
     def arena(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
@@ -136,7 +135,7 @@ class Lane:
             for step in head["steps"]
         )
         starts = tuple(place(i) for i in head["starts"])
-        made = tuple(buffer for buffer, _ in buffers.values())
+        made = tuple(unbind for _, _, unbind in buffers.values())
         self._programs[head["id"]] = _Program(steps, edges(head["go"]), starts, edges(head["ends"]), meetings, made)
         return {}
 
@@ -172,7 +171,7 @@ class Lane:
         base, size = self._arenas[head["arena"]]
         meetings = self._mapping.map(fds[0], head["edges_nbytes"], write=True), head["edges_nbytes"]
         log = (ctypes.c_int64 * (1 + 2 * head["stages"] * head["kept"])).from_address(base + head["log"])
-        made: list[c_void_p] = []
+        made: list[Callable[[], None]] = []
         prepare = self._preparing(log, {}, synchronised=False)
         frames: list[list[Step]] = [[] for _ in head["steps"]]
         for frame in range(head["frames"]):
@@ -182,7 +181,7 @@ class Lane:
                 waits = tuple(Edge(c_void_p(meetings[0] + i * SLOT_NBYTES), ns) for i, ns in step["waits"])
                 signals = tuple(c_void_p(meetings[0] + i * SLOT_NBYTES) for i in step["signals"])
                 frames[which].append(self._step(step, (base + offset, size - offset), buffers, waits, signals))
-            made += [buffer for buffer, _ in buffers.values()]
+            made += [unbind for _, _, unbind in buffers.values()]
         turns = tuple(
             Turn(step["lag"], bound[0].waits, tuple(prepare([one]) for one in bound), bound[0].signals)
             for step, bound in zip(head["steps"], frames, strict=True)
@@ -199,8 +198,8 @@ class Lane:
     def dismantle(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Forget a pipeline."""
         gone = self._pipelines.pop(head["id"])
-        for buffer in gone.buffers:
-            self._runtime.unbind(buffer)
+        for unbind in gone.unbind:
+            unbind()
         self._mapping.unmap(*gone.meetings)
         return {}
 
@@ -217,17 +216,18 @@ class Lane:
         offset, nbytes, tensor = step[side][index]
         if self._device is None:
             kind = compiled.ports[step["signature"]][0 if side == "Input" else 1][index]
-            buffer = self._runtime.bind(kind, base + offset, nbytes)
-            buffers[step["stage"], side, index] = (buffer, None)
+            buffer = compiled.engine.bind(kind, base + offset, nbytes)
+            buffers[step["stage"], side, index] = (buffer, None, partial(compiled.engine.unbind, buffer))
             return buffer
         buffer, needs = self._device.tensor(compiled, step["signature"], side, index)
+        unbind = partial(compiled.engine.unbind, buffer)
         if needs[1] < nbytes:
-            self._runtime.unbind(buffer)
+            unbind()
             raise UnavailableError(f"stage {step['stage']}: the accelerator gives {needs[1]} bytes to {nbytes} bytes")
         if tensor not in buffers:
-            buffers[tensor] = (buffer, needs)
+            buffers[tensor] = (buffer, needs, unbind)
         else:
-            self._runtime.unbind(buffer)
+            unbind()
             if buffers[tensor][1] != needs:
                 raise UnavailableError(f"stage {step['stage']} wants tensor {tensor} in another form than it has")
         return buffers[tensor][0]
@@ -235,8 +235,8 @@ class Lane:
     def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Forget a program."""
         program = self._programs.pop(head["id"])
-        for buffer in program.buffers:
-            self._runtime.unbind(buffer)
+        for unbind in program.unbind:
+            unbind()
         self._mapping.unmap(*program.meetings)
         return {}
 
@@ -246,10 +246,10 @@ class Lane:
         """Return what makes steps ready to run here."""
         device = self._device
         if device is None:
-            return lambda steps: on_cpu(self._run, steps, log)
+            return lambda steps: on_cpu(steps, log)
         idle_wait_ns = device.idle_wait_ns()
         wait_ns = idle_wait_ns if synchronised else None
-        return lambda steps: on_device(self._run, steps, log, device, wait_ns, copies)
+        return lambda steps: on_device(steps, log, device, wait_ns, copies)
 
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
@@ -269,7 +269,7 @@ class Lane:
         copies: dict[int, tuple[int, int]] = {}
         limit_ns = head["stop_above_ns"] if head["break_off"] and head["stop_above_ns"] else NO_LIMIT_NS
         if self._device is None and not head["stop_above_ns"] and not head["apart"]:
-            infer = straight_on_cpu(self._run, program.steps, log)
+            infer = straight_on_cpu(program.steps, log)
         else:
             prepare = self._preparing(log, copies, synchronised=head["synchronised"])
             infer = by_parts(stretches(program.steps, prepare, apart=head["apart"]), log, limit_ns)
@@ -298,7 +298,7 @@ class Lane:
     def jobs(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
         """Take jobs of several models from a desk until its run is over; see :mod:`evaluators.litert.jobs`."""
         calls = {
-            (lane, seat): [job_call(self._run, step, self._device) for step in self._programs[number].steps]
+            (lane, seat): [job_call(step, self._device) for step in self._programs[number].steps]
             for lane, seat, number in head["programs"]
         }
         return take_jobs(head, fds, self._mapping, calls)
@@ -307,7 +307,8 @@ class Lane:
 def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str, cores: Sequence[int] = ()) -> Lane:
     """Return a lane of LiteRT on these cores, whose accelerators are now looked for."""
     runtime.start(accelerators, dispatch_folder)
-    return Lane(runtime, Device(runtime) if accelerators & ~_CPU else None, cores)
+    engines = {LITERT: runtime, INTERPRETER: Interpreters("ai_edge_litert.interpreter")}
+    return Lane(engines, Device(runtime) if accelerators & ~_CPU else None, cores)
 
 
 def serve(channel: socket.socket, lane: Lane) -> None:

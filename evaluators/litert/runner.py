@@ -51,7 +51,7 @@ class PlanRunner:
 
     def __init__(self, path: str | Path, log: Path | None = None) -> None:
         self._deployment = deployment = read_deployment(Path(path))
-        lanes = compiled_together(deployment.plan, deployment.platform)
+        lanes = compiled_together(deployment.plan, deployment.platform, deployment.stages)
         graph, plan, stages = told_apart(deployment, lanes)
         with started_for(path):
             self._lanes = Lanes(deployment.platform, log)
@@ -130,7 +130,7 @@ class PlanRunner:
 
     def run_seeded(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Run once on the inputs that the search measures with."""
-        return self.run(tensors.seeded_inputs(self._deployment.graph, seed))
+        return self.run(tensors.model_inputs(self._deployment.graph, seed))
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
         """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.

@@ -31,7 +31,8 @@ from evaluators.machine import Conditions
 from evaluators.measurement.disturbance import Counters, TaskCounters
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.models.stages import packing_model
+from search_spaces.models.shapes import needs_interpreter
+from search_spaces.models.stages import cut_stage, packing_model
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of
@@ -144,7 +145,7 @@ class LitertSession(Session):
     """
 
     def __init__(self, platform: Platform, lanes: Lanes, memory_limit_nbytes: int | None = None) -> None:
-        self._platform = platform
+        self.platform = platform
         fitting = [p for p in platform.processors if computes_with_xnnpack(p)]
         self._reference_lane = next(filter(packs_weights, fitting), fitting[0])
         self._lanes = lanes
@@ -160,6 +161,10 @@ class LitertSession(Session):
         usual = Capabilities(conditions=True, deploy=True, unsupported=True, stream=True, pause=True, outputs=True)
         self.capabilities = replace(usual, counters=self._counters.works)
 
+    def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
+        """Return the inputs that plans of a model are measured with."""
+        return self._model(graph).inputs
+
     def conditions(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
         return self._conditions.now()
@@ -173,19 +178,19 @@ class LitertSession(Session):
         return {
             "evaluator": LitertEvaluator.name,
             "runtime": importlib.metadata.version("ai-edge-litert"),
-            "versions": _versions(self._platform),
+            "versions": _versions(self.platform),
             "machine": host.machine(),
             "kernel": host.release(),
-            "platform": self._platform.to_json(),
+            "platform": self.platform.to_json(),
         }
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> LitertCandidate | LoweredCandidate:
         """See :class:`~evaluators.base.Session`."""
         if self._closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
-        plan.validate(graph, self._platform)
+        plan.validate(graph, self.platform)
         model, stages, stage_of = self._lowered(self._model(graph), plan)
-        viewed = _as_it_is(graph, plan) if stages is plan else without_copies(model.graph, stages, self._platform)
+        viewed = _as_it_is(graph, plan) if stages is plan else without_copies(model.graph, stages, self.platform)
         candidate = self._candidate(model, stages, viewed, fresh=fresh, check=True)
         candidate.set_inputs(model.inputs)
         if stages is plan:
@@ -196,7 +201,7 @@ class LitertSession(Session):
         """See :class:`~evaluators.base.Session`."""
         whole = self._model(graph)
         model, stages, _ = self._lowered(whole, plan)
-        path = write_deployment(folder, model.graph, stages, self._platform, model.content_digest)
+        path = write_deployment(folder, model.graph, stages, self.platform, model.content_digest)
         with PlanRunner(path) as runner:
             outputs = list(runner.run(whole.inputs).values())
         return tensors.agreement(outputs, self._reference(whole), self._tolerance(plan))
@@ -206,7 +211,7 @@ class LitertSession(Session):
         return self._stages.refused(graph, processor, range(len(graph.operators)))
 
     def _tolerance(self, plan: Plan) -> float:
-        used = {s.processor: self._platform[s.processor] for s in plan.stages}.values()
+        used = {s.processor: self.platform[s.processor] for s in plan.stages}.values()
         return max(tolerance(used, self._reference_lane), _off(plan))
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Plan, Sequence[int]]:
@@ -249,8 +254,9 @@ class LitertSession(Session):
         digest = graph.source.content_digest()
         key = (graph.digest, digest)
         if key not in self._models:
-            inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
-            packs = packs_weights(self._reference_lane)
+            inputs = tensors.model_inputs(graph, _INPUT_SEED)
+            whole = cut_stage(graph, range(len(graph.operators)))
+            packs = packs_weights(self._reference_lane) and not needs_interpreter(whole.schema)
             packed = packed_weights(digest, lambda path: self._pack(graph, path)) if packs else None
             self._forget_dead_lanes()  # packing ends its lane where the disk is full
             self._forget_models(arena.largest(graph))
@@ -297,7 +303,8 @@ class LitertSession(Session):
         try:
             compiled: dict[int, tuple[int, int]] = {}
             ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-            for lane, indices in compiled_together(viewed.plan, self._platform):
+            stages = [self._stages.cut(graph, model.content_digest, operators) for operators in viewed.operators]
+            for lane, indices in compiled_together(viewed.plan, self.platform, stages):
                 group = tuple(viewed.operators[i] for i in indices)
                 packed = usable_packed(model.packed, graph, owner.graph, group)
                 entry = self._stages.take(graph, model.content_digest, lane, group, packed, fresh=fresh)
@@ -308,7 +315,7 @@ class LitertSession(Session):
             return LitertCandidate(
                 viewed.graph,
                 viewed.plan,
-                self._platform,
+                self.platform,
                 lanes=self._lanes,
                 arena=memory,
                 number=self._number(),

@@ -13,6 +13,7 @@ from evaluators.litert.adapters import driver_environment
 from evaluators.litert.processors import check_cores, find_adapter, npu_folder
 from search_spaces.platform import Platform, Processor
 
+INTERPRETER = "interpreter"
 LITERT = "litert"
 _LOGGER = logging.getLogger("partition_optimizer")
 # litert_common.h: one bit for each accelerator.
@@ -87,11 +88,11 @@ def accelerators_of(processor: Processor) -> int:
     return ACCELERATORS[processor.kind] | (CPU if processor.options.get("fallback") else 0)
 
 
-def compile_settings(processor: Processor, packed: Path | None) -> dict[str, Any]:
+def compile_settings(processor: Processor, packed: Path | None, engine: str = LITERT) -> dict[str, Any]:
     """Return the runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them."""
     cpu: dict[str, Any] = {"num_threads": processor.options["threads"]}
     kernels = processor.options.get("kernels", "xnnpack")
-    if tflite.runs(processor):
+    if engine != LITERT:
         return {**cpu, "kernels": kernels}
     if kernels == "f16":
         cpu["flags"] = _FLOAT16

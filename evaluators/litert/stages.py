@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from evaluators.litert import tflite
-from evaluators.litert.compiling import compile_stages
+from evaluators.litert.compiling import compile_stages, engine_of
 from evaluators.litert.inner import opened
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.memory import available_nbytes
 from evaluators.litert.refusals import Refusals, describe, refusal
+from evaluators.litert.settings import LITERT
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.joined import JoinedModel, join
@@ -97,7 +97,7 @@ class StageCache:
             self._entries.move_to_end(key)
             entry.users += 1
             return entry
-        cut = [self._stage(graph, content_digest, operators) for operators in group]
+        cut = [self.cut(graph, content_digest, operators) for operators in group]
         models = opened(graph, self._platform[lane], group, cut)
         number = next(self._numbers)
         self._compile(graph, self._platform[lane], number, group, models, packed)
@@ -165,7 +165,8 @@ class StageCache:
         compile_stages(self._lanes, self._platform[lane], number, joined, packed)
         self._lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
-    def _stage(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
+    def cut(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
+        """Return a stage as a model."""
         key = (graph.digest, content_digest, operators)
         if key in self._cut:
             self._cut.move_to_end(key)
@@ -189,19 +190,21 @@ class StageCache:
         self._lanes.ask(entry.lane, Request({"op": "release", "id": entry.number}), _RELEASE_LIMIT_S)
 
 
-def compiled_together(plan: Plan, platform: Platform) -> list[tuple[str, list[int]]]:
+def compiled_together(
+    plan: Plan, platform: Platform, stages: Sequence[StageModel]
+) -> list[tuple[str, list[int]]]:
     """Return lanes and the stages that are compiled together there.
 
     On a CPU all stages of a lane share their workspace and threads. An accelerator has neither, and takes seconds to
-    compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of
-    tflite-runtime, which reads a stage as a file of its own.
+    compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of an
+    interpreter, which reads a stage as a file of its own.
     """
     found: list[tuple[str, list[int]]] = []
     for lane, indices in plan.by_processor().items():
-        if platform[lane].kind == "cpu" and not tflite.runs(platform[lane]):
-            found.append((lane, indices))
-        else:
-            found += [(lane, [index]) for index in indices]
+        processor = platform[lane]
+        joint = [i for i in indices if processor.kind == "cpu" and engine_of(processor, stages[i].schema) == LITERT]
+        found += [(lane, joint)] if joint else []
+        found += [(lane, [index]) for index in indices if index not in joint]
     return found
 
 

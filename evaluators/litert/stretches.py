@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evaluators.litert.capi import Compiled
@@ -37,9 +38,10 @@ class Step:
     uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
     downloads: tuple[Copy, ...] = ()
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return what the runtime's function takes."""
-        return self.compiled.handle, self.signature, len(self.inputs), self.inputs, len(self.outputs), self.outputs
+    def call(self) -> Callable[[], int]:
+        """Return what runs the stage and returns a status; 0 is good."""
+        into, out = self.inputs, self.outputs
+        return partial(self.compiled.run, self.compiled.handle, self.signature, len(into), into, len(out), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +98,21 @@ def by_parts(parts: Sequence[Stretch], log: Log, limit_ns: int) -> Callable[[int
     return infer
 
 
-def straight_on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable[[int, int], None]:
+def straight_on_cpu(steps: Sequence[Step], log: Log) -> Callable[[int, int], None]:
     """Return what runs a lane's share of an inference that has no limit, given its number and its place in the log.
 
     Between two calls there is next to nothing, not even where lanes meet: times are written down when the lane has to
     wait anyhow, and at the end.
     """
     clock = time.perf_counter_ns
-    moves = [(step.waits, step.arguments(), step.signals) for step in steps]
+    moves = [(step.waits, step.call(), step.signals) for step in steps]
     places = [2 * step.stage + side for step in steps for side in (0, 1)]
 
     def infer(_: int, at: int) -> None:
         times: list[int] = []
         written = 0
         stamp = times.append
-        for waits, arguments, signals in moves:
+        for waits, call, signals in moves:
             for edge in waits:
                 if not edge.passed():
                     for place, found in zip(places[written:], times[written:], strict=False):
@@ -118,7 +120,7 @@ def straight_on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) ->
                     written = len(times)
                     edge.wait()
             begin = clock()
-            status = run(*arguments)
+            status = call()
             end = clock()
             if status:
                 raise UnavailableError(f"LiteRT failed in stage {steps[len(times) // 2].stage}: status {status}")
@@ -132,15 +134,15 @@ def straight_on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) ->
     return infer
 
 
-def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable[[int, int], bool]:
+def on_cpu(steps: Sequence[Step], log: Log) -> Callable[[int, int], bool]:
     """Return what runs steps whose calls return when they are done; see :class:`Stretch`.
 
     From the word of another lane to the first call there is nothing but a look at the clock.
     """
     if len(steps) == 1:
-        return _one_on_cpu(run, steps[0], log)
+        return _one_on_cpu(steps[0], log)
     clock = time.perf_counter_ns
-    calls = [step.arguments() for step in steps]
+    calls = [step.call() for step in steps]
     places = [2 * step.stage + side for step in steps for side in (0, 1)]
 
     def run_all(at: int, limit_ns: int) -> bool:
@@ -148,9 +150,9 @@ def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable
         times: list[int] = []
         stamp = times.append
         deadline = 0
-        for arguments in calls:
+        for call in calls:
             stamp(begin)
-            status = run(*arguments)
+            status = call()
             end = clock()
             stamp(end)
             if status:
@@ -166,13 +168,13 @@ def on_cpu(run: Callable[..., int], steps: Sequence[Step], log: Log) -> Callable
     return run_all
 
 
-def _one_on_cpu(run: Callable[..., int], step: Step, log: Log) -> Callable[[int, int], bool]:
+def _one_on_cpu(step: Step, log: Log) -> Callable[[int, int], bool]:
     clock = time.perf_counter_ns
-    arguments, place = step.arguments(), 2 * step.stage
+    call, place = step.call(), 2 * step.stage
 
     def run_one(at: int, limit_ns: int) -> bool:
         begin = clock()
-        status = run(*arguments)
+        status = call()
         end = clock()
         if status:
             raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
@@ -183,7 +185,6 @@ def _one_on_cpu(run: Callable[..., int], step: Step, log: Log) -> Callable[[int,
 
 
 def on_device(
-    run: Callable[..., int],
     steps: Sequence[Step],
     log: Log,
     device: Device,
@@ -196,7 +197,7 @@ def on_device(
         idle_wait_ns: what waiting for nothing takes, in a run in which each stage is waited for, else None.
         copies: takes, for each stage, how long (ns) it copied in and out the last time.
     """
-    calls = [(2 * step.stage, _device_call(run, device, step, idle_wait_ns, copies)) for step in steps]
+    calls = [(2 * step.stage, _device_call(device, step, idle_wait_ns, copies)) for step in steps]
 
     def run_all(at: int, limit_ns: int) -> bool:
         for place, call in calls:
@@ -211,7 +212,6 @@ def on_device(
 
 
 def _device_call(
-    run: Callable[..., int],
     device: Device,
     step: Step,
     idle_wait_ns: int | None,
@@ -219,7 +219,7 @@ def _device_call(
 ) -> Callable[[], tuple[int, int]]:
     """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory."""
     clock = time.perf_counter_ns
-    arguments = step.arguments()
+    run = step.call()
     # Whoever is told that the stage is over, and reads nothing of it, needs what it used up (cores, say).
     must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
 
@@ -228,7 +228,7 @@ def _device_call(
         for copy in step.uploads:
             device.upload(copy)
         copied_in = clock()
-        status = run(*arguments)
+        status = run()
         if status:
             raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
         if must_wait:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,43 +14,23 @@ from evaluators.base import Agreement
 from evaluators.litert.memory import check_fits
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph, Tensor
-
-_UNKNOWN_NUMPY: dict[str, np.dtype[np.generic]] = {
-    "bfloat16": np.dtype(np.uint16),
-    "int4": np.dtype(np.uint8),
-    "uint4": np.dtype(np.uint8),
-}
+from search_spaces.models.inputs import array_form, drawn_inputs
 
 
-def numpy_dtype(tensor: Tensor) -> np.dtype[np.generic]:
-    """Return the NumPy type of a tensor's elements; packed types are seen as bytes.
-
-    Raises:
-        UnavailableError: elements of this type have no fixed size (strings, resources).
-    """
-    if tensor.dtype in _UNKNOWN_NUMPY:
-        return _UNKNOWN_NUMPY[tensor.dtype]
-    try:
-        dtype: np.dtype[np.generic] = np.dtype(tensor.dtype)
-    except TypeError:
-        raise UnavailableError(
-            f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which cannot be fed"
-        ) from None
-    return dtype
-
-
-def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return how a tensor looks as an array; packed types are a row of bytes.
 
     Raises:
         UnavailableError: only a run tells how large it is, or its elements have no fixed size.
     """
-    dtype = numpy_dtype(tensor)
     if any(d < 0 for d in tensor.shape):
         raise UnavailableError(f"tensor {tensor.name!r} has a size that depends on the data, and cannot be handed over")
-    if tensor.dtype in _UNKNOWN_NUMPY:
-        return (tensor.nbytes // dtype.itemsize,), dtype
-    return tensor.shape, dtype
+    try:
+        return array_form(tensor)
+    except TypeError:
+        raise UnavailableError(
+            f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which cannot be fed"
+        ) from None
 
 
 def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
@@ -58,35 +39,17 @@ def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
     return np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
 
 
-def seeded_inputs(graph: Graph, seed: int) -> list[NDArray[np.generic]]:
-    """Return one array per input of the model, drawn from ``seed``: floats in [-1, 1), integers 0 to 99, bools.
+def model_inputs(graph: Graph, seed: int) -> list[NDArray[Any]]:
+    """Return one array per input of the model: those that a person gave, or drawn from ``seed``.
 
     Raises:
-        UnavailableError: an input cannot be fed, the model has what the runtime does not load, or this machine lacks
-            the memory for its tensors.
+        UnavailableError: an input cannot be fed, or this machine lacks the memory for the model's tensors.
     """
-    if any(t.variable for t in graph.tensors):
-        raise UnavailableError(
-            f"{graph.name!r} keeps state in variable tensors, which LiteRT's compiled models do not support",
-            "convert it with its state as inputs and outputs, or as resource variables",
-        )
     check_fits(graph)
-    arrays: list[NDArray[np.generic]] = []
-    for number, index in enumerate(graph.inputs):
-        tensor = graph.tensors[index]
-        shape, dtype = shape_and_dtype(tensor)
-        rng = np.random.default_rng([seed, number])
-        if tensor.dtype in _UNKNOWN_NUMPY:
-            arrays.append(np.zeros(shape, dtype))
-        elif dtype.kind == "b":
-            arrays.append(rng.integers(0, 2, shape).astype(dtype))
-        elif dtype.kind in "iu":
-            arrays.append(rng.integers(0, 100, shape).astype(dtype))
-        elif dtype.kind == "c":
-            arrays.append((rng.uniform(-1, 1, shape) + 1j * rng.uniform(-1, 1, shape)).astype(dtype))
-        else:
-            arrays.append(rng.uniform(-1, 1, shape).astype(dtype))
-    return arrays
+    for tensor in (*graph.inputs, *graph.outputs):
+        shape_and_dtype(graph.tensors[tensor])
+    given = graph.source.given if graph.source is not None else ()
+    return list(given) or drawn_inputs(graph, seed)
 
 
 def agreement(

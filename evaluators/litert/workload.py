@@ -156,7 +156,7 @@ class LitertWorkload(MeasuredWorkload):
             digest, packed = self.digest(graph), None
             if packs_weights(lane):
                 packed = packed_weights(digest, lambda path: self.bench.pack(lane.name, graph, path))
-            inputs = tensors.seeded_inputs(graph, _INPUT_SEED)
+            inputs = tensors.model_inputs(graph, _INPUT_SEED)
             self._models[id(graph)] = _Model(graph, self._packed.hold(packed), inputs)
         return self._models[id(graph)]
 

@@ -67,7 +67,7 @@ class WorkloadRunner:
                 files.setting, files.dispatch, self._berths, self._crew, bench, files.platform.limits.run_s
             )
             for berth in self._berths:
-                berth.set_inputs(tensors.seeded_inputs(berth.jobs.graph, 0))
+                berth.set_inputs(tensors.model_inputs(berth.jobs.graph, 0))
         except BaseException:
             self.close()
             raise

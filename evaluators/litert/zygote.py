@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from evaluators.litert import lane, wire
@@ -28,7 +29,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: Runtime | Interpreters) -> None:
+def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], make: Callable[[dict[str, Any]], lane.Lane]) -> None:
     _die_with_parent()
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
@@ -39,11 +40,18 @@ def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: R
         if start["environment"]:
             # A driver that brings a loader of its own needs it before the accelerator looks for one.
             vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
-        if isinstance(runtime, Runtime):
-            served = lane.litert_lane(runtime, start["accelerators"], start["dispatch_folder"], start["cores"])
-        else:
-            served = lane.Lane(runtime, cores=start["cores"])
-        lane.serve(channel, served)
+        lane.serve(channel, make(start))
+
+
+def _litert() -> Callable[[dict[str, Any]], lane.Lane]:
+    runtime = Runtime()
+    return lambda start: lane.litert_lane(runtime, start["accelerators"], start["dispatch_folder"], start["cores"])
+
+
+def _tflite_runtime() -> Callable[[dict[str, Any]], lane.Lane]:
+    engine = Interpreters("tflite_runtime.interpreter")
+    engine.load()  # before the fork, which the lanes then need not do
+    return lambda start: lane.Lane({TFLITE_RUNTIME: engine}, cores=start["cores"])
 
 
 def main() -> None:
@@ -54,7 +62,7 @@ def main() -> None:
     """
     # The person's Ctrl-C is for the parent, which then ends the lanes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    runtime = Interpreters() if sys.argv[2] == TFLITE_RUNTIME else Runtime()
+    make = _tflite_runtime() if sys.argv[2] == TFLITE_RUNTIME else _litert()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
             try:
@@ -70,7 +78,7 @@ def main() -> None:
                 code = 1
                 try:
                     control.close()
-                    _become_lane(fds[0], fds[1], head["start"], runtime)
+                    _become_lane(fds[0], fds[1], head["start"], make)
                     code = 0
                 except BaseException:  # noqa: BLE001 - a defect of ours; its trace goes to the lane's log
                     traceback.print_exc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
     from search_spaces.graph import Graph
 
 
-def load(source: str, input_shapes: Sequence[str] = ()) -> Graph:
+def load(
+    source: str,
+    input_shapes: Sequence[str] = (),
+    *,
+    signature: str | None = None,
+    inputs: Path | None = None,
+    custom_ops: Path | None = None,
+) -> Graph:
     """Return a model of the zoo by its name, built where it is not in the cache yet, or read a ``.tflite`` file.
 
     A name of the zoo comes first (:mod:`search_spaces.models.zoo.names` says what names there are); ``./vgg16`` is
@@ -22,24 +30,31 @@ def load(source: str, input_shapes: Sequence[str] = ()) -> Graph:
 
     Args:
         source: the name or the path.
-        input_shapes: a shape for each input with open dimensions, as ``name=1,224,224,3``.
+        input_shapes: shapes of inputs with open dimensions, as ``name=1,224,224,3``; the file's own where left out.
+        signature: key of the signature to run; the main subgraph where left out.
+        inputs: an ``.npy`` or ``.npz`` file with what the model is to be run on; drawn inputs where left out.
+        custom_ops: a library with kernels of custom operators (:mod:`evaluators.litert.custom_ops`).
 
     Raises:
-        ModelError: there is neither such a model nor such a file, the file is no usable model, or an input is left
-            open.
+        ModelError: there is neither such a model nor such a file, or the file is no usable model.
         UsageError: an input cannot have the shape given, or the cache folder cannot be written.
     """
     from search_spaces.models.input_shapes import OPTION, parse_input_shapes
-    from search_spaces.models.shapes import fix_shapes
+    from search_spaces.models.inputs import read_inputs
+    from search_spaces.models.shapes import fix_shapes, size_outputs
 
     try:
         shapes = parse_input_shapes(input_shapes)
     except ValueError as error:
         raise UsageError(f"{OPTION} {' '.join(input_shapes)}: {error}") from None
-    return fix_shapes(_read(source), shapes)
+    graph = fix_shapes(_read(source, signature), shapes)
+    if graph.source is not None and (inputs is not None or custom_ops is not None):
+        given = tuple(read_inputs(inputs, [graph.tensors[t] for t in graph.inputs])) if inputs is not None else ()
+        graph = replace(graph, source=replace(graph.source, given=given, custom_ops=custom_ops))
+    return size_outputs(graph)
 
 
-def _read(source: str) -> Graph:
+def _read(source: str, signature: str | None) -> Graph:
     from search_spaces.models.litert import read_model
     from search_spaces.models.zoo.names import ZOO, is_name, nearest, parse_name
 
@@ -49,13 +64,13 @@ def _read(source: str) -> Graph:
 
         spec = parse_name(source)
         name = spec.canonical
-        return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name)
+        return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name, signature)
     if _looks_like_path(source):
-        return read_model(Path(source))
+        return read_model(Path(source), signature=signature)
     from search_spaces.models.plugin import built, model_names
 
     if source in model_names():
-        return read_model(built(source), source)
+        return read_model(built(source), source, signature)
     hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
     raise ModelError(f"there is no model and no file called {source!r}", hint)
 

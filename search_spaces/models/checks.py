@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
@@ -33,6 +34,38 @@ def check_references(source: ModelSource) -> None:
             if not 0 <= entry.tensorIndex < tensors:
                 key = shown(signature.signatureKey)
                 raise ValueError(f"signature {key} names tensor {entry.tensorIndex} of {tensors}")
+
+
+def block_scales(tensor: Any) -> tuple[int, ...]:
+    """Return the tensor that holds the scales of one quantised by blocks; empty for any other."""
+    held = tensor.quantization
+    if held is None or held.detailsType != schema.QuantizationDetails.BlockwiseQuantization:
+        return ()
+    return (int(held.details.scales),)
+
+
+def check_blocks(subgraph: Any, index: int, sizes: Mapping[int, int]) -> None:
+    """Check that the scales of a tensor that is quantised by blocks are there.
+
+    Args:
+        sizes: buffer → bytes that it holds.
+
+    Raises:
+        ValueError: they are not.
+    """
+    tensor = subgraph.tensors[index]
+    for scales in block_scales(tensor):
+        details = tensor.quantization.details
+        count = prod(int(d) for d in tensor.shape)
+        if not 0 <= scales < len(subgraph.tensors) or details.blockSize < 1 or count % details.blockSize:
+            raise ValueError(f"tensor {index} is quantised by blocks of {details.blockSize} with scales {scales}")
+        held = subgraph.tensors[scales]
+        elements = prod(int(d) for d in held.shape)
+        half = held.type == schema.TensorType.FLOAT16
+        if not half or elements != count // details.blockSize or sizes.get(held.buffer, 0) < 2 * elements:
+            raise ValueError(f"tensor {index} is quantised by blocks, and its scales (tensor {scales}) do not fit")
+        if details.zeroPoints > 0:
+            raise ValueError(f"tensor {index} is quantised by blocks with zero points, which the runtime does not read")
 
 
 def check_sparsity(sparsity: Any, shape: Sequence[int], bits: int, nbytes: int) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.errors import ModelError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atoms import Traits, arrange
-from search_spaces.models.checks import check_references, check_sparsity
+from search_spaces.models.checks import check_blocks, check_references, check_sparsity
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.operator_checks import check_operator
 from search_spaces.models.options import plain_options
+from search_spaces.models.signatures import select_signature
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import called, check_calls, operator_states
 
@@ -29,19 +33,21 @@ _NAMES = frozenset(_KINDS.values())
 _NEWER = "install a newer ai-edge-litert"
 
 
-def read_model(path: Path, name: str | None = None) -> Graph:
+def read_model(path: Path, name: str | None = None, signature: str | None = None) -> Graph:
     """Read the main subgraph of a ``.tflite`` file; time and memory do not depend on the size of its weights.
 
     Args:
         path: the file. It may be anything: nothing in it is trusted before it has been checked.
         name: what to call the model; the file's stem where left out.
+        signature: key of the signature whose subgraph is read; the first subgraph where left out.
 
     Raises:
         ModelError: the file is missing, unreadable, not a model, truncated, damaged, or needs a newer schema.
     """
     model, extents, nbytes = unpack(path)
     try:
-        return graph_of(ModelSource(path, nbytes, model, extents), name or path.stem)
+        source = ModelSource(path, nbytes, model, extents)
+        return graph_of(source if signature is None else select_signature(source, signature), name or path.stem)
     except ValueError as error:
         raise ModelError(
             f"{path}: the model cannot be used: {error}", "get the file again, or convert it anew"
@@ -64,6 +70,8 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     if model.externalBuffers or any(t.externalBuffer for s in model.subgraphs for t in s.tensors or ()):
         raise ModelError("the model keeps weights in other files", "convert it anew with its weights in one file")
     check_references(source)
+    source = with_computed_outputs(source)
+    model = source.schema
     kinds = [_kind(code) for code in model.operatorCodes or ()]
     order = check_calls(model)
     digests: dict[int, str] = {}
@@ -79,6 +87,55 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     states = operator_states(model, order)
     builtin = [o.kind in _NAMES for o in raw.operators]
     return arrange(raw, [Traits(*pair) for pair in zip(states, builtin, strict=True)], source)
+
+
+def with_computed_outputs(source: ModelSource) -> ModelSource:
+    """Return a model in which operators write the outputs that are constants in the file: a SQUEEZE copies each."""
+    model = source.schema
+    main = model.subgraphs[0]
+    count = len(main.tensors or ())
+    computed = {*_indices(main.inputs), *(i for o in main.operators or () for i in _indices(o.outputs))}
+    known = [
+        t
+        for t in dict.fromkeys(_indices(main.outputs))
+        if 0 <= t < count and t not in computed and not main.tensors[t].isVariable and 0 < main.tensors[t].buffer
+    ]
+    if not known:
+        return source
+    model, main = copy.copy(model), copy.copy(main)
+    model.subgraphs = [main, *model.subgraphs[1:]]
+    main.tensors, main.operators = list(main.tensors), list(main.operators or ())
+    squeeze = schema.BuiltinOperator.SQUEEZE
+    code = schema.OperatorCodeT(deprecatedBuiltinCode=squeeze, builtinCode=squeeze, version=1)
+    model.operatorCodes = [*(model.operatorCodes or ()), code]
+    for index in known:
+        constant = main.tensors[index]
+        value, main.tensors[index] = copy.copy(constant), copy.copy(constant)
+        value.shape, value.shapeSignature = np.array([1, *_indices(value.shape)], np.int32), None
+        main.tensors[index].buffer = 0
+        main.tensors.append(value)
+        main.operators = [_reading(o, index, len(main.tensors)) for o in main.operators]
+        main.tensors.append(constant)
+        options = schema.SqueezeOptionsT(squeezeDims=np.array([0], np.int32))
+        main.operators.append(
+            schema.OperatorT(
+                opcodeIndex=len(model.operatorCodes) - 1,
+                inputs=np.array([len(main.tensors) - 2], np.int32),
+                outputs=np.array([index], np.int32),
+                builtinOptionsType=schema.BuiltinOptions.SqueezeOptions,
+                builtinOptions=options,
+            )
+        )
+    return replace(source, schema=model, fixed=True)
+
+
+def _reading(operator: Any, tensor: int, instead: int) -> Any:
+    """Return an operator that reads another tensor in the place of one."""
+    if tensor not in _indices(operator.inputs):
+        return operator
+    moved = copy.copy(operator)
+    moved.inputs = np.array([instead if t == tensor else t for t in _indices(operator.inputs)], np.int32)
+    return moved
 
 
 def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests: Mapping[int, str]) -> Graph:
@@ -98,6 +155,9 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
         if wrong is not None:
             raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
     tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
+    sizes = {number: extent.nbytes for number, extent in source.extents.items()}
+    for index in range(count):
+        check_blocks(subgraph, index, sizes)
     for index, operator in enumerate(operators):
         try:
             # An index out of range is told by the graph.

@@ -1,9 +1,9 @@
-"""Run as a process of its own: give a model's inputs their shapes, and tell what every tensor then looks like.
+"""Run as a process of its own: run a model on inputs, and tell what every tensor then looks like, or why it fails.
 
 ``python -m search_spaces.models.resize`` reads one JSON document from stdin (``path``; ``shapes``: position of an input
-→ its shape; ``tensors``: how many there are; ``values``: those whose values are wanted) and writes one to stdout:
-``shapes`` of the main subgraph's tensors after a run on zeros, and ``values`` (tensor → bytes in hexadecimal); or
-``error``.
+→ its shape; ``tensors``: how many there are; ``values``: those whose values are wanted; ``inputs``: bytes of each in
+hexadecimal, or null for zeros) and writes one to stdout: ``shapes`` of the main subgraph's tensors after a run, and
+``values`` (tensor → bytes in hexadecimal); or ``error``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
 
 
 def _answer(question: Any) -> dict[str, Any]:
+    import numpy as np
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     interpreter = Interpreter(
@@ -39,8 +40,14 @@ def _answer(question: Any) -> dict[str, Any]:
     for number, shape in question["shapes"].items():
         interpreter.resize_tensor_input(details[int(number)]["index"], shape)
     interpreter.allocate_tensors()
-    for detail in details:
-        interpreter.tensor(detail["index"])()[...] = 0
+    for number, detail in enumerate(details):
+        place = interpreter.tensor(detail["index"])()
+        if question["inputs"] is None:
+            place[...] = 0
+        else:
+            data = np.frombuffer(bytes.fromhex(question["inputs"][number]), place.dtype)
+            place[...] = data.reshape(place.shape)
+        del place
     # Shapes that depend on other tensors' values are known only after a run.
     interpreter.invoke()
     shapes = {int(d["index"]): [int(size) for size in d["shape"]] for d in interpreter.get_tensor_details()}

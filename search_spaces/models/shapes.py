@@ -11,31 +11,39 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
 
 from search_spaces.errors import ModelError, UsageError
 from search_spaces.graph import Graph, Operator
 from search_spaces.models.atoms import IMPURE
 from search_spaces.models.dtypes import enumerators, tensor_nbytes
 from search_spaces.models.input_shapes import OPTION
+from search_spaces.models.inputs import drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
 from search_spaces.models.source import ModelSource
+from search_spaces.models.stages import StageModel
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+_LOGGER = logging.getLogger("partition_optimizer")
 _LIMIT_S = 120.0
 _MAX_FOLDED_NBYTES = 1 << 24
-_BUILTIN = frozenset(enumerators(schema.BuiltinOperator).values())
+_NAMES = enumerators(schema.BuiltinOperator)
+_BUILTIN = frozenset(_NAMES.values())
 
 # Operators whose outputs' shapes depend on more than the shapes of their inputs: the inputs whose values decide.
-_DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
+DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
     "ARG_MAX": (1,), "ARG_MIN": (1,), "BATCH_TO_SPACE_ND": (1, 2), "BROADCAST_ARGS": (), "BROADCAST_TO": (1,),
     "CONV_3D_TRANSPOSE": (0,), "CUMSUM": (), "EXPAND_DIMS": (1,), "FILL": (0,), "MEAN": (1,), "MIRROR_PAD": (1,),
     "NON_MAX_SUPPRESSION_V4": (2,), "NON_MAX_SUPPRESSION_V5": (2,), "ONE_HOT": (1,), "PAD": (1,), "PADV2": (1,),
@@ -51,16 +59,45 @@ _DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
 _DATA_DECIDES = frozenset({"EMBEDDING_LOOKUP_SPARSE", "SEGMENT_SUM", "SKIP_GRAM", "UNIQUE", "WHERE", "LSH_PROJECTION"})
 
 
+def needs_interpreter(model: Any) -> bool:
+    """Return whether a stage (``ModelT``) is one that LiteRT's interpreter runs and its compiled models do not.
+
+    Compiled models (LiteRT 2.3.0) have no state in variable tensors. Outputs that the runtime does not write into the
+    buffer that it is given stay as they were, without a word: those whose size is known only when they are computed,
+    and those that are known before the first run (SHAPE, RANK, what follows from constants).
+    """
+    return any(_needs_interpreter(model, model.subgraphs[s.subgraphIndex]) for s in model.signatureDefs or ()) or (
+        not model.signatureDefs and _needs_interpreter(model, model.subgraphs[0])
+    )
+
+
+def _needs_interpreter(model: Any, subgraph: Any) -> bool:
+    operators = subgraph.operators or ()
+    computed = {int(t) for o in operators for t in o.outputs} | {int(t) for t in subgraph.inputs}
+    known = set(range(len(subgraph.tensors))) - computed
+    unsized: set[int] = set()
+    for operator in operators:
+        code = model.operatorCodes[operator.opcodeIndex]
+        kind = _NAMES.get(max(code.builtinCode, code.deprecatedBuiltinCode), "")
+        reads = [int(t) for t in operator.inputs if t != -1]
+        deciding = [int(t) for p in DECIDING_INPUTS.get(kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
+        if kind in {"SHAPE", "RANK"} or (reads and known.issuperset(reads) and kind not in IMPURE):
+            known.update(map(int, operator.outputs))
+        elif kind in _DATA_DECIDES or not known.issuperset(deciding) or not unsized.isdisjoint(reads):
+            unsized.update(map(int, operator.outputs))
+    return any(t.isVariable for t in subgraph.tensors) or not (known | unsized).isdisjoint(map(int, subgraph.outputs))
+
+
 def fix_shapes(graph: Graph, shapes: Shapes) -> Graph:
     """Return the model with the given input shapes and the shapes of all tensors that follow from them.
 
     A model whose shapes are all known comes back as it is. Tensors whose size depends on data stay open.
 
     Args:
-        shapes: input → its shape; every input that has open dimensions must be there.
+        shapes: input → its shape. An input with open dimensions that is not there gets the shape that the file holds.
 
     Raises:
-        ModelError: an input is left open, or the model does not work with these shapes.
+        ModelError: the model does not work with these shapes.
         UsageError: there is no such input, or its shape cannot be the given one.
     """
     wanted = _checked(graph, shapes)
@@ -70,6 +107,42 @@ def fix_shapes(graph: Graph, shapes: Shapes) -> Graph:
     known = _known(graph)
     answer = _ask(graph, graph.source, wanted, known.values)
     return graph_of(_resolved(graph, graph.source, known, answer), graph.name)
+
+
+def size_outputs(graph: Graph) -> Graph:
+    """Return the model with the sizes that its outputs have for its inputs, where only the data decides them.
+
+    Raises:
+        ModelError: the model does not run on these inputs.
+    """
+    unsized = [t for t in graph.outputs if -1 in graph.tensors[t].shape]
+    if graph.source is None or not unsized:
+        return graph
+    inputs = list(graph.source.given) or drawn_inputs(graph, 0)
+    shapes = {n: graph.tensors[t].shape for n, t in enumerate(graph.inputs)}
+    answer = _ask(graph, graph.source, shapes, (), inputs)
+    model = copy.copy(graph.source.schema)
+    main = copy.copy(model.subgraphs[0])
+    model.subgraphs, main.tensors = [main, *model.subgraphs[1:]], list(main.tensors)
+    for index in unsized:
+        tensor = main.tensors[index] = copy.copy(main.tensors[index])
+        tensor.shape, tensor.shapeSignature = np.array(answer["shapes"][index], np.int32), None
+        shape = _shown(answer["shapes"][index])
+        _LOGGER.warning("output %r has a size that depends on the data: %s here", graph.tensors[index].name, shape)
+    return graph_of(replace(graph.source, schema=model, operators=(), recipes={}, fixed=True), graph.name)
+
+
+def why_it_fails(stage: StageModel, graph: Graph) -> str:
+    """Return what the runtime says of a stage that does not run: the operator's number in the stage, kind and reason.
+
+    "" where it runs there.
+    """
+    inputs = [drawn(graph, t, np.random.default_rng(0)).tobytes().hex() for t in stage.inputs]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "stage.tflite"
+        stage.write(path)
+        question = {"path": str(path), "shapes": {}, "values": (), "tensors": 0, "inputs": inputs}
+        return str(_answer(question).get("error", ""))
 
 
 def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
@@ -87,14 +160,19 @@ def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
         if -1 in tensor.shape:
+            stored = shapes.get(tensor.name) or _stored(graph, index)
             if tensor.name not in shapes:
-                example = ",".join("1" if d < 0 else str(d) for d in tensor.shape)
-                raise ModelError(
-                    f"input {tensor.name!r} of {graph.name!r} has open dimensions: {_shown(tensor.shape)}",
-                    f"say how large they are: {OPTION} {tensor.name}={example}",
-                )
-            wanted[position] = shapes[tensor.name]
+                told, example = _shown(tensor.shape), f"{OPTION} {tensor.name}={_shown(stored)}"
+                _LOGGER.warning("input %r has open dimensions (%s): they are as in %s", tensor.name, told, example)
+            wanted[position] = stored
     return wanted
+
+
+def _stored(graph: Graph, index: int) -> tuple[int, ...]:
+    """Return the shape that the file holds for an open one: 1 where it leaves that open too."""
+    held = graph.source.schema.subgraphs[0].tensors[index].shape if graph.source else graph.tensors[index].shape
+    declared = graph.tensors[index].shape
+    return tuple(max(1, int(s)) if d < 0 else d for d, s in zip(declared, held, strict=True))
 
 
 def _shown(shape: Sequence[int]) -> str:
@@ -126,7 +204,7 @@ def _known(graph: Graph) -> _Known:
     folded: set[int] = set()
     for index, operator in _in_order(graph):
         reads = [t for t in operator.inputs if t != -1 and not graph.tensors[t].variable]
-        deciding = [t for p in _DECIDING_INPUTS.get(operator.kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
+        deciding = [t for p in DECIDING_INPUTS.get(operator.kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
         pure = operator.kind in _BUILTIN and operator.kind not in IMPURE
         declared = not any(-1 in t.shape for t in _tensors(graph, operator))
         if values.issuperset(reads) or (
@@ -153,8 +231,30 @@ def _in_order(graph: Graph) -> list[tuple[int, Operator]]:
     return sorted(zip(numbers, parts, strict=True), key=lambda pair: pair[0])
 
 
-def _ask(graph: Graph, source: ModelSource, shapes: Mapping[int, tuple[int, ...]], values: Sequence[int]) -> Any:
+def _ask(
+    graph: Graph,
+    source: ModelSource,
+    shapes: Mapping[int, tuple[int, ...]],
+    values: Sequence[int],
+    inputs: Sequence[NDArray[Any]] | None = None,
+) -> Any:
     question = {"path": str(source.path), "shapes": shapes, "values": values, "tensors": len(graph.tensors)}
+    question["inputs"] = None if inputs is None else [array.tobytes().hex() for array in inputs]
+    with TemporaryDirectory() as folder:
+        if source.signature:  # the file's own main subgraph is another one
+            question["path"] = str(Path(folder) / "model.tflite")
+            StageModel(source.schema, source, tuple(sorted(source.extents)), (), ()).write(Path(question["path"]))
+        answer = _answer(question)
+    if "error" in answer:
+        raise ModelError(
+            f"{source.path}: the runtime cannot run the model with these shapes: {answer['error']}",
+            f"give others: {OPTION} name=1,224,224,3",
+        )
+    return answer
+
+
+def _answer(question: Mapping[str, Any]) -> Any:
+    """Return what a process of its own says of a model."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "search_spaces.models.resize"],
@@ -166,11 +266,6 @@ def _ask(graph: Graph, source: ModelSource, shapes: Mapping[int, tuple[int, ...]
         answer = json.loads(done.stdout) if done.returncode == 0 else {"error": f"it ended with {done.returncode}"}
     except subprocess.TimeoutExpired:
         answer = {"error": f"no answer within {_LIMIT_S:.0f} s"}
-    if "error" in answer:
-        raise ModelError(
-            f"{source.path}: the runtime cannot run the model with these shapes: {answer['error']}",
-            f"give others: {OPTION} name=1,224,224,3",
-        )
     return answer
 
 

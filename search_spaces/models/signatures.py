@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
+from search_spaces.errors import ModelError, shown
 from search_spaces.graph import Boundary
+from search_spaces.models.source import ModelSource
+from search_spaces.models.subgraphs import renumbered
 
 _DEFAULT_KEY = b"serving_default"
+
+
+def select_signature(source: ModelSource, key: str) -> ModelSource:
+    """Return a model whose main subgraph is that of a signature.
+
+    Raises:
+        ModelError: there is no such signature, or another subgraph calls its subgraph.
+    """
+    model = source.schema
+    keys = [(s.signatureKey or b"").decode(errors="replace") for s in model.signatureDefs or ()]
+    if key not in keys:
+        known = ", ".join(map(shown, keys)) or "none"
+        raise ModelError(f"the model has no signature {key!r}", f"it has: {known}")
+    chosen = model.signatureDefs[keys.index(key)]
+    number, count = int(chosen.subgraphIndex), len(model.subgraphs or ())
+    if not 0 <= number < count:
+        raise ModelError(f"signature {key!r} is for subgraph {number} of {count}")
+    places = {n: 0 if n == number else number if n == 0 else n for n in range(count)}
+    codes = {n: n for n in range(len(model.operatorCodes or ()))}
+    changed = copy.copy(model)
+    changed.subgraphs = []
+    for place in range(count):
+        subgraph = copy.copy(model.subgraphs[places[place]])
+        subgraph.operators = [_renumbered(o, codes, places) for o in subgraph.operators or ()]
+        changed.subgraphs.append(subgraph)
+    changed.signatureDefs = [copy.copy(s) for s in model.signatureDefs]
+    for signature in changed.signatureDefs:
+        signature.subgraphIndex = places.get(int(signature.subgraphIndex), -1)
+    return replace(source, schema=changed, fixed=number != 0, signature=key if number else "")
+
+
+def _renumbered(operator: Any, codes: Mapping[int, int], places: Mapping[int, int]) -> Any:
+    try:
+        return renumbered(operator, codes, places)
+    except KeyError as error:
+        raise ModelError(f"an operator refers to {error}, which the model does not have") from None
 
 
 def stage_signatures(whole: Any, border: Boundary, place: Mapping[int, int]) -> list[Any] | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from search_spaces.errors import ModelError
 from search_spaces.models.digests import file_digest
 
@@ -43,6 +45,9 @@ class ModelSource:
         fixed: whether shapes were given to open dimensions, or operators rewritten, so that the structure is no longer
             the file's. Buffers that hold data and have no extent were made on that occasion.
         rewritten: what was rewritten, in words; empty where nothing was.
+        given: inputs that a person gave, in the order of the model's; empty where there are none.
+        signature: key of the signature whose subgraph is the main one here; "" for the file's own.
+        custom_ops: a library with kernels of custom operators; only processes that run the model load it.
     """
 
     path: Path
@@ -53,6 +58,9 @@ class ModelSource:
     recipes: Mapping[int, int] = field(default_factory=dict)
     fixed: bool = False
     rewritten: str = ""
+    given: tuple[NDArray[Any], ...] = field(default=(), compare=False)
+    signature: str = ""
+    custom_ops: Path | None = None
 
     def file_operators(self, operators: Iterable[int]) -> list[int]:
         """Return the operators of the main subgraph that operators of the graph stand for, in their order."""
@@ -75,4 +83,4 @@ class ModelSource:
         if not self.fixed:
             return digest
         sizes = [list(t.shape) for t in self.schema.subgraphs[0].tensors]
-        return hashlib.sha256(f"{digest} {sizes}{self.rewritten}".encode()).hexdigest()
+        return hashlib.sha256(f"{digest} {sizes}{self.rewritten}{self.signature}".encode()).hexdigest()

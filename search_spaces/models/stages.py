@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Boundary, Graph
+from search_spaces.models.checks import block_scales
 from search_spaces.models.digests import file_digest
 from search_spaces.models.signatures import stage_signatures
 from search_spaces.models.source import ModelSource
@@ -107,11 +108,11 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     numbers = {n: i for i, n in enumerate(reached(whole, chosen), 1)}
     codes = sorted({int(o.opcodeIndex) for o in (*chosen, *(o for s in called for o in s.operators or ()))})
     code_of = {code: i for i, code in enumerate(codes)}
-    order = _tensor_order(chosen, border)
+    order = _tensor_order(main, chosen, border)
     place = {tensor: i for i, tensor in enumerate(order)}
 
     part = copy.copy(main)
-    part.tensors = [main.tensors[t] for t in order]
+    part.tensors = [_with_scales(main.tensors[t], place) for t in order]
     part.inputs, part.outputs = _placed(border.inputs, place), _placed(border.outputs, place)
     part.operators = [_moved(renumbered(o, code_of, numbers), place) for o in chosen]
     bodies = [copy.copy(subgraph) for subgraph in called]
@@ -190,12 +191,23 @@ def _recipes(source: ModelSource, border: Boundary) -> list[int]:
     return sorted(found)
 
 
-def _tensor_order(operators: Sequence[Any], border: Boundary) -> list[int]:
+def _tensor_order(main: Any, operators: Sequence[Any], border: Boundary) -> list[int]:
     order = dict.fromkeys(border.inputs)
     for operator in operators:
         for side in (operator.inputs, operator.outputs, operator.intermediates):
             order |= dict.fromkeys(t for t in _indices(side) if t != -1)
-    return list(order)
+    return list(order | dict.fromkeys(t for tensor in order for t in block_scales(main.tensors[tensor])))
+
+
+def _with_scales(tensor: Any, place: Mapping[int, int]) -> Any:
+    """Return a tensor whose scales, where it has them by blocks, have the numbers that they have in the stage."""
+    if not block_scales(tensor):
+        return tensor
+    moved = copy.copy(tensor)
+    moved.quantization = copy.copy(tensor.quantization)
+    moved.quantization.details = copy.copy(tensor.quantization.details)
+    moved.quantization.details.scales = place[tensor.quantization.details.scales]
+    return moved
 
 
 def _moved(operator: Any, place: Mapping[int, int]) -> Any:

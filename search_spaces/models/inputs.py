@@ -1,0 +1,360 @@
+"""Inputs that fit a model: drawn from a seed, or read from a file."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.bounded import read_bounded
+from search_spaces.errors import UsageError, shown
+from search_spaces.graph import Graph, Operator, Tensor
+
+OPTION = "--input"
+MAX_NBYTES = 1 << 30
+_MAX_ARRAYS = 1024
+_MAX_HEADER = 10_000
+
+Array = NDArray[Any]
+
+# Types that NumPy lacks: as what their bytes are seen.
+PACKED: Mapping[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype(np.uint16),
+    "int2": np.dtype(np.uint8),
+    "int4": np.dtype(np.uint8),
+    "uint4": np.dtype(np.uint8),
+    "float8_e4m3fn": np.dtype(np.uint8),
+    "float8_e5m2": np.dtype(np.uint8),
+}
+
+
+def array_form(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of a tensor as an array; packed types are a row of bytes.
+
+    Raises:
+        TypeError: its elements have no fixed size (strings, resources).
+    """
+    packed = PACKED.get(tensor.dtype)
+    if packed is not None:
+        return (tensor.nbytes // packed.itemsize,), packed
+    return tensor.shape, np.dtype(tensor.dtype)
+
+
+def drawn_inputs(graph: Graph, seed: int) -> list[Array]:
+    """Return an array for each input, drawn from ``seed``: what the operators that read it can take.
+
+    Indices are in range, sizes and axes that are known only at run time make the shapes that the file declares,
+    quantised numbers take their whole range, other integers 0 to 99, floats [-1, 1).
+
+    Raises:
+        TypeError: the elements of an input have no fixed size.
+    """
+    return [drawn(graph, index, np.random.default_rng([seed, n])) for n, index in enumerate(graph.inputs)]
+
+
+def drawn(graph: Graph, index: int, rng: np.random.Generator) -> Array:
+    """Return an array for one tensor; see :func:`drawn_inputs`."""
+    tensor = graph.tensors[index]
+    shape, dtype = array_form(tensor)
+    if tensor.dtype in PACKED:
+        return np.zeros(shape, dtype)
+    wanted = _wanted(graph, index, 0)
+    if isinstance(wanted, np.ndarray):
+        found = np.resize(wanted, shape) if wanted.size else np.zeros(shape)
+        return found.astype(dtype)
+    low, high = wanted if wanted is not None else _usual(graph, index, dtype)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        return rng.integers(int(low), max(int(low) + 1, int(high)), shape).astype(dtype)
+    if dtype.kind == "c":
+        return (rng.uniform(low, high, shape) + 1j * rng.uniform(low, high, shape)).astype(dtype)
+    return rng.uniform(low, high, shape).astype(dtype)
+
+
+def _usual(graph: Graph, index: int, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Return the half-open range of an input that no operator restricts."""
+    if dtype.kind not in "iu":
+        return _quantised_range(graph, index) or (-1.0, 1.0)
+    source = graph.source
+    tensors = source.schema.subgraphs[0].tensors if source is not None else ()
+    held = tensors[index].quantization if index < len(tensors) else None
+    if dtype.itemsize <= 2 and held is not None and held.scale is not None and len(held.scale):
+        limits = np.iinfo(dtype)
+        return limits.min, int(limits.max) + 1
+    return 0, 100
+
+
+def _quantised_range(graph: Graph, index: int) -> tuple[float, float] | None:
+    """Return the range of a float input that is quantised first of all: the numbers that its integers stand for."""
+    readers = [p for o in graph.consumers.get(index, ()) for p in graph.operators[o].flat() if index in p.inputs]
+    if graph.source is None or not readers or any(p.kind != "QUANTIZE" for p in readers):
+        return None
+    output = readers[0].outputs[0]
+    held = graph.source.schema.subgraphs[0].tensors[output].quantization
+    if held is None or held.scale is None or len(held.scale) != 1 or graph.tensors[output].dtype not in _LIMITED:
+        return None
+    limits, scale, zero = np.iinfo(graph.tensors[output].dtype), float(held.scale[0]), int(held.zeroPoint[0])
+    low, high = scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
+    return (low, high) if np.isfinite([low, high]).all() and low < high else None
+
+
+_LIMITED = frozenset({"int8", "uint8", "int16"})
+
+Wanted = tuple[float, float] | Array
+"""A half-open range, or the numbers themselves."""
+
+_Rule = Callable[[Graph, Operator], Wanted]
+
+
+def _wanted(graph: Graph, index: int, depth: int) -> Wanted | None:
+    """Return what operators want of a tensor, the narrowest range first; None where they take anything."""
+    found: list[Wanted] = []
+    for number in graph.consumers.get(index, ()):
+        for operator in graph.operators[number].flat():
+            for position, tensor in enumerate(operator.inputs):
+                rule = _RULES.get((operator.kind, position)) if tensor == index else None
+                if rule is not None:
+                    found.append(rule(graph, operator))
+            # What only moves elements hands their range on.
+            if index in operator.inputs[:1] and operator.kind in _MOVERS and depth < _MOST_MOVES:
+                found += [w for t in operator.outputs if (w := _wanted(graph, t, depth + 1)) is not None]
+    exact = [w for w in found if isinstance(w, np.ndarray)]
+    ranges = [w for w in found if not isinstance(w, np.ndarray)]
+    if exact or not ranges:
+        return exact[0] if exact else None
+    return max(low for low, _ in ranges), min(high for _, high in ranges)
+
+
+_MOST_MOVES = 8
+_MOVERS = frozenset(
+    {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "CAST", "SLICE", "STRIDED_SLICE", "UNPACK", "SPLIT", "TILE"}
+)
+
+
+def _shape(graph: Graph, operator: Operator, position: int, *, output: bool = False) -> tuple[int, ...]:
+    side = operator.outputs if output else operator.inputs
+    shape = graph.tensors[side[position]].shape if position < len(side) and side[position] >= 0 else ()
+    return tuple(max(1, size) for size in shape)
+
+
+def _below(position: int, axis: Callable[[Operator], int] = lambda _: 0) -> _Rule:
+    """Return the rule of indices into an axis of another input."""
+
+    def rule(graph: Graph, operator: Operator) -> Wanted:
+        shape = _shape(graph, operator, position)
+        at = axis(operator)
+        return 0, shape[at] if -len(shape) <= at < len(shape) else 1
+
+    return rule
+
+
+def _smallest(position: int, *, output: bool = False, size: Callable[[Operator, tuple[int, ...]], int]) -> _Rule:
+    """Return the rule of indices into several axes at once: below the smallest of them."""
+
+    def rule(graph: Graph, operator: Operator) -> Wanted:
+        indices = _shape(graph, operator, 1 if operator.kind != "SCATTER_ND" else 0)
+        shape = _shape(graph, operator, position, output=output)
+        return 0, min(shape[: size(operator, indices)], default=1)
+
+    return rule
+
+
+def _declared(part: slice | int = slice(None)) -> _Rule:
+    """Return the rule of sizes that make the first output as large as the file declares it."""
+
+    def rule(graph: Graph, operator: Operator) -> Wanted:
+        shape = _shape(graph, operator, 0, output=True)
+        found = shape[part] if isinstance(part, slice) else shape[part : part + 1 or None]
+        return np.array(found or (1,))
+
+    return rule
+
+
+def _value(*numbers: int) -> _Rule:
+    return lambda _graph, _operator: np.array(numbers)
+
+
+def _between(low: float, high: float) -> _Rule:
+    return lambda _graph, _operator: (low, high)
+
+
+def _ratio(graph: Graph, operator: Operator) -> Wanted:
+    made, read = _shape(graph, operator, 0, output=True), _shape(graph, operator, 0)
+    return np.array([a // b for a, b in zip(made, read, strict=False)] or [1])
+
+
+def _padding(graph: Graph, operator: Operator) -> Wanted:
+    made, read = _shape(graph, operator, 0, output=True), _shape(graph, operator, 0)
+    return np.array([[0, max(0, a - b)] for a, b in zip(made, read, strict=False)] or [[0, 0]])
+
+
+def _ascending(graph: Graph, operator: Operator) -> Wanted:
+    """Return segments in ascending order that fill the output."""
+    count, made = prod(_shape(graph, operator, 1)), _shape(graph, operator, 0, output=True)
+    return np.arange(count) * (made[0] if made else 1) // max(1, count)
+
+
+def _distinct(graph: Graph, operator: Operator) -> Wanted:
+    """Return places of a dense tensor, in order, none twice."""
+    places, made = _shape(graph, operator, 0), _shape(graph, operator, 0, output=True)
+    count = places[0] if places else 1
+    flat = np.arange(count) * max(1, prod(made) // max(1, count)) % max(1, prod(made))
+    return np.stack(np.unravel_index(flat, made or (1,)), axis=-1) if len(places) == 2 else flat
+
+
+def _permutation(graph: Graph, operator: Operator) -> Wanted:
+    return np.arange(len(_shape(graph, operator, 0)))
+
+
+def _range(position: int) -> _Rule:
+    """Return the rule of RANGE's limits: what is a constant, or 0, size and 1."""
+
+    def rule(graph: Graph, operator: Operator) -> Wanted:
+        from search_spaces.models.constants import integers
+
+        size = (_shape(graph, operator, 0, output=True) or (1,))[0]
+        known = [(integers(graph, t) or [None])[0] for t in operator.inputs]
+        step = known[2] if known[2] else 1
+        start = known[0] if known[0] is not None else (known[1] - size * step if known[1] is not None else 0)
+        return np.array([(start, start + size * step, step)[position]])
+
+    return rule
+
+
+def _gathered(graph: Graph, operator: Operator) -> Wanted:
+    shape, sizes = _shape(graph, operator, 0), operator.options.get("slice_sizes", ())
+    return 0, min((a - b + 1 for a, b in zip(shape, sizes, strict=False)), default=1)
+
+
+def _depth(graph: Graph, operator: Operator) -> int:
+    made, axis = _shape(graph, operator, 0, output=True), operator.options.get("axis", -1)
+    return made[axis] if -len(made) <= axis < len(made) else 1
+
+
+_SHIFT = _between(0, 8)
+_ALL, _TO_RESIZE = _declared(), _declared(slice(1, 3))
+
+# Kind and position of an input → what it may be.
+_RULES: Mapping[tuple[str, int], _Rule] = {
+    ("GATHER", 1): _below(0, lambda o: o.options.get("axis", 0)),
+    ("GATHER_ND", 1): _smallest(0, size=lambda _, indices: indices[-1] if indices else 1),
+    ("SCATTER_ND", 0): _smallest(0, output=True, size=lambda _, indices: indices[-1] if indices else 1),
+    ("STABLEHLO_GATHER", 1): _gathered,
+    ("STABLEHLO_SCATTER", 1): _smallest(0, size=lambda o, _: len(o.options.get("scatter_dims_to_operand_dims", (0,)))),
+    ("EMBEDDING_LOOKUP", 0): _below(1),
+    ("EMBEDDING_LOOKUP_SPARSE", 0): _below(4),
+    ("ONE_HOT", 0): lambda graph, operator: (0, _depth(graph, operator)),
+    ("ONE_HOT", 1): lambda graph, operator: np.array([_depth(graph, operator)]),
+    ("SPARSE_TO_DENSE", 0): _distinct,
+    ("SPARSE_TO_DENSE", 1): _ALL,
+    ("SEGMENT_SUM", 1): _ascending,
+    **{(f"UNSORTED_SEGMENT_{k}", 1): lambda g, o: (0, _shape(g, o, 0, output=True)[0]) for k in ("SUM", "PROD", "MAX", "MIN")},
+    **{(f"UNSORTED_SEGMENT_{k}", 2): _declared(0) for k in ("SUM", "PROD", "MAX", "MIN")},
+    ("REVERSE_SEQUENCE", 1): lambda g, o: (1, _shape(g, o, 0)[o.options.get("seq_dim", 0)] + 1),
+    ("DYNAMIC_UPDATE_SLICE", 2): _value(0),
+    ("SLICE", 1): _value(0),
+    ("SLICE", 2): _ALL,
+    ("STRIDED_SLICE", 1): _value(0),
+    ("STRIDED_SLICE", 2): _ALL,
+    ("STRIDED_SLICE", 3): _value(1),
+    ("RESHAPE", 1): _ALL,
+    ("FILL", 0): _ALL,
+    ("BROADCAST_TO", 1): _ALL,
+    ("BROADCAST_ARGS", 0): _value(1),
+    ("BROADCAST_ARGS", 1): _value(1),
+    ("RANDOM_UNIFORM", 0): _ALL,
+    ("RANDOM_STANDARD_NORMAL", 0): _ALL,
+    ("TRANSPOSE_CONV", 0): _ALL,
+    ("CONV_3D_TRANSPOSE", 0): _ALL,
+    ("RESIZE_BILINEAR", 1): _TO_RESIZE,
+    ("RESIZE_NEAREST_NEIGHBOR", 1): _TO_RESIZE,
+    ("TILE", 1): _ratio,
+    **{(kind, 1): _padding for kind in ("PAD", "PADV2", "MIRROR_PAD")},
+    ("TOPK_V2", 1): _declared(-1),
+    ("MULTINOMIAL", 1): _declared(-1),
+    ("NON_MAX_SUPPRESSION_V4", 2): _declared(0),
+    ("NON_MAX_SUPPRESSION_V5", 2): _declared(0),
+    **{(f"NON_MAX_SUPPRESSION_V{v}", p): _between(0.0, 1.0) for v in (4, 5) for p in (1, 3, 4, 5)},
+    ("TRANSPOSE", 1): _permutation,
+    **{(kind, 1): _value(0) for kind in ("EXPAND_DIMS", "CUMSUM", "REVERSE_V2", "ARG_MAX", "ARG_MIN")},
+    **{(kind, 1): _value(0) for kind in ("MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN")},
+    **{(kind, 1): _value(0) for kind in ("REDUCE_ANY", "REDUCE_ALL")},
+    ("SPLIT", 0): _value(0),
+    **{("RANGE", position): _range(position) for position in range(3)},
+    **{(kind, 1): _between(1, 8) for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")},
+    ("POW", 0): _between(0, 8),
+    ("POW", 1): _between(0, 4),
+    ("RIGHT_SHIFT", 1): _SHIFT,
+    ("STABLEHLO_SHIFT_LEFT", 1): _SHIFT,
+    **{(kind, 0): _between(0.0, 100.0) for kind in ("LOG", "SQRT", "RSQRT")},
+}  # fmt: skip
+
+
+def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
+    """Return the inputs that a file holds: an array of a model with one input, or an ``.npz`` with one for each name.
+
+    Arrays of an ``.npz`` that was written without names (``arr_0``, ``arr_1`` …) are taken by position.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or does not fit the model.
+    """
+    names = [tensor.name for tensor in ports]
+    hint = f"the model reads: {', '.join(f'{shown(t.name)} {_form_text(t)}' for t in ports)}"
+    try:
+        content = read_bounded(path, MAX_NBYTES)
+        arrays = _unpacked(content, [array_form(t) for t in ports]) if content[:2] == b"PK" else {"": _plain(content)}
+    except OSError as error:
+        raise UsageError(f"{OPTION} {path}: {(error.strerror or str(error)).lower()}", "give an .npy or .npz file") from None
+    except (ValueError, TypeError, KeyError, EOFError, OverflowError, MemoryError, NotImplementedError, RuntimeError,
+            zipfile.BadZipFile, zipfile.zlib.error, SyntaxError) as error:  # type: ignore[attr-defined]  # fmt: skip
+        text = " ".join(str(error).split())[:200]
+        raise UsageError(f"{OPTION} {path}: is no array that can be read: {text}", "write it with numpy.save or savez") from None
+    if set(arrays) == {""} and len(names) == 1:
+        arrays = {names[0]: arrays[""]}
+    elif set(arrays) == {f"arr_{i}" for i in range(len(names))} and set(arrays) != set(names):
+        arrays = {name: arrays[f"arr_{i}"] for i, name in enumerate(names)}
+    if len(set(names)) != len(names) or set(arrays) != set(names):
+        given = ", ".join(shown(name) for name in arrays if name) or f"{len(arrays)} without a name"
+        raise UsageError(f"{OPTION} {path}: holds {given}", hint)
+    for tensor in ports:
+        array, (shape, dtype) = arrays[tensor.name], array_form(tensor)
+        if array.shape != shape or array.dtype != dtype:
+            raise UsageError(
+                f"{OPTION} {path}: {shown(tensor.name)} has the shape {array.shape} and the type {array.dtype}", hint
+            )
+    return [np.ascontiguousarray(arrays[name]) for name in names]
+
+
+def _form_text(tensor: Tensor) -> str:
+    return f"{'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
+
+
+def _plain(content: bytes) -> Array:
+    """Return the array of an ``.npy`` file; what only pickle could read is refused."""
+    found: Array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False, max_header_size=_MAX_HEADER)
+    return found
+
+
+def _unpacked(content: bytes, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file, which unpack to no more than the model reads."""
+    room = sum(prod(shape) * dtype.itemsize + (_MAX_HEADER << 1) for shape, dtype in forms)
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        entries = packed.infolist()
+        if len(entries) > min(len(forms), _MAX_ARRAYS):
+            raise ValueError(f"it holds {len(entries)} arrays and the model reads {len(forms)}")
+        found = {}
+        for entry in entries:
+            with packed.open(entry) as file:
+                data = file.read(room + 1)
+            room -= len(data)
+            if room < 0:
+                raise ValueError("its arrays are larger than what the model reads")
+            found[entry.filename.removesuffix(".npy")] = _plain(data)
+    return found

@@ -1,0 +1,177 @@
+"""Which operators LiteRT's Interpreter runs, and which of them we run: ``python -m tests.benchmarks.operators``.
+
+Every model of :mod:`tests.operator_corpus` is run by the plain ``Interpreter`` in a process of its own and by the
+product, on the same inputs, and the outputs are compared. The table goes to ``experiments/results/operators.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from evaluators.litert.processors import make_processor
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from search_spaces.chain import chain_plan
+from search_spaces.errors import OptimizeError
+from search_spaces.models import load
+from search_spaces.platform import Platform
+from tests.operator_corpus import Case, corpus
+from tests.tflite_models import Array
+
+_LIMIT_S = 20
+_RESULT = Path(__file__).parents[2] / "experiments" / "results" / "operators.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a model.
+
+    Attributes:
+        runtime: why the plain Interpreter does not run it; "" where it does.
+        ours: why the product does not; "" where it does.
+    """
+
+    case: Case
+    runtime: str
+    ours: str
+
+    @property
+    def agrees(self) -> bool:
+        return bool(self.runtime) == bool(self.ours)
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """Return what ``work`` returns in a process of its own, or the error that it ended with, as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(_LIMIT_S)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.close(read)
+            try:
+                found = pickle.dumps(work())
+            except Exception as error:  # noqa: BLE001 - whatever the runtime raises is the answer
+                found = pickle.dumps(" ".join(str(error).split())[:300])
+            with os.fdopen(write, "wb") as file:
+                file.write(found)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        found = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(found) if found else "the process died"
+
+
+def interpreted(path: Path, inputs: Sequence[Array] | None) -> list[Array] | str:
+    """Return the outputs of the plain Interpreter, or why it does not run the model."""
+
+    def work() -> list[Array]:
+        made = Interpreter(str(path), num_threads=1)
+        made.allocate_tensors()
+        details = made.get_input_details()
+        given = inputs if inputs is not None else [np.ones(d["shape"], d["dtype"]) for d in details]
+        for detail, array in zip(details, given, strict=True):
+            made.set_tensor(detail["index"], array)
+        made.invoke()
+        return [made.get_tensor(d["index"]) for d in made.get_output_details()]
+
+    found: list[Array] | str = apart(work)
+    return found
+
+
+def tried(session: LitertSession, case: Case, folder: Path) -> Outcome:
+    """Run a model both ways."""
+    path = case.net().write(folder / "model.tflite")
+    processor = session.platform.processors[0].name
+    ours, inputs, outputs = "", None, []
+    try:
+        graph = load(str(path))
+        with closing(session.load(graph, chain_plan(graph, (), [processor]), fresh=True)) as candidate:
+            inputs = session.inputs(graph)
+            candidate.run(1)
+            agreement = candidate.verify()
+            outputs = candidate.outputs()
+            if agreement is None or not agreement.accepted:
+                ours = "its outputs differ from those of the whole model"
+    except OptimizeError as error:
+        ours = " ".join(error.what.split())
+    expected = interpreted(path, inputs)
+    if isinstance(expected, str):
+        return Outcome(case, expected, ours)
+    if not ours and not all(_same(a, b) for a, b in zip(outputs, expected, strict=True)):
+        ours = "its outputs differ from those of Interpreter"
+    return Outcome(case, "", ours)
+
+
+def _same(a: Array, b: Array) -> bool:
+    if a.size != b.size:
+        return False
+    if not np.issubdtype(b.dtype, np.inexact):
+        return bool(np.max(np.abs(a.astype(np.int64).ravel() - b.astype(np.int64).ravel()), initial=0) <= 1)
+    return bool(np.allclose(a.ravel(), b.ravel(), rtol=1e-3, atol=1e-4, equal_nan=True))
+
+
+def outcomes(cases: Iterable[Case]) -> Iterator[Outcome]:
+    """Return what becomes of each case."""
+    core = min(os.sched_getaffinity(0))
+    platform = Platform("one core", (make_processor(f"cpu{core}"),))
+    with TemporaryDirectory() as name, LitertEvaluator().prepare(platform) as session:
+        for case in cases:
+            yield tried(session, case, Path(name))
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Return the table in Markdown: a row for each operator."""
+    kinds = sorted({o.case.kind for o in found})
+    ran = [o for o in found if not o.runtime]
+    agreed = sum(o.agrees for o in found)
+    lines = [
+        "# Operators",
+        "",
+        f"{len(kinds)} builtin operators with a kernel in LiteRT, {len(found)} models; the plain `Interpreter` runs "
+        f"{len(ran)} of them. Where one runs a model the other does too: {agreed} of {len(found)}. "
+        "Made by `python -m tests.benchmarks.operators`.",
+        "",
+        "| operator | LiteRT and we run | neither runs | they differ |",
+        "|---|---|---|---|",
+    ]
+    for kind in kinds:
+        mine = [o for o in found if o.case.kind == kind]
+        columns = (
+            [o for o in mine if not o.runtime and not o.ours],
+            [o for o in mine if o.runtime and o.ours],
+            [o for o in mine if not o.agrees],
+        )
+        cells = (", ".join(" ".join(filter(None, (o.case.label, o.case.variant))) or "model" for o in c) for c in columns)
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the corpus, or the operators named on the command line, which are told and not written down."""
+    names = set(sys.argv[1:])
+    found = []
+    for outcome in outcomes(c for c in corpus() if not names or c.kind in names):
+        found.append(outcome)
+        if not outcome.agrees or names:
+            sys.stderr.write(f"{outcome.case.name}: LiteRT: {outcome.runtime or 'runs'} | we: {outcome.ours or 'run'}\n")
+    if not names:
+        _RESULT.write_text(table(found), encoding="utf-8")
+    sys.exit(0 if all(o.agrees for o in found) else 1)
+
+
+if __name__ == "__main__":
+    main()
