@@ -331,8 +331,8 @@ def _stablehlo(case: Callable[..., Case]) -> Iterator[Case]:
     yield case("STABLEHLO_GATHER", [F(4, 6), K("int32", 3, 1)], [F(3, 6)], gather)
     pad = S.StablehloPadOptionsT(edgePaddingLow=[1, 0], edgePaddingHigh=[0, 1], interiorPadding=[0, 0])
     yield case("STABLEHLO_PAD", [F(2, 6), F()], [F(3, 7)], pad)
-    window = [longs([1, 2]), longs([1, 2]), longs([1, 1]), longs([1, 1]), longs([[0, 0], [0, 0]])]
-    yield case("REDUCE_WINDOW", [F(2, 6), F(), *window[:4]], [F(2, 3)], S.ReduceWindowOptionsT(reduceFunction=1))
+    window = [longs([1, 2]), longs([1, 2]), longs([1, 1])]
+    yield case("REDUCE_WINDOW", [F(2, 6), F(), *window], [F(2, 3)], S.ReduceWindowOptionsT(reduceFunction=1))
     yield case("DILATE", [F(2, 6), ints(2, 1), F()], [F(3, 6)])
     options = S.StablehloRngBitGeneratorOptionsT(algorithm=1)
     yield case("STABLEHLO_RNG_BIT_GENERATOR", [K("uint64", 2)], [K("uint64", 2), K("uint32", 2, 3)], options)
@@ -476,7 +476,7 @@ def _with_options2(net: Net, kind: str, inputs: Sequence[int], outputs: Sequence
 
 def _composite(net: Net) -> None:
     number = _body(net, "ADD", S.AddOptionsT())
-    options = S.StableHLOCompositeOptionsT(name="odml.sum", decompositionSubgraphIndex=number)
+    options = S.StableHLOCompositeOptionsT(name="odml.sum", decompositionSubgraphIndex=number, compositeAttributes=np.frombuffer(b"\x00\x04\x01", np.uint8))
     _with_options2(net, "STABLEHLO_COMPOSITE", [net.input((2, 6)), net.input((2, 6))], [net.tensor((2, 6))], options)
 
 
@@ -558,6 +558,14 @@ VARIANTS = ("float32", "int8", "int16", "uint8", "int32", "int64", "bool", "floa
 WEIGHTED = ("int8 weights", "int4 weights", "float16 weights")
 
 
+# LiteRT's kernel writes outside its output: what happens then is chance. The other has another shape in each width.
+_LEFT_OUT = {
+    "MATRIX_DIAG": ("bool", "float16"),
+    "MATRIX_SET_DIAG": ("bool", "float16"),
+    "BITCAST": ("int8", "int16", "uint8", "int64", "bool", "float16"),
+}
+
+
 def corpus(variants: Sequence[str] = (*VARIANTS, *WEIGHTED)) -> Iterator[Case]:
     """Return every case in each of the ``variants`` in which it differs from the others."""
     for case in _cases():
@@ -570,4 +578,5 @@ def corpus(variants: Sequence[str] = (*VARIANTS, *WEIGHTED)) -> Iterator[Case]:
             if variant == "float32" or (
                 "weights" in roles if variant in WEIGHTED else not roles.isdisjoint({"input", "weights"})
             ):
-                yield replace(case, variant=variant)
+                if variant not in _LEFT_OUT.get(case.kind, ()):
+                    yield replace(case, variant=variant)

@@ -22,20 +22,36 @@ from search_spaces.errors import UnavailableError
 
 @dataclass(slots=True)
 class _Port:
-    """A tensor of an interpreter: how to see it where it is now, and its size once it is bound."""
+    """A tensor of an interpreter, and its size once it is bound."""
 
-    view: Callable[[], Any]
-    nbytes: int | None = None
+    made: Any
+    index: int
+    nbytes: int = 0
 
-    def address(self) -> int:
-        """Return where the tensor is; an operator may move or resize its output in any run (1 µs)."""
-        found = self.view()
-        if found.nbytes != self.nbytes:
+    def fill(self, address: int) -> None:
+        """Copy the tensor in."""
+        held = self._view()
+        ctypes.memmove(held.__array_interface__["data"][0], address, self.nbytes)
+        if not held.ndim:  # of a scalar the runtime gives a copy alone
+            self.made.set_tensor(self.index, held)
+
+    def empty(self, address: int) -> None:
+        """Copy the tensor out."""
+        ctypes.memmove(address, self._view().__array_interface__["data"][0], self.nbytes)
+
+    def _view(self) -> Any:
+        """Return the tensor where it is; an operator may move or resize its output in any run (1 µs)."""
+        held = self.made.tensor(self.index)()
+        if not held.ndim:  # NumPy makes scalars, copies, of arrays without dimensions
+            import numpy as np
+
+            held = np.array(held)
+        if held.nbytes != self.nbytes:
             raise UnavailableError(
-                f"a tensor has {found.nbytes} bytes where the plan has room for {self.nbytes}: its size depends on the "
+                f"a tensor has {held.nbytes} bytes where the plan has room for {self.nbytes}: its size depends on the "
                 "inputs"
             )
-        return int(found.__array_interface__["data"][0])
+        return held
 
 
 class Interpreters:
@@ -73,7 +89,7 @@ class Interpreters:
         except (RuntimeError, ValueError) as error:
             raise UnavailableError(" ".join(str(error).split())) from error
         sides = (made.get_input_details(), made.get_output_details())
-        ports = tuple(tuple(_Port(made.tensor(detail["index"])) for detail in side) for side in sides)
+        ports = tuple(tuple(_Port(made, int(detail["index"])) for detail in side) for side in sides)
         return Compiled(self, _run, (made, *ports), (ports,), accelerated=True)  # type: ignore[arg-type]
 
     @staticmethod
@@ -94,10 +110,10 @@ def _run(handle: Any, _signature: int, _n_inputs: int, inputs: Any, _n_outputs: 
     made, into, out = handle
     try:
         for port, address in zip(into, inputs, strict=True):
-            ctypes.memmove(port.address(), address, port.nbytes)
+            port.fill(address)
         made.invoke()
         for port, address in zip(out, outputs, strict=True):
-            ctypes.memmove(address, port.address(), port.nbytes)
+            port.empty(address)
     except (RuntimeError, ValueError) as error:
         raise UnavailableError(" ".join(str(error).split())) from error
     return 0

@@ -41,13 +41,11 @@ def _answer(question: Any) -> dict[str, Any]:
         interpreter.resize_tensor_input(details[int(number)]["index"], shape)
     interpreter.allocate_tensors()
     for number, detail in enumerate(details):
-        place = interpreter.tensor(detail["index"])()
-        if question["inputs"] is None:
-            place[...] = 0
-        else:
-            data = np.frombuffer(bytes.fromhex(question["inputs"][number]), place.dtype)
-            place[...] = data.reshape(place.shape)
-        del place
+        shape = interpreter.get_tensor(detail["index"]).shape  # after the resizing
+        value = np.zeros(shape, detail["dtype"])
+        if question["inputs"] is not None:
+            value = np.frombuffer(bytes.fromhex(question["inputs"][number]), detail["dtype"]).reshape(shape)
+        interpreter.set_tensor(detail["index"], value)
     # Shapes that depend on other tensors' values are known only after a run.
     interpreter.invoke()
     shapes = {int(d["index"]): [int(size) for size in d["shape"]] for d in interpreter.get_tensor_details()}

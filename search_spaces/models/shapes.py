@@ -55,6 +55,10 @@ DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
     "UNSORTED_SEGMENT_MIN": (2,), "UNSORTED_SEGMENT_PROD": (2,), "UNSORTED_SEGMENT_SUM": (2,), "MULTINOMIAL": (1,),
 }  # fmt: skip
 
+# Those whose inputs (LSTM's basic cell) or outputs a compiled model (LiteRT 2.3.0) takes from other memory than it is given.
+_UNSUITED = frozenset(
+    {"LSTM", "MULTINOMIAL", *(f"UNSORTED_SEGMENT_{k}" for k in ("MAX", "MIN", "PROD", "SUM"))}
+)
 # Those whose outputs' shapes the data decides in any case.
 _DATA_DECIDES = frozenset({"EMBEDDING_LOOKUP_SPARSE", "SEGMENT_SUM", "SKIP_GRAM", "UNIQUE", "WHERE", "LSH_PROJECTION"})
 
@@ -83,7 +87,7 @@ def _needs_interpreter(model: Any, subgraph: Any) -> bool:
         deciding = [int(t) for p in DECIDING_INPUTS.get(kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
         if kind in {"SHAPE", "RANK"} or (reads and known.issuperset(reads) and kind not in IMPURE):
             known.update(map(int, operator.outputs))
-        elif kind in _DATA_DECIDES or not known.issuperset(deciding) or not unsized.isdisjoint(reads):
+        elif kind in _DATA_DECIDES | _UNSUITED or not known.issuperset(deciding) or not unsized.isdisjoint(reads):
             unsized.update(map(int, operator.outputs))
     return any(t.isVariable for t in subgraph.tensors) or not (known | unsized).isdisjoint(map(int, subgraph.outputs))
 
