@@ -44,6 +44,7 @@ class LitertCandidate(Candidate):
         tolerance: the relative error up to which outputs are accepted; 0 where they must be identical.
         first_outputs: what the plan computes in a first run, for models with state, whose later runs compute
             something else.
+        explain: returns, for a lane that failed and what it said, the error that names the operator.
         on_close: told once when the candidate is closed.
     """
 
@@ -61,6 +62,7 @@ class LitertCandidate(Candidate):
         reference: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
         tolerance: float = 0.0,
         first_outputs: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
+        explain: Callable[[str, str], UnavailableError] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan = plan
@@ -73,6 +75,7 @@ class LitertCandidate(Candidate):
         self._reference = reference
         self._tolerance = tolerance
         self._first_outputs = first_outputs
+        self._explain = explain
         self._on_close = on_close
         self._schedule = schedule(graph, plan, platform)
         self._layout = layout(graph, plan, self._schedule.before, {i: outputs for i, (_, outputs) in ports.items()})
@@ -205,9 +208,10 @@ class LitertCandidate(Candidate):
                 {name: Request(head) for name in order}, SLACK_S + each_s, lambda: int(np.count_nonzero(times))
             )
         except LaneError as error:
-            raise UnavailableError(
-                blamed(error, times, self.plan, self._schedule, apart=self._known_s is None)
-            ) from error
+            what = blamed(error, times, self.plan, self._schedule, apart=self._known_s is None)
+            if error.told and self._explain is not None:
+                raise self._explain(error.lane, what) from error
+            raise UnavailableError(what) from error
         copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 

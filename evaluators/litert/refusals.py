@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -10,11 +11,15 @@ from evaluators.litert.lanes import LaneError, Lanes, Request
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.joined import join
+from search_spaces.models.shapes import why_it_fails
 from search_spaces.models.stages import cut_stage
 from search_spaces.platform import Processor
 
 _RELEASE_LIMIT_S = 60.0
 _MOST_SHOWN = 8
+# How the runtime ends what it says of an operator, and the place in its own sources before that.
+_NODE = re.compile(r"Node number (\d+) \((.*?)\) failed to (\w+)")
+_SOURCE = re.compile(r"\S+\.(?:cc|h):\d+ ")
 _NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
 
 
@@ -74,6 +79,44 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
         f"{processor.name} refuses {where}: it does not take {describe(graph, refused)}",
         "place them on another processor, or let the CPU run them unseen by the search: --allow-fallback",
     )
+
+
+def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableError:
+    """Return the error that names the operator for which a stage does not run on a CPU, and why.
+
+    Args:
+        what: what the lane said.
+    """
+    operators = list(operators)
+    said = why_it_fails(cut_stage(graph, operators), graph)
+    while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died, and says nothing
+        half = operators[: len(operators) // 2]
+        of_half = why_it_fails(cut_stage(graph, half), graph)
+        operators = half if of_half else operators[len(half) :]
+        said = of_half or why_it_fails(cut_stage(graph, operators), graph)
+    where = f"operators {operators[0]} to {operators[-1]}" if len(operators) > 1 else f"operator {operators[0]}"
+    found = _NODE.search(said)
+    if found is None:
+        kinds = "" if len(operators) > 1 else f" ({graph.operators[operators[0]].kind})"
+        return UnavailableError(f"{where}{kinds} cannot be run: {said or what}")
+    place = _operator_at(graph, operators, int(found[1]))
+    reason = " ".join(_SOURCE.sub("", said[: found.start()]).split()) or what
+    if "unresolved custom op" in reason:
+        return UnavailableError(
+            f"operator {place} ({found[2]}) is a custom operator, for which the runtime has no kernel",
+            "name the library that has it: --custom-ops LIBRARY.so",
+        )
+    return UnavailableError(
+        f"operator {place} ({found[2]}) cannot be run: {reason}", "give inputs that fit: --input FILE.npz"
+        if found[3] == "invoke" else "no runtime of this machine has a kernel for it as it stands: convert the model anew"
+    )
+
+
+def _operator_at(graph: Graph, operators: Sequence[int], node: int) -> int:
+    """Return the operator of the graph that is a stage's node; those that compute constants come before the others."""
+    flat = [o for o in operators for _ in graph.operators[o].flat()]
+    before = len(cut_stage(graph, operators).schema.subgraphs[0].operators) - len(flat)
+    return flat[max(0, min(node - before, len(flat) - 1))]
 
 
 def describe(graph: Graph, operators: Sequence[int]) -> str:

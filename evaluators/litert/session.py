@@ -23,6 +23,7 @@ from evaluators.litert.lanes import Lanes
 from evaluators.litert.lowered import SPLIT_TOLERANCE, LoweredCandidate, usable_packed
 from evaluators.litert.packed import Holder, packed_weights
 from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
+from evaluators.litert.refusals import failure
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
 from evaluators.litert.shared import Arena
@@ -324,11 +325,19 @@ class LitertSession(Session):
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
                 tolerance=max(self._tolerance(plan), model.tolerance),
+                explain=lambda lane, what: self._why(graph, viewed, lane, what),
                 on_close=release,
             )
         except BaseException:
             release()  # gives back the stages that were taken before one was refused
             raise
+
+    def _why(self, graph: Graph, viewed: Viewed, lane: str, what: str) -> UnavailableError:
+        """Return the error that names the operator for which a lane's stages failed."""
+        stages = [o for s, o in zip(viewed.plan.stages, viewed.operators, strict=True) if s.processor == lane]
+        if self.platform[lane].kind != "cpu":
+            return UnavailableError(what)
+        return failure(graph, sorted(o for stage in stages for o in stage), what)
 
     def _reference(self, model: _Model) -> Sequence[NDArray[np.generic]]:
         """Return the outputs of the whole model on the reference lane, computed once."""

@@ -13,7 +13,7 @@ from evaluators.litert.compiling import compile_stages, engine_of
 from evaluators.litert.inner import opened
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.memory import available_nbytes
-from evaluators.litert.refusals import Refusals, describe, refusal
+from evaluators.litert.refusals import Refusals, describe, failure, refusal
 from evaluators.litert.settings import LITERT
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -135,7 +135,9 @@ class StageCache:
             answer = compile_stages(self._lanes, processor, number, join(models), packed, limit_s=limit_s)
         except LaneError as error:
             where = f"while it compiled operators {operators[0]} to {operators[-1]}"
-            if error.fatal or processor.kind == "cpu" or fallback:
+            if processor.kind == "cpu":
+                raise failure(graph, operators, f"{error.what} {where}") from error
+            if error.fatal or fallback:
                 raise UnavailableError(f"{error.what} {where}") from error
             found = self._refusals.find(graph, processor, operators)
             raise refusal(graph, processor, operators, found) from error
