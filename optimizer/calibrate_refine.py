@@ -78,7 +78,7 @@ def _run(run: Path) -> tuple[Graph, list[Trial]]:
     config = _settings(run / CONFIG)
     if config.get("evaluator") == "cost-model":
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
-    graph = load(str(config["model"]), tuple(config.get("input_shape") or ()))
+    graph = load(str(config["model"]), tuple(config.get("input_shape") or ()), signature=config.get("signature"))
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
     kept = [t for t in trials if t.measurement is not None and not t.raced and t.measurement.cold == 1.0]
     return graph, kept

@@ -118,6 +118,13 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
+def _add_model(add: Callable[..., object]) -> None:
+    """Add the options that say which part of a model's file is meant."""
+    shapes = "sizes of an input that the model leaves open (default: as in the file)"
+    add("--input-shape", metavar="NAME=D,D,…", action="append", help=shapes)
+    add("--signature", metavar="NAME", help="the model's signature to run (default: its main subgraph)")
+
+
 def _add_aims(add: Callable[..., object]) -> None:
     """Add the options that say what is made small."""
     add(
@@ -157,7 +164,9 @@ def _optimize(arguments: list[str]) -> int:
         " or by giving this again",
     )
     add("--workload", metavar="FILE", action="append", dest="model", help="several models, described in a YAML file")
-    add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
+    _add_model(add)
+    add("--input", metavar="FILE", help="inputs to measure and verify with: .npy, or .npz with a name for each")
+    add("--custom-ops", metavar="LIBRARY", help="a library with kernels of custom operators")
     add("--budget", metavar="N", default="200", help="distinct plans to measure (default 200)")
     add("--max-stages", metavar="K", help="parts of a plan at most (default 4)")
     add("--processors", metavar="A,B", help="lanes to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
@@ -209,7 +218,7 @@ def _config(options: argparse.Namespace) -> StudyConfig:
         from optimizer.config import StudyConfig, parse_config
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
-    allow(*filter(None, [options.sampler, *(options.processors or "").split(",")]))  # typed, so that they may load code
+    allow(*filter(None, [options.sampler, options.custom_ops, *(options.processors or "").split(",")]))  # typed, so that they may load code
     if options.model is not None:
         return parse_config(given)
     from optimizer.sharing import joined
@@ -247,13 +256,18 @@ def _execute(arguments: list[str]) -> int:
         "files from the models. Exit code 4, too, where outputs are not what they should be.",
     )
     parser.add_argument("plan", metavar="PLAN", help="a run folder, or a plan.json")
+    parser.add_argument("--input", metavar="FILE", type=Path, help="inputs: .npy, or .npz with a name for each")
+    parser.add_argument("--custom-ops", metavar="LIBRARY", type=Path, help="a library with kernels of custom operators")
     parser.add_argument("--stream", action="store_true", help="inferences follow each other and overlap")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--debug", action="store_true", help="a traceback with every error")
     options = parser.parse_args(arguments)
     from optimizer.execute import execute
 
-    found = execute(options.plan, as_json=options.json, stream=options.stream)
+    allow(str(options.custom_ops or ""))
+    found = execute(
+        options.plan, as_json=options.json, stream=options.stream, inputs=options.input, custom_ops=options.custom_ops
+    )
     print(found.text)
     return 0 if found.accepted else UnavailableError.exit_code
 
@@ -288,7 +302,7 @@ def _inspect(arguments: list[str]) -> int:
     parser = _Parser(prog="optimize inspect", description="Tell what a model is made of and where it can be cut.")
     add = parser.add_argument
     add("model", metavar="NAME|FILE", help="a built-in model, or a .tflite file")
-    add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
+    _add_model(add)
     add(
         "--picture",
         metavar="FILE",
@@ -304,7 +318,7 @@ def _inspect(arguments: list[str]) -> int:
 
     if options.picture is not None:
         check_picture(options.picture)
-    found = inspect_graph(load(options.model, options.input_shape or ()))
+    found = inspect_graph(load(options.model, options.input_shape or (), signature=options.signature))
     if options.picture is not None:
         write_picture(found, options.picture)
         _tell(f"optimize: the picture is in {options.picture}")

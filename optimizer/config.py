@@ -67,7 +67,10 @@ class StudyConfig(BaseModel):
         warm_start: folder of a finished study; what it knows of this model on this device is not measured again, and
             its best plans are tried on another one.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
-        input_shape: ``name=1,224,224,3`` for each input of the model that has open dimensions.
+        input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
+        input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default.
+        signature: key of the model's signature to run; its main subgraph by default.
+        custom_ops: a library with kernels of custom operators.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,6 +101,9 @@ class StudyConfig(BaseModel):
     stop_when_proven: bool = False
     warm_start: Path | None = None
     input_shape: tuple[str, ...] = ()
+    input: Path | None = None
+    signature: str | None = Field(default=None, max_length=1000)
+    custom_ops: Path | None = None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -118,14 +124,14 @@ class StudyConfig(BaseModel):
             raise ValueError("is too large")
         return value
 
-    @field_validator("out", "platform", "warm_start", mode="before")
+    @field_validator("out", "platform", "warm_start", "input", "custom_ops", mode="before")
     @classmethod
     def _given(cls, value: object) -> object:
         if value == "":  # which would be the folder that we are in
             raise ValueError("must not be empty")
         return value
 
-    @field_validator("model", "out", "platform", "warm_start", mode="after")
+    @field_validator("model", "out", "platform", "warm_start", "input", "custom_ops", mode="after")
     @classmethod
     def _path(cls, value: str | Path | None) -> str | Path | None:
         if value is not None and "\0" in str(value):

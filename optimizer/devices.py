@@ -41,7 +41,16 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     brought = evaluator.graph_of(config.model) if evaluator.capabilities.graphs else None
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     platform = with_powers(platform, parse_powers(config.power))
-    return brought if brought is not None else load(config.model, config.input_shape), platform
+    if brought is not None:
+        return brought, platform
+    graph = load(
+        config.model,
+        config.input_shape,
+        signature=config.signature,
+        inputs=config.input,
+        custom_ops=config.custom_ops,
+    )
+    return graph, platform
 
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:

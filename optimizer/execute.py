@@ -13,6 +13,7 @@ from optimizer.console import interval_ms
 from optimizer.execute_hosted import execute_hosted, study_of
 from optimizer.execute_workload import Executed, execute_workload
 from search_spaces.errors import UsageError, shown
+from search_spaces.models.source import check_custom_ops
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
 
@@ -23,10 +24,14 @@ def plan_of(run: str) -> Path:
     return path / "best" if (path / "best" / "plan.json").exists() else path
 
 
-def execute(plan: str, *, as_json: bool, stream: bool = False) -> Executed:
+def execute(
+    plan: str, *, as_json: bool, stream: bool = False, inputs: Path | None = None, custom_ops: Path | None = None
+) -> Executed:
     """Measure a plan from its files, or that of a study without files from its models.
 
     Args:
+        inputs: a file with the inputs to run on; those that the search measured with where left out.
+        custom_ops: a library with kernels of custom operators.
         stream: run inferences that follow each other without a pause and overlap, instead of one at a time.
 
     Raises:
@@ -39,11 +44,15 @@ def execute(plan: str, *, as_json: bool, stream: bool = False) -> Executed:
     if files or study is not None:
         if stream:
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
+        if inputs is not None or custom_ops is not None:
+            raise UsageError("--input and --custom-ops: a plan of several models draws its inputs", "leave them out")
         if study is None:
             return Executed(execute_workload(path, as_json=as_json))
         return execute_hosted(study, as_json=as_json)
-    with PlanRunner(path) as runner:
-        runner.run_seeded()
+    if custom_ops is not None:
+        check_custom_ops(custom_ops)
+    with PlanRunner(path, custom_ops=custom_ops) as runner:
+        runner.run_seeded() if inputs is None else runner.run(runner.read(inputs))
         deployed = runner.deployment
         objective = OBJECTIVES["throughput" if stream else "latency"]
         how = (Pricing(objective, deployed.platform, {}),)

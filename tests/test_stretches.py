@@ -31,14 +31,15 @@ def test_stretches_hold_every_step_once_and_meet_where_steps_meet(steps: list[tu
 
 
 def test_times_are_written_down_and_what_takes_too_long_is_broken_off() -> None:
+    ran: list[int] = []
+
     class Handle:
         handle = None
 
-    ran: list[int] = []
-
-    def run(_handle: object, signature: int, *_: object) -> int:
-        ran.append(signature)
-        return signature == 7
+        @staticmethod
+        def run(_handle: object, signature: int, *_: object) -> int:
+            ran.append(signature)
+            return signature == 7
 
     steps = [Step(i, Handle, signature, (), (), (), ()) for i, signature in enumerate((3, 4, 5))]  # type: ignore[arg-type]
     log = [9] + [0] * 6
@@ -57,6 +58,11 @@ def test_times_are_written_down_and_what_takes_too_long_is_broken_off() -> None:
 def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end() -> None:
     class Handle:
         handle = None
+        failing = -1
+
+        @classmethod
+        def run(cls, _handle: object, signature: int, *_: object) -> int:
+            return int(signature == cls.failing)
 
     class Meeting:
         """A meeting that the other lane comes to late, or has been at."""
@@ -86,9 +92,7 @@ def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end
     assert meetings.wait(0, 0.0)
     assert not meetings.wait(0, 0.0)
 
-    def run(_handle: object, signature: int, *_: object) -> int:
-        return int(signature == 2)
-
+    Handle.failing = 2
     with pytest.raises(UnavailableError, match="in stage 2: status 1"):
         straight_on_cpu(steps, log)(0, 1)
     assert not meetings.wait(0, 0.0), "nobody is told of a stage that failed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
@@ -107,13 +108,16 @@ class Runtime:
 
         Args:
             settings: ``accelerators``, a bit set, and the settings of each accelerator under the name of its options
-                (``xnnpack``: ``num_threads``, ``kernel_mode``, …; ``gpu_options``: ``precision``, …).
+                (``xnnpack``: ``num_threads``, ``kernel_mode``, …; ``gpu_options``: ``precision``, …). ``custom_ops``:
+                a ``library``, and names and versions of the ``operators`` whose kernels it holds.
         """
         options = c_void_p()
         self.call("LiteRtCreateOptions", byref(options))
         self.call("LiteRtSetOptionsHardwareAccelerators", options, c_int(settings["accelerators"]))
         for name, values in settings.items():
-            if name == "accelerators":
+            if name == "custom_ops":
+                self._add_custom_ops(options, values)
+            if name in {"accelerators", "custom_ops"}:
                 continue
             # litert_cpu_options.cc and litert_gpu_options.cc hand their settings over as TOML.
             lines = (f"{key} = {_toml(value)}\n" for key, value in values.items())
@@ -125,6 +129,18 @@ class Runtime:
             self.call("LiteRtCreateOpaqueOptions", c_char_p(name.encode()), c_void_p(memory), free, byref(opaque))
             self.call("LiteRtAddOpaqueOptions", options, opaque)
         return options
+
+    def _add_custom_ops(self, options: c_void_p, wanted: dict[str, Any]) -> None:
+        """Register kernels: for each operator the library exports a ``LiteRtCustomOpKernel litert_custom_op_NAME``."""
+        ctypes.CDLL(str(library_path()), ctypes.RTLD_GLOBAL)  # whose functions the library calls
+        try:
+            library = ctypes.CDLL(wanted["library"])
+            for name, version in wanted["operators"]:
+                kernel = (c_void_p * 4).in_dll(library, "litert_custom_op_" + re.sub(r"\W", "_", name))
+                arguments = (c_char_p(name.encode()), c_int(version), byref(kernel), None)
+                self.call("LiteRtAddCustomOpKernelOption", options, *arguments)
+        except (OSError, ValueError) as error:
+            raise UnavailableError(f"--custom-ops: {error}") from None
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
         """Compile the model that a header and files make, one behind the other.

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ai_edge_litert import schema_py_generated as schema
+
 from evaluators.litert import tflite
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.settings import ACCELERATORS, INTERPRETER, LITERT, compile_settings
@@ -17,6 +19,9 @@ from search_spaces.models.flattened import flattened
 from search_spaces.models.joined import JoinedModel
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.platform import Processor
+
+
+_CUSTOM = schema.BuiltinOperator.CUSTOM
 
 
 def compile_stages(
@@ -42,6 +47,11 @@ def compile_stages(
     signatures = len(joined.schema.signatureDefs or ())
     engine = engine_of(processor, joined.schema)
     settings = compile_settings(processor, packed, engine)
+    library = joined.sources[0].custom_ops
+    custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
+    if library is not None and custom and engine == LITERT:
+        operators = [[name.decode(errors="replace"), int(version)] for name, version in custom if name]
+        settings["custom_ops"] = {"library": str(library), "operators": operators}
     if strict:
         settings["accelerators"] = ACCELERATORS[processor.kind]
     if processor.kind == "gpu":

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.lane_names import lane_options
+from numpy.typing import NDArray
+
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
 from search_spaces.models.digests import file_digest
 from search_spaces.models.flattened import flattened
+from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan, Stage
@@ -27,6 +30,7 @@ from search_spaces.rewrites.views import lie_inside, without_copies
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
+_INPUTS = "inputs.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Deployment:
         platform: the lanes that the plan uses.
         stages: the stage files, verified by digest and against the plan.
         content_digest: SHA-256 of the model that the stages were cut from.
+        inputs: what the search measured with; empty where those are drawn without regard to the operators.
     """
 
     plan: Plan
@@ -46,6 +51,15 @@ class Deployment:
     platform: Platform
     stages: tuple[StageModel, ...]
     content_digest: str
+    inputs: tuple[NDArray[Any], ...] = ()
+
+
+def with_custom_ops(deployment: Deployment, library: Path | None) -> Deployment:
+    """Return a deployment whose stages find kernels of custom operators in a library."""
+    if library is None:
+        return deployment
+    stages = tuple(replace(s, source=replace(s.source, custom_ops=library.absolute())) for s in deployment.stages)
+    return replace(deployment, stages=stages)
 
 
 def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform, content_digest: str) -> Path:
@@ -93,6 +107,7 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         places = ((t, *made.views[t]) for t in border if t in made.views)
         document["views"] = [[number[t], number[root], first] for t, root, first in places]
     path = folder / "plan.json"
+    write_inputs(folder / _INPUTS, graph)
     with replacing(path) as file:
         file.write(json.dumps(document, indent=2).encode())
     return path
@@ -149,7 +164,9 @@ def read_deployment(path: Path) -> Deployment:
     files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
     pairs = zip(files, document["files"], graph.operators, strict=True)
     models = tuple(_stage_model(file, _reads(entry, o, graph, path), o.outputs, graph) for file, entry, o in pairs)
-    return Deployment(plan, graph, platform, models, content_digest)
+    inputs = path.parent / _INPUTS
+    drawn = tuple(read_inputs(inputs, [graph.tensors[t] for t in graph.inputs])) if inputs.exists() else ()
+    return Deployment(plan, graph, platform, models, content_digest, drawn)
 
 
 @contextmanager

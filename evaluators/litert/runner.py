@@ -22,15 +22,18 @@ from evaluators.base import Batch
 from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.compiling import compile_stages
-from evaluators.litert.deployment import Deployment, read_deployment, started_for
+from evaluators.litert.deployment import Deployment, read_deployment, started_for, with_custom_ops
 from evaluators.litert.inner import opened, told_apart
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import Holder, existing_packed_weights
+from evaluators.litert.refusals import failure
 from evaluators.litert.shared import Arena
 from evaluators.litert.stages import compiled_together
-from search_spaces.errors import UsageError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
+from search_spaces.models.inputs import read_inputs
 from search_spaces.models.joined import join
+from search_spaces.models.litert import graph_of
 from search_spaces.models.stages import StageModel
 from search_spaces.plan import Plan
 
@@ -43,14 +46,15 @@ class PlanRunner:
     Args:
         path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
         log: where the runtime's own messages go; nowhere by default.
+        custom_ops: a library with kernels of custom operators.
 
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
         UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a stage.
     """
 
-    def __init__(self, path: str | Path, log: Path | None = None) -> None:
-        self._deployment = deployment = read_deployment(Path(path))
+    def __init__(self, path: str | Path, log: Path | None = None, *, custom_ops: Path | None = None) -> None:
+        self._deployment = deployment = with_custom_ops(read_deployment(Path(path)), custom_ops)
         lanes = compiled_together(deployment.plan, deployment.platform, deployment.stages)
         graph, plan, stages = told_apart(deployment, lanes)
         with started_for(path):
@@ -71,6 +75,7 @@ class PlanRunner:
                 number=1,
                 compiled=compiled,
                 ports=ports,
+                explain=self._why,
             )
         except BaseException:
             self.close()
@@ -92,6 +97,17 @@ class PlanRunner:
                 compiled[index] = (number, signature)
                 ports[index] = (model.inputs, model.outputs)
         return compiled, ports
+
+    def _why(self, lane: str, what: str) -> UnavailableError:
+        """Return the error that names the operator for which a lane's stages failed."""
+        deployed = self._deployment
+        for index, stage in enumerate(deployed.stages):
+            if deployed.plan.stages[index].processor == lane and deployed.platform[lane].kind == "cpu":
+                part = graph_of(stage.source, f"stage {index}")
+                found = failure(part, range(len(part.operators)), "")
+                if found.hint:
+                    return UnavailableError(f"stage {index}: {found.what}", found.hint)
+        return UnavailableError(what)
 
     @property
     def deployment(self) -> Deployment:
@@ -130,7 +146,17 @@ class PlanRunner:
 
     def run_seeded(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Run once on the inputs that the search measures with."""
-        return self.run(tensors.model_inputs(self._deployment.graph, seed))
+        deployed = self._deployment
+        return self.run(list(deployed.inputs) or tensors.model_inputs(deployed.graph, seed))
+
+    def read(self, path: Path) -> list[NDArray[Any]]:
+        """Return the inputs that an ``.npy`` or ``.npz`` file holds.
+
+        Raises:
+            UsageError: it holds no inputs that fit the plan.
+        """
+        graph = self._deployment.graph
+        return read_inputs(path, [graph.tensors[t] for t in graph.inputs])
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
         """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.

@@ -203,7 +203,7 @@ class LitertSession(Session):
         whole = self._model(graph)
         model, stages, _ = self._lowered(whole, plan)
         path = write_deployment(folder, model.graph, stages, self.platform, model.content_digest)
-        with PlanRunner(path) as runner:
+        with PlanRunner(path, custom_ops=graph.source.custom_ops if graph.source else None) as runner:
             outputs = list(runner.run(whole.inputs).values())
         return tensors.agreement(outputs, self._reference(whole), self._tolerance(plan))
 

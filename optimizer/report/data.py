@@ -330,7 +330,9 @@ def _graph(config: Mapping[str, Any], digest: str) -> tuple[Graph | None, str]:
 
     source = str(config.get("model"))
     try:
-        graph = _brought(config, source) or load(source, tuple(config.get("input_shape") or ()))
+        graph = _brought(config, source) or load(
+            source, tuple(config.get("input_shape") or ()), signature=config.get("signature")
+        )
     except OptimizeError as error:
         return None, str(error)
     return (graph, "") if graph.digest == digest else (None, f"{config.get('model')} is another model now")

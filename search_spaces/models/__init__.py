@@ -42,6 +42,7 @@ def load(
     from search_spaces.models.input_shapes import OPTION, parse_input_shapes
     from search_spaces.models.inputs import read_inputs
     from search_spaces.models.shapes import fix_shapes, size_outputs
+    from search_spaces.models.source import check_custom_ops
 
     try:
         shapes = parse_input_shapes(input_shapes)
@@ -50,6 +51,9 @@ def load(
     graph = fix_shapes(_read(source, signature), shapes)
     if graph.source is not None and (inputs is not None or custom_ops is not None):
         given = tuple(read_inputs(inputs, [graph.tensors[t] for t in graph.inputs])) if inputs is not None else ()
+        if custom_ops is not None:
+            check_custom_ops(custom_ops)
+            custom_ops = custom_ops.absolute()
         graph = replace(graph, source=replace(graph.source, given=given, custom_ops=custom_ops))
     return size_outputs(graph)
 

@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError, shown
 from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.models.atomic import replacing
 
 OPTION = "--input"
 MAX_NBYTES = 1 << 30
@@ -295,6 +297,22 @@ _RULES: Mapping[tuple[str, int], _Rule] = {
     ("STABLEHLO_SHIFT_LEFT", 1): _SHIFT,
     **{(kind, 0): _between(0.0, 100.0) for kind in ("LOG", "SQRT", "RSQRT")},
 }  # fmt: skip
+
+
+def write_inputs(path: Path, graph: Graph) -> None:
+    """Write the inputs that a model is measured with, or remove the file where anybody can draw them again.
+
+    Raises:
+        UsageError: the folder cannot be written, or the disk is full.
+    """
+    given = list(graph.source.given) if graph.source is not None else []
+    arrays = given or drawn_inputs(graph, 0)
+    plain = drawn_inputs(replace(graph, operators=(), outputs=(), source=None), 0)
+    if all(np.array_equal(a, b) for a, b in zip(arrays, plain, strict=True)):
+        path.unlink(missing_ok=True)
+        return
+    with replacing(path) as file:
+        np.savez(file, *arrays)
 
 
 def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:

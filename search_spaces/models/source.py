@@ -10,7 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError
+from search_spaces.allowed_code import is_allowed
+from search_spaces.errors import ModelError, UsageError
 from search_spaces.models.digests import file_digest
 
 
@@ -28,6 +29,18 @@ class Extent:
     offset: int
     nbytes: int
     inline: bool = True
+
+
+def check_custom_ops(library: Path) -> None:
+    """Check that a library of custom operators may be loaded: the user has named it, and it is a file.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not is_allowed(str(library)):
+        raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
+    if not library.is_file():
+        raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
 
 
 @dataclass(frozen=True, slots=True)
