@@ -244,6 +244,10 @@ class Session(Protocol):
         """
         raise _unsupported(self, "deploy")
 
+    def placements(self) -> Mapping[str, str]:
+        """Return what the runtime did with a network on each processor on which it places operators itself."""
+        return {}
+
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:  # noqa: ARG002
         """Return the operators that a processor does not take, ascending; with ``unsupported``.
 
@@ -324,6 +328,10 @@ class Evaluator(Protocol):
             UnavailableError: the platform cannot be used here.
         """
         ...
+
+    def own_placements(self, platform: Platform) -> tuple[Processor, ...]:  # noqa: ARG002
+        """Return processors on which the runtime itself places the operators of a whole network, for baselines."""
+        return ()
 
     def processor(self, name: str) -> Processor:  # noqa: ARG002
         """Return the processor of a name; with ``names``.

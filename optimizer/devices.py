@@ -11,15 +11,13 @@ from evaluators.base import Evaluator
 from evaluators.energy import OPTION
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
-from search_spaces.platform import Platform, Processor, tell_apart
+from search_spaces.platform import Platform, tell_apart, with_cpu
 from search_spaces.platform_file import read_platform
 from search_spaces.platform_names import find_platform_file
 from search_spaces.workload import is_workload
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
-
-_FALLBACK = ":fallback"
 
 
 def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tuple[Graph, Platform]:
@@ -91,7 +89,7 @@ def choose_platform(
         names: of the processors to use, in order of preference; None for all. What the evaluator does not find by
             itself it may know by name, as the core set ``cpu0-3`` or a software adapter.
         file: describes the platform instead of what the evaluator finds; also a name that ships with the product.
-        allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu:fallback``.
+        allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu+cpu``.
 
     Raises:
         UsageError: a name or the file is wrong.
@@ -111,17 +109,10 @@ def choose_platform(
         if names is not None:
             platform = _named(platform, names, evaluator) if names_more else platform.restrict(names)
     if allow_fallback:
-        platform = replace(platform, processors=tuple(_with_fallback(p) for p in platform.processors))
+        platform = replace(platform, processors=tuple(map(with_cpu, platform.processors)))
     return replace(platform, processors=tell_apart(platform.processors))
 
 
 def _named(found: Platform, names: Sequence[str], evaluator: Evaluator) -> Platform:
     known = {p.name: p for p in found.processors}
     return replace(found, processors=tuple(known.get(name) or evaluator.processor(name) for name in names))
-
-
-def _with_fallback(processor: Processor) -> Processor:
-    if processor.kind == "cpu" or processor.options.get("fallback"):
-        return processor
-    options = {**processor.options, "fallback": True}
-    return replace(processor, name=processor.name + _FALLBACK, like=processor.like + _FALLBACK, options=options)

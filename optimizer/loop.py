@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -100,7 +100,7 @@ class Loop:
         if proposer is None and self.problem is not None:
             proposer = make_proposer(self.sampler, self.seed, self.problem)
         if proposer is not None:
-            for trial in (*self.history.outside, *self.history.trials):
+            for trial in self._modelled():
                 _observe(proposer, trial)
         if proposer is None and not resumes(self.sampler):
             self.history.sampler_of = lambda number: make_sampler(self.sampler, self.seed, number, self.problem)
@@ -116,13 +116,20 @@ class Loop:
             self._give_up_if_all_fail()
         return self.history.measured + self.known >= cardinality
 
+    def _modelled(self) -> Iterator[Trial]:
+        """Yield the trials whose processors the model knows: not those on which the runtime places a whole network."""
+        known = {p.name for p in self.problem.platform.processors} if self.problem is not None else None
+        for trial in (*self.history.outside, *self.history.trials):
+            if known is None or known.issuperset(stage.processor for stage in trial.plan.stages):
+                yield trial
+
     def believed(self) -> list[Plan]:
         """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
         plain = self.problem is not None and self.problem.law is None and self.problem.criteria is None
         if self.problem is None or not plain or isinstance(self.problem.space, CoexecutionSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
         judge = AutoProposer(self.problem, self.seed)
-        for trial in (*self.history.outside, *self.history.trials):
+        for trial in self._modelled():
             _observe(judge, trial)
         return [plan for plan, _ in judge.ranking()]
 

@@ -37,6 +37,7 @@ class Result:
         objective: what was made small, the first of several; all numbers of plans are in its unit.
         deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
         exhausted: whether every plan of the space was tried.
+        placements: processors on which the runtime places a network itself → what it did with this one.
         wall_s: of this session, not of those that it resumed.
     """
 
@@ -55,6 +56,7 @@ class Result:
     objective: Objective = field(default=LATENCY, kw_only=True)
     front: Front | None = field(default=None, kw_only=True)
     disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
+    placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def best(self) -> Plan | None:
@@ -173,6 +175,7 @@ class Result:
             "cache_hits": self.history.repeats,
             "space": {"plans": self.cardinality, "exhausted": self.exhausted},
             "disturbances": self.disturbances,
+            "placements": dict(self.placements),
             "wall_s": self.wall_s,
             "run_dir": str(self.run_dir),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -42,12 +42,13 @@ from optimizer.sharing import placed, sharing
 from optimizer.study_ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
 from optimizer.warm import Warm, begin_warm
 from search_spaces.branch_space import BranchSpace
+from search_spaces.chain import chain_plan
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
 from search_spaces.rank_space import RankSpace
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
@@ -68,6 +69,7 @@ class _Study:
     space: EnumerableSpace
     watcher: Watcher
     history: History
+    own: tuple[Processor, ...] = ()  # on which the runtime places a whole network itself
     begin_s: float = field(default_factory=time.monotonic)
     baselines: dict[str, Plan] = field(default_factory=dict)
     bounds: Bounds | None = None
@@ -76,12 +78,13 @@ class _Study:
     restored: int = 0  # plans that the log knew
     shared: SharedStudy | None = None
     runs: RunFilter = field(default_factory=RunFilter)
+    placements: Mapping[str, str] = field(default_factory=dict)  # what the runtime did with the network there
     undecided: bool = False  # an earlier final of this study was
 
     def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         return Result(
             self.graph,
-            self.platform,
+            self.measured_on,
             self.config.evaluator,
             self.history,
             self.baselines,
@@ -95,7 +98,13 @@ class _Study:
             objective=self.objective,
             front=self.front,
             disturbance=self.runs.total,
+            placements=self.placements,
         )
+
+    @property
+    def measured_on(self) -> Platform:
+        """The platform with the runtime's own placements, which no plan of the space uses."""
+        return replace(self.platform, processors=(*self.platform.processors, *self.own))
 
     @property
     def objectives(self) -> list[Objective]:
@@ -128,7 +137,9 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     watcher.message(f"reading {config.model}")
     graph, platform = choose_model_and_platform(evaluator, config)
     space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
-    study = _Study(config, graph, platform, space, watcher, History(space.distributions(), config.objective[1:]))
+    history = History(space.distributions(), config.objective[1:])
+    own = evaluator.own_placements(platform) if not config.state else ()
+    study = _Study(config, graph, platform, space, watcher, history, own)
     check_space(study.objectives, space, states=bool(config.state))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     lanes = [f"{p.name} ({p.like})" for p in platform.processors]
@@ -145,7 +156,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         if isinstance(space, CoexecutionSpace):
             watcher.message("finding what two processors can share")
         watcher.opened(run, study.history, space.cardinality())
-        with evaluator.prepare(platform, run.path) as session:
+        with evaluator.prepare(study.measured_on, run.path) as session:
             return _search(study, run, session)
 
 
@@ -201,6 +212,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         run.log.append("verdict", {**verdict.to_json(), "front": study.front.to_json() if study.front else None})
     elif len(config.objective) > 1:
         study.front = kept_front(run)
+    study.placements = dict(session.placements())
     study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
 
@@ -245,7 +257,11 @@ def _constraints(study: _Study, aim: Aim, most: int) -> Callable[[Plan], tuple[V
     if study.bounds is not None and bounded and (hopeless := unreachable(deadline_s, study.bounds.space_s)) is not None:
         raise hopeless
 
+    own = {processor.name for processor in study.own}
+
     def breaks(plan: Plan) -> tuple[Violation, ...]:
+        if any(stage.processor in own for stage in plan.stages):  # of which no model tells anything
+            return ()
         late = too_late(deadline_s, predict, plan)
         return (
             *violations(study.graph, costs, most, plan),
@@ -268,6 +284,9 @@ def _named(
         named = coexecution_baselines(study.graph, study.platform, study.space, believed.costs, fastest)
     else:
         named = baselines(study.graph, study.platform, fastest)
+    for processor in study.own:
+        plan = chain_plan(study.graph, (), [processor.name])
+        named = (*named, Baseline(f"LiteRT's own placement ({processor.name})", plan))
     if all(any(v.unit not in {"stages", "s", "J"} for v in breaks(b.plan)) for b in named):
         return (*named, Baseline(_NO_OTHER, believed.optima[0]))
     return named

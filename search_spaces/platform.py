@@ -41,6 +41,17 @@ class Processor:
         return tuple(found) if isinstance(found, list | tuple) else ()
 
 
+def with_cpu(processor: Processor) -> Processor:
+    """Return an accelerator as LiteRT places a network on it: it leaves operators to the CPU, whose cores it holds."""
+    if processor.kind == "cpu" or processor.options.get("fallback"):
+        return processor
+    kind, _, rest = processor.name.partition(processor.kind)
+    name = f"{kind}{processor.kind}+cpu{rest}" if rest or processor.kind in processor.name else f"{processor.name}+cpu"
+    resources = {**processor.resources, **{f"core{core}": 1.0 for core in processor.cores}}
+    options = {**processor.options, "fallback": True, "threads": max(1, len(processor.cores))}
+    return replace(processor, name=name, resources=resources, like=f"{processor.like}+cpu", options=options)
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """What hand-over between two processors costs, in both directions, as far as a person or a calibration knows it."""

@@ -36,7 +36,7 @@ def computed(graph: Graph, cuts: tuple[int, ...] = (), *, first: bool = False) -
 
     weights = Weights(graph, "cpu")
     values = {}
-    for tensor, array in zip(graph.inputs, tensors.seeded_inputs(graph, 0), strict=True):
+    for tensor, array in zip(graph.inputs, tensors.model_inputs(graph, 0), strict=True):
         value = held(torch.from_numpy(np.array(array)), array.ndim)
         values[tensor] = value.contiguous() if first else value
     borders = [0, *cuts, len(graph.operators)]

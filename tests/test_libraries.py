@@ -57,7 +57,7 @@ def test_a_platform_file_loads_nothing(
     for entry in (
         f"{{name: a, lane: 'npu:{folder}'}}",
         f"{{name: 'npu:{folder}'}}",
-        f"{{name: a, lane: 'npu:{folder}:fallback'}}",
+        f"{{name: a, lane: 'npu+cpu:{folder}'}}",
         f"{{name: a, kind: npu, options: {options}}}",
     ):
         platform.write_text(f"processors:\n- {{name: cpu}}\n- {entry}\n")
@@ -129,7 +129,7 @@ def test_what_the_user_names_is_loaded_in_a_process_of_its_own_and_told(
     assert f"a process of its own loads libLiteRtDispatch_Evil.so from {folder}" in caplog.text
     with pytest.raises(UsageError, match="nobody here has named"):
         make_processor(f"npu:{tmp_path}")
-    typed = f"npu:{folder}:fallback"
+    typed = f"npu+cpu:{folder}"
     (tmp_path / "libraries.yaml").unlink()
     with pytest.raises(UsageError, match="nobody here has named"):
         npu_folder(str(folder))

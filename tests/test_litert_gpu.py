@@ -190,7 +190,7 @@ def test_refused_operators_are_named_and_known_the_next_time(session: LitertSess
 
 
 def test_fallback_is_by_name_only_and_told(odd: Graph, caplog: pytest.LogCaptureFixture) -> None:
-    name = f"{GPU}:fallback"
+    name = GPU.replace("gpu", "gpu+cpu", 1)
     with LitertEvaluator().prepare(platform(XNNPACK, name)) as session:
         for cuts in ((), (4,)):
             with closing(session.load(odd, chain_plan(odd, cuts, [name] * (len(cuts) + 1)))) as candidate:

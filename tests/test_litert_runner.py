@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evaluators.litert import PlanRunner
 from evaluators.litert.processors import local_platform
-from evaluators.litert.tensors import seeded_inputs
+from evaluators.litert.tensors import model_inputs
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from tests.litert_loading import three_stages
@@ -76,7 +76,7 @@ def test_it_computes_what_the_model_computes(runner: PlanRunner, squeezenet: Gra
             assert found[output].shape == output_shape
             assert found[output].tobytes() == wanted.tobytes()
     seeded = runner.run_seeded()[output]
-    assert seeded.tobytes() == whole(squeezenet, np.asarray(seeded_inputs(squeezenet, 0)[0])).tobytes()
+    assert seeded.tobytes() == whole(squeezenet, np.asarray(model_inputs(squeezenet, 0)[0])).tobytes()
     batch = runner.measure(4)
     assert batch.latency_s.shape == (4,)
     assert batch.stage_s.shape == (4, 3)

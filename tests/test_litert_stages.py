@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evaluators.litert.tensors import seeded_inputs
+from evaluators.litert.tensors import model_inputs
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
@@ -42,7 +42,7 @@ def run(interpreter: Any, inputs: Sequence[NDArray[Any]]) -> Arrays:
 
 def whole(graph: Graph) -> tuple[Arrays, Arrays]:
     assert graph.source is not None
-    inputs: Arrays = list(seeded_inputs(graph, 0))
+    inputs: Arrays = list(model_inputs(graph, 0))
     return inputs, run(Interpreter(model_path=str(graph.source.path), num_threads=1), inputs)
 
 

@@ -51,9 +51,9 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
         ("cpu:threads=3:reference", LaneName("cpu", threads=3, kernels="reference")),
         ("gpu", LaneName("gpu")),
         ("gpu:f32:swiftshader", LaneName("gpu", precision="f32", adapter="swiftshader")),
-        ("gpu:NVIDIA H200:fallback", LaneName("gpu", adapter="NVIDIA H200", fallback=True)),
+        ("gpu+cpu:NVIDIA H200", LaneName("gpu", adapter="NVIDIA H200", fallback=True)),
         ("npu", LaneName("npu")),
-        ("npu:/opt/sdk:fallback", LaneName("npu", folder="/opt/sdk", fallback=True)),
+        ("npu+cpu:/opt/sdk", LaneName("npu", folder="/opt/sdk", fallback=True)),
     ],
 )
 def test_names_of_lanes(text: str, wanted: LaneName) -> None:

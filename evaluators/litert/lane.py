@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +35,10 @@ from evaluators.litert.settings import INTERPRETER, LITERT
 from evaluators.litert.stretches import NO_LIMIT_NS, Step, by_parts, on_cpu, on_device, straight_on_cpu, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
+# What the accelerator for graphics adapters writes when it takes a run of operators, and of those that it does not take.
+_KERNEL_MADE = "API from graph."
+_UNSUPPORTED = re.compile(r"not supported by \w+ delegate:\n(.{1,2000}?)\n(?:No|\d+) operations will run", re.DOTALL)
+_MOST_HEARD = 1 << 20
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
 
 
@@ -98,10 +104,15 @@ class Lane:
         """Compile stages: a header, whose weights lie in the files that came along."""
         begin = time.perf_counter()
         settings = head["settings"]
-        with pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)):
+        with _heard() as said, pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)):
             compiled = self._engines[head["engine"]].compile(header, fds, head["signatures"], settings)
         self._compiled[head["id"]] = compiled
-        return {"compile_s": time.perf_counter() - begin, "accelerated": compiled.accelerated}
+        return {
+            "compile_s": time.perf_counter() - begin,
+            "accelerated": compiled.accelerated,
+            "kernels": "".join(said).count(_KERNEL_MADE),
+            "unsupported": _UNSUPPORTED.findall("".join(said))[-1:],
+        }
 
     def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Release compiled stages."""
@@ -309,6 +320,22 @@ def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str, cores
     runtime.start(accelerators, dispatch_folder)
     engines = {LITERT: runtime, INTERPRETER: Interpreters("ai_edge_litert.interpreter")}
     return Lane(engines, Device(runtime) if accelerators & ~_CPU else None, cores)
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Return what the runtime writes to the log meanwhile, once that is over; the log gets it all the same."""
+    log, heard = os.dup(2), list[str]()
+    with os.fdopen(os.memfd_create("heard", os.MFD_CLOEXEC), "w+b") as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield heard
+        finally:
+            os.dup2(log, 2)
+            os.close(log)
+            text = os.pread(kept.fileno(), _MOST_HEARD, 0)
+            os.write(2, text)
+            heard.append(text.decode(errors="replace"))
 
 
 def serve(channel: socket.socket, lane: Lane) -> None:

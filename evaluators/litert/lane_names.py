@@ -15,7 +15,8 @@
     npu                  the neural processor whose dispatch library the vendor's SDK brought
     npu:NAME             the one whose library lies in a folder that the user named (:mod:`evaluators.litert.libraries`)
     npu:FOLDER           the same; on the command line alone
-    gpu:fallback         an accelerator that may leave operators to the CPU; also npu:fallback
+    gpu+cpu              LiteRT's own placement: what the adapter does not take runs on the cores, which it holds too;
+                         also gpu+cpu:f32, npu+cpu
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Kernels = Literal["xnnpack", "builtin", "reference", "f16"]
 
 KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference", "f16")
 PRECISIONS = ("f16", "f32")
-FALLBACK = "fallback"
+BOTH = "+cpu"
 MAX_CORE = 1 << 16
-_HEAD = re.compile(r"(cpu|gpu|npu)([0-9]+(?:[-+][0-9]+)*)?")
+_HEAD = re.compile(r"(cpu|gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
 _HINT = "lanes are called like cpu, cpu0, cpu0-3:threads=2, cpu1:builtin, gpu, gpu:f32, gpu:swiftshader, npu"
 
 
@@ -51,7 +52,7 @@ class LaneName:
         precision: for a GPU.
         adapter: for a GPU a word of its name, "" for the first hardware adapter.
         folder: for an NPU where its dispatch library lies, or the name of that place; "" for where the runtime looks.
-        fallback: whether an accelerator may leave operators to the CPU.
+        fallback: whether LiteRT places what an accelerator does not take on the CPU.
     """
 
     kind: Literal["cpu", "gpu", "npu"]
@@ -75,19 +76,18 @@ def parse_lane(text: str) -> LaneName:
     match = _HEAD.fullmatch(head)
     if match is None:
         raise UsageError(f"there is no processor {text!r}", _HINT)
-    if match[1] == "cpu":
+    fallback = match[2] == BOTH
+    if match[1] == "cpu" and not fallback:
         return _cpu(text, match[2] or "", words)
-    if match[2]:
+    if match[1] == "cpu" or (match[2] and not fallback):
         raise UsageError(f"processor {text!r}: adapters have no numbers", "name it by a word: gpu:nvidia")
-    fallback = FALLBACK in words
-    rest = [word for word in words if word != FALLBACK]
     if match[1] == "npu":
-        if len(rest) > 1:
+        if len(words) > 1:
             raise UsageError(f"processor {text!r}: names two folders", _HINT)
-        return LaneName("npu", folder=rest[0] if rest else "", fallback=fallback)
-    precisions = [word for word in rest if word in PRECISIONS]
-    adapters = [word for word in rest if word not in PRECISIONS]
-    if len(precisions) > 1 or len(adapters) > 1 or not all(rest):
+        return LaneName("npu", folder=words[0] if words else "", fallback=fallback)
+    precisions = [word for word in words if word in PRECISIONS]
+    adapters = [word for word in words if word not in PRECISIONS]
+    if len(precisions) > 1 or len(adapters) > 1 or not all(words):
         raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
     return LaneName(
         "gpu",

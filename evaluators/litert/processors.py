@@ -23,7 +23,7 @@ from evaluators.litert.lane_names import LaneName, lane_options, parse_lane
 from evaluators.litert.libraries import library_folder
 from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.platform import Platform, Processor
+from search_spaces.platform import Platform, Processor, with_cpu
 
 _CPU = Path("/sys/devices/system/cpu")
 _LOAD_LIMIT_S = 20.0
@@ -253,10 +253,7 @@ def _npu(text: str, name: LaneName) -> Processor:
 
 
 def _with_fallback(processor: Processor, name: LaneName) -> Processor:
-    if not name.fallback:
-        return processor
-    options = {**processor.options, "fallback": True}
-    return replace(processor, like=f"{processor.like}:fallback", options=options)
+    return replace(with_cpu(processor), name=processor.name) if name.fallback else processor
 
 
 def _speed(core: int) -> str:

@@ -1,4 +1,4 @@
-"""Which operators an accelerator refuses, found by compiling operators alone; nothing is left to the CPU in silence."""
+"""Which operators a processor does not run, and why; nothing is left to the CPU in silence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Refusals:
         return [o for o in operators if not taken.get(o, True)]
 
     def find(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
-        """Return those of ``operators`` that the processor refuses when they are compiled alone.
+        """Return those of ``operators`` that the processor refuses in every surrounding that is tried.
+
+        They are asked as the accelerator would see them: together with their neighbours and the operators that compute
+        their constants. One that is refused alone is asked once more beside those that it reads from and writes to.
 
         Raises:
             UnavailableError: the lane died, or does not answer.
@@ -48,13 +51,19 @@ class Refusals:
             return self._takes(graph, processor, some)
 
         asked = [o for o in operators if o not in taken]
-        refused = set(_refused(takes, asked))
+        alone = _refused(takes, asked)
+        refused = {o for o in alone if len(operators) == 1 or not self._taken_beside_others(graph, processor, o, alone)}
         taken |= {o: o not in refused for o in asked}
         return self.known(graph, processor, operators)
 
+    def _taken_beside_others(self, graph: Graph, processor: Processor, operator: int, alone: Sequence[int]) -> bool:
+        readers = {r for t in graph.operators[operator].outputs for r in graph.consumers.get(t, ())}
+        beside = sorted({operator, *((graph.predecessors(operator) | readers) - set(alone))})
+        return len(beside) > 1 and self._takes(graph, processor, beside)
+
     def _takes(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> bool:
         number = next(self._numbers)
-        joined = join([cut_stage(graph, (o,)) for o in operators])
+        joined = join([cut_stage(graph, operators)])
         try:
             answer = compile_stages(self._lanes, processor, number, joined, None, strict=True)
         except LaneError as error:

@@ -35,7 +35,7 @@ from search_spaces.graph import Graph
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.models.stages import cut_stage, packing_model
 from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
+from search_spaces.platform import Platform, Processor, with_cpu
 from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lowering import Lowering, is_split
 from search_spaces.rewrites.ranked import Ranking, placed
@@ -65,6 +65,12 @@ class LitertEvaluator(Evaluator):
     def processor(self, name: str) -> Processor:
         """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.lane_names` tells what names there are."""
         return make_processor(name)
+
+    def own_placements(self, platform: Platform) -> tuple[Processor, ...]:
+        """See :class:`~evaluators.base.Evaluator`: ``gpu+cpu``, ``npu+cpu``."""
+        there = {p.like for p in platform.processors}
+        own = [with_cpu(members[0]) for members in platform.classes().values() if members[0].kind != "cpu"]
+        return tuple(p for p in own if p.like not in there)
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
@@ -165,6 +171,10 @@ class LitertSession(Session):
     def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return the inputs that plans of a model are measured with."""
         return self._model(graph).inputs
+
+    def placements(self) -> dict[str, str]:
+        """See :class:`~evaluators.base.Session`."""
+        return self._stages.placements
 
     def conditions(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""

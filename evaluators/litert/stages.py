@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from evaluators.litert.compiling import compile_stages, engine_of
 from evaluators.litert.inner import opened
@@ -64,6 +65,7 @@ class StageCache:
 
     Attributes:
         limit_nbytes: see there.
+        placements: processors on which LiteRT places operators itself → what it did with the last network.
     """
 
     def __init__(self, lanes: Lanes, platform: Platform, limit_nbytes: int | None = None) -> None:
@@ -75,7 +77,7 @@ class StageCache:
         self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
         self._numbers = count(1)
         self._refusals = Refusals(lanes, self._numbers)
-        self._told: set[tuple[str, str]] = set()
+        self.placements: dict[str, str] = {}
 
     def take(
         self, graph: Graph, content_digest: str, lane: str, group: Group, packed: Path | None, *, fresh: bool
@@ -141,10 +143,22 @@ class StageCache:
                 raise UnavailableError(f"{error.what} {where}") from error
             found = self._refusals.find(graph, processor, operators)
             raise refusal(graph, processor, operators, found) from error
-        if fallback and not answer["accelerated"] and (graph.digest, processor.name) not in self._told:
-            self._told.add((graph.digest, processor.name))
-            left = describe(graph, self._refusals.find(graph, processor, range(len(graph.operators))))
-            _LOGGER.warning("%s leaves operators of %s to the CPU: %s", processor.name, graph.name, left)
+        if fallback and processor.name not in self.placements:
+            self.placements[processor.name] = self._placement(graph, processor, answer)
+            _LOGGER.info("%s: %s", processor.name, self.placements[processor.name])
+
+    def _placement(self, graph: Graph, processor: Processor, answer: Mapping[str, Any]) -> str:
+        """Return what LiteRT did with a network: partitions on the accelerator, operators left to the CPU, and why."""
+        kind, count = processor.kind.upper(), len(graph.operators)
+        if answer["accelerated"]:
+            return f"all {count} operators of {graph.name} run on the {kind}"
+        left = self._refusals.find(graph, processor, range(count))
+        told = "; ".join(" ".join(text.split()) for text in answer["unsupported"])
+        parts = answer["kernels"]
+        return (
+            f"LiteRT places {graph.name} in {parts} partition{'' if parts == 1 else 's'} on the {kind}; on the CPU stay "
+            f"{describe(graph, left) or 'operators that it takes alone'}" + (f" ({told})" if told else "")
+        )
 
     def give_back(self, entry: Entry) -> None:
         """Tell that a candidate no longer needs its stages."""

@@ -31,7 +31,7 @@ from search_spaces.graph import Graph
 from search_spaces.models.digests import file_digest
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from search_spaces.platform import Platform, Processor, with_cpu
 from search_spaces.plugins import foreign, time_limit
 
 LEASE_S = 30.0
@@ -180,7 +180,7 @@ class Agent:
     def _named(self, name: str) -> Processor:
         if not self._evaluator.capabilities.names:
             raise UsageError(f"evaluator {self._evaluator.name!r} names no processors")
-        if name.startswith("npu:") and name != "npu:fallback":
+        if name.startswith(("npu:", "npu+cpu:")):
             raise UsageError(f"processor {name!r}: who asks from afar may not choose a library", "set the device up")
         return self._evaluator.processor(name)
 
@@ -191,7 +191,7 @@ class Agent:
             raise wire.WireError("names is no list of processors")
         known = list(self._evaluator.platform().processors)
         known += [self._named(wire.text({"name": name}, "name")) for name in names]
-        known += [_with_fallback(p) for p in known if p.kind != "cpu"]
+        known += [with_cpu(p) for p in known if p.kind != "cpu"]
         platform = wire.platform_from_json(data.get("platform"), known)
         self.lease.take(client, str(data.get("study"))[:100])
         self._let_go()
@@ -324,11 +324,6 @@ def _conditions(device: str, held: _Open) -> Answer:
 
 def _told(path: Path) -> dict[str, Any]:
     return {"name": path.name, "sha256": file_digest(path), "nbytes": path.stat().st_size}
-
-
-def _with_fallback(processor: Processor) -> Processor:
-    options = {**processor.options, "fallback": True}
-    return Processor(processor.name, processor.kind, processor.resources, processor.like, options, processor.slots)
 
 
 def pieces_of(path: Path, most_nbytes: float = math.inf) -> Iterator[bytes]:

@@ -342,6 +342,7 @@ def _environment(study: Study) -> Iterator[Block]:
     rows.append((str(product.get("name", "product")), str(product.get("version", ""))))
     rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("packages", {})).items()]
     rows += [(f"lane {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
+    rows += [(name, text) for name, text in dict(study.result.get("placements", {})).items()]
     rows.append(("model digest", str(study.result["model"]["digest"])))
     yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
 

@@ -20,7 +20,7 @@ import optuna
 from ai_edge_litert.interpreter import Interpreter
 
 from evaluators.litert.processors import local_platform
-from evaluators.litert.tensors import seeded_inputs
+from evaluators.litert.tensors import model_inputs
 from search_spaces.chain import ChainSpace
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
@@ -42,7 +42,7 @@ def measure(graph: Graph, plan: Plan, platform: Platform, folder: Path) -> float
         interpreter = Interpreter(model_path=str(path), num_threads=threads)
         interpreter.allocate_tensors()
         stages.append((interpreter, model.inputs, model.outputs))
-    inputs = dict(zip(graph.inputs, seeded_inputs(graph, 0), strict=True))
+    inputs = dict(zip(graph.inputs, model_inputs(graph, 0), strict=True))
     latencies_s = []
     for _ in range(WARM_UPS + RUNS):
         values: dict[int, np.ndarray[Any, Any]] = dict(inputs)
