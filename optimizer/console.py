@@ -398,7 +398,7 @@ def _bound(result: Result) -> list[Text]:
 
 def _disturbances(result: Result) -> list[str]:
     """Return what the machine did that a reader of the numbers should know."""
-    found = list(result.disturbances)
+    found = [*(f"{name}: {text}" for name, text in result.placements.items()), *result.disturbances]
     verdict = result.verdict
     if verdict is not None and not result.predicted and abs(math.log(verdict.scale)) > math.log1p(_CHANGE):
         scale = verdict.scale

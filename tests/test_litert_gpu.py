@@ -48,6 +48,7 @@ pytestmark = [
 ]
 CORES = sorted(os.sched_getaffinity(0))
 XNNPACK, BUILTIN, GPU = f"cpu{CORES[0]}", f"cpu{CORES[-1]}:builtin", "gpu:swiftshader:f32"
+OWN = "gpu+cpu:swiftshader:f32"
 
 
 def platform(*names: str) -> Platform:
@@ -189,18 +190,50 @@ def test_refused_operators_are_named_and_known_the_next_time(session: LitertSess
     assert count == 7
 
 
-def test_fallback_is_by_name_only_and_told(odd: Graph, caplog: pytest.LogCaptureFixture) -> None:
-    name = GPU.replace("gpu", "gpu+cpu", 1)
-    with LitertEvaluator().prepare(platform(XNNPACK, name)) as session:
+def test_litert_places_a_network_itself_by_name_only_and_tells(odd: Graph) -> None:
+    with LitertEvaluator().prepare(platform(XNNPACK, OWN)) as session:
         for cuts in ((), (4,)):
-            with closing(session.load(odd, chain_plan(odd, cuts, [name] * (len(cuts) + 1)))) as candidate:
+            with closing(session.load(odd, chain_plan(odd, cuts, [OWN] * (len(cuts) + 1)))) as candidate:
                 candidate.run(2)
                 agreement = candidate.verify()
             assert agreement is not None
             assert agreement.accepted
-    (record,) = caplog.records
-    assert "2 (CAST)" in record.getMessage()
-    assert name in record.getMessage()
+        told = session.placements()[OWN]
+    assert "2 (CAST)" in told
+    assert "INT64" in told
+    assert "1 partition" in told or "2 partitions" in told
+
+
+def test_own_placement_holds_both_and_is_a_baseline_that_can_win(tmp_path: Path) -> None:
+    own, cpu = make_processor(OWN), make_processor(XNNPACK)
+    assert own.excludes(cpu)
+    assert own.excludes(make_processor(GPU))
+    net = Net()
+    x = net.input((1, 8, 8, 4))
+    for number in range(4):
+        weights = np.random.default_rng(number).uniform(-1, 1, (4, 3, 3, 4)).astype(np.float16)
+        kernel = net.op("DEQUANTIZE", [net.constant(weights)], net.tensor((4, 3, 3, 4)), schema.DequantizeOptionsT())
+        bias = net.constant(np.zeros(4, np.float32))
+        x = net.op("CONV_2D", [x, kernel, bias], net.tensor((1, 8, 8, 4)), schema.Conv2DOptionsT(strideW=1, strideH=1))
+        if number in {1, 2}:
+            whole = net.op("CAST", [x], net.tensor((1, 8, 8, 4), TYPES.INT64), schema.CastOptionsT())
+            x = net.op("CAST", [whole], net.tensor((1, 8, 8, 4)), schema.CastOptionsT())
+    path = net.outputs(x).write(tmp_path / "m.tflite")
+    graph = load(str(path))
+    with LitertEvaluator().prepare(platform(XNNPACK, GPU)) as session:
+        refused = session.unsupported_operators(graph, GPU)
+    assert [graph.operators[o].kind for o in refused] == ["CAST"] * 4, "weights behind DEQUANTIZE are no reason"
+    out = tmp_path / "run"
+    assert main(["--model", str(path), "--processors", f"{XNNPACK},{GPU}", "--budget", "4", "-q", "--out", str(out)]) == 0
+    result = json.loads((out / "result.json").read_text())
+    assert f"LiteRT's own placement ({OWN})" in result["baselines"]
+    assert "CAST" in result["placements"][OWN]
+    assert {s["processor"] for s in result["best"]["plan"]["stages"]} <= {XNNPACK, GPU, OWN}
+    alone = tmp_path / "alone"  # the adapter refuses some operators, so that no other plan runs
+    assert main(["--model", str(path), "--processors", GPU, "--budget", "4", "-q", "--out", str(alone)]) == 0
+    result = json.loads((alone / "result.json").read_text())
+    assert {s["processor"] for s in result["best"]["plan"]["stages"]} == {OWN}
+    assert main(["execute", str(alone)]) == 0
 
 
 def test_the_profile_goes_round_what_is_refused(session: LitertSession, odd: Graph, three: Platform) -> None:
@@ -227,7 +260,7 @@ def test_the_search_places_a_model_and_its_plan_runs_from_files(tmp_path: Path, 
     records = [json.loads(line)["data"] for line in (out / "trials.jsonl").read_text().splitlines()]
     trials = [record for record in records if record.get("measurement")]
     assert not [record["failure"] for record in records if record.get("failure")]
-    assert {stage["processor"] for trial in trials for stage in trial["plan"]["stages"]} == {XNNPACK, BUILTIN, GPU}
+    assert {stage["processor"] for trial in trials for stage in trial["plan"]["stages"]} == {XNNPACK, BUILTIN, GPU, OWN}
 
 
 def test_a_plan_for_the_accelerator_runs_from_its_files(session: LitertSession, small: Graph, tmp_path: Path) -> None:

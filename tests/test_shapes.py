@@ -85,8 +85,6 @@ def test_known_shapes_need_no_runtime(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shapes", "error", "line"),
     [
-        ([], ModelError, "input 'image' of 'm' has open dimensions: ?,2,2; say how large they are: "),
-        ([], ModelError, "--input-shape image=1,2,2"),
         (["image=1,2"], UsageError, "--input-shape image=1,2: the input has the shape ?,2,2"),
         (["image=1,2,3"], UsageError, "--input-shape image=1,2,3: the input has the shape ?,2,2"),
         (["x=1,2,3"], UsageError, "--input-shape x=…: the model has no such input; it has: image"),

@@ -29,6 +29,7 @@ _SHARE_OF_MEMORY = 8
 _LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
 
 _MOST_CUT = 512
+_MOST_REASONS = 8
 
 Group = tuple[tuple[int, ...], ...]
 """The stages of a plan that run on one lane, as their operators; they are compiled together."""
@@ -153,11 +154,12 @@ class StageCache:
         if answer["accelerated"]:
             return f"all {count} operators of {graph.name} run on the {kind}"
         left = self._refusals.find(graph, processor, range(count))
-        told = "; ".join(" ".join(text.split()) for text in answer["unsupported"])
-        parts = answer["kernels"]
+        reasons = dict.fromkeys(line for text in answer["unsupported"] for line in text.splitlines()[:_MOST_REASONS])
+        parts = f"{answer['kernels']} partition{'' if answer['kernels'] == 1 else 's'}"
         return (
-            f"LiteRT places {graph.name} in {parts} partition{'' if parts == 1 else 's'} on the {kind}; on the CPU stay "
-            f"{describe(graph, left) or 'operators that it takes alone'}" + (f" ({told})" if told else "")
+            f"LiteRT runs {parts} of {graph.name} on the {kind}; on the CPU stay "
+            f"{describe(graph, left) or 'operators that it takes alone'}, and what is in no partition"
+            + (f" ({'; '.join(reasons)})" if reasons else "")
         )
 
     def give_back(self, entry: Entry) -> None:
