@@ -103,9 +103,11 @@ class _Work:
         return Told(None, measured_s, refused or (_SPLIT if split else "it does not run there"))
 
     def _refused(self, plan: Plan) -> str:
-        costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._study.platform.processors)}
+        costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._model.costs.platform.processors)}
         kept = np.zeros(len(index))
         for stage in plan.stages:
+            if stage.processor not in index:
+                return f"no model tells of the runtime's own placement on {stage.processor}"
             lane, operators = index[stage.processor], list(stage.operators)
             bad = next((o for o in operators if not math.isfinite(costs.operator_s[lane, o])), None)
             if bad is not None:

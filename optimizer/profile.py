@@ -50,7 +50,8 @@ class Profile:
     triple_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def costs(self, platform: Platform) -> ChainCosts:
-        """Return the additive model for the lanes of a platform."""
+        """Return the additive model for the processors of a platform that were timed."""
+        platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
         likes = [p.like for p in platform.processors]
         count = len(self.operator_s[likes[0]])
         between = np.array(

@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from optimizer.cli import main as optimize
 from optimizer.records import encode, header
 from optimizer.storage import read_log
@@ -219,6 +221,7 @@ def prepared(folder: Path) -> dict[str, Path]:
     shutil.copy(Path(__file__).parents[1] / "experiments" / "tables" / "one_inference.yaml", folder / "table.yaml")
     shutil.copy(Path(__file__).parents[1] / "experiments" / "profiles" / "xavier.json", folder / "profile.json")
     write(parse_name(MODEL), folder / "model.tflite")
+    np.savez_compressed(folder / "input.npz", np.zeros((1, 64, 64, 3), np.float32))
     return made
 
 
@@ -252,6 +255,7 @@ def cases(folder: Path, out: Path) -> list[tuple[str, list[str]]]:
         ("workload.yaml", ["--workload", str(folder / "workload.yaml"), "--evaluator", "cost-model", "--platform",
                            "xavier", "-q", "--dry-run"]),
         ("table.yaml", ["solve", str(folder / "table.yaml"), "--time-limit", "5"]),
+        ("input.npz", ["execute", run, "--input", str(folder / "input.npz")]),
         ("model.tflite", ["inspect", str(folder / "model.tflite")]),
         ("policy.npz", ["--model", MODEL, "--evaluator", "synthetic", "--sampler", f"reinforce@{folder / 'policy.npz'}",
                         "--budget", "8", "--max-stages", "2", "-q", "--out", str(out)]),

@@ -224,7 +224,9 @@ def test_own_placement_holds_both_and_is_a_baseline_that_can_win(tmp_path: Path)
         refused = session.unsupported_operators(graph, GPU)
     assert [graph.operators[o].kind for o in refused] == ["CAST"] * 4, "weights behind DEQUANTIZE are no reason"
     out = tmp_path / "run"
-    assert main(["--model", str(path), "--processors", f"{XNNPACK},{GPU}", "--budget", "4", "-q", "--out", str(out)]) == 0
+    assert (
+        main(["--model", str(path), "--processors", f"{XNNPACK},{GPU}", "--budget", "4", "-q", "--out", str(out)]) == 0
+    )
     result = json.loads((out / "result.json").read_text())
     assert f"LiteRT's own placement ({OWN})" in result["baselines"]
     assert "CAST" in result["placements"][OWN]

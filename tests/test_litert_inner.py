@@ -25,6 +25,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
+from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from tests import strategies
@@ -172,7 +173,7 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, folder: Path) -> No
         assert agreement is not None
         assert agreement.identical
         handed_out = set(candidate._layout.offsets)
-    for lane, indices in compiled_together(plan, PLATFORM):
+    for lane, indices in compiled_together(plan, PLATFORM, [cut_stage(graph, s.operators) for s in plan.stages]):
         found = {t for i in indices for t in inner_tensors(graph, plan.stages[i].operators)}
         assert found <= handed_out if len(indices) > 1 else not found & handed_out, lane
     assert session.deploy(folder, graph, plan).identical
@@ -237,7 +238,7 @@ def test_files_keep_their_outputs_and_their_runner_uses_as_little_memory(
     for index, stage in enumerate(plan.stages):
         file = read_model(tmp_path / f"stage_{index}.tflite")
         assert len(file.outputs) == len(squeezenet.boundary(stage.operators).outputs)
-    graph, apart, _ = told_apart(deployment, compiled_together(deployment.plan, deployment.platform))
+    graph, apart, _ = told_apart(deployment, compiled_together(deployment.plan, deployment.platform, deployment.stages))
     assert [o.kind for o in graph.operators] == [o.kind for o in squeezenet.operators]
     assert [s.operators for s in apart.stages] == [s.operators for s in plan.stages]
     with closing(loaded(session, squeezenet, plan)) as candidate, PlanRunner(tmp_path) as runner:

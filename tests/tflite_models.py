@@ -73,7 +73,10 @@ class Net:
         number = getattr(schema.BuiltinOperator, kind, schema.BuiltinOperator.CUSTOM)
         custom = kind if number == schema.BuiltinOperator.CUSTOM else None
         code = schema.OperatorCodeT(
-            deprecatedBuiltinCode=min(number, 127), builtinCode=number, customCode=custom, version=_VERSIONS.get(kind, 1)
+            deprecatedBuiltinCode=min(number, 127),
+            builtinCode=number,
+            customCode=custom,
+            version=_VERSIONS.get(kind, 1),
         )
         self.model.operatorCodes.append(code)
         if options is not None:

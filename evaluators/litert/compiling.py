@@ -20,7 +20,6 @@ from search_spaces.models.joined import JoinedModel
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.platform import Processor
 
-
 _CUSTOM = schema.BuiltinOperator.CUSTOM
 
 

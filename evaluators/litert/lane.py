@@ -35,7 +35,7 @@ from evaluators.litert.settings import INTERPRETER, LITERT
 from evaluators.litert.stretches import NO_LIMIT_NS, Step, by_parts, on_cpu, on_device, straight_on_cpu, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 
-# What the accelerator for graphics adapters writes when it takes a run of operators, and of those that it does not take.
+# What the accelerator for graphics adapters writes when it takes a run of operators, and of what it does not take.
 _KERNEL_MADE = "API from graph."
 _UNSUPPORTED = re.compile(r"not supported by \w+ delegate:\n(.{1,2000}?)\n(?:No|\d+) operations will run", re.DOTALL)
 _MOST_HEARD = 1 << 20
@@ -104,7 +104,10 @@ class Lane:
         """Compile stages: a header, whose weights lie in the files that came along."""
         begin = time.perf_counter()
         settings = head["settings"]
-        with _heard() as said, pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)):
+        with (
+            _heard() as said,
+            pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)),
+        ):
             compiled = self._engines[head["engine"]].compile(header, fds, head["signatures"], settings)
         self._compiled[head["id"]] = compiled
         return {
@@ -227,7 +230,7 @@ class Lane:
         offset, nbytes, tensor = step[side][index]
         if self._device is None:
             kind = compiled.ports[step["signature"]][0 if side == "Input" else 1][index]
-            buffer = compiled.engine.bind(kind, base + offset, nbytes)
+            buffer: c_void_p = compiled.engine.bind(kind, base + offset, nbytes)
             buffers[step["stage"], side, index] = (buffer, None, partial(compiled.engine.unbind, buffer))
             return buffer
         buffer, needs = self._device.tensor(compiled, step["signature"], side, index)
@@ -318,7 +321,7 @@ class Lane:
 def litert_lane(runtime: Runtime, accelerators: int, dispatch_folder: str, cores: Sequence[int] = ()) -> Lane:
     """Return a lane of LiteRT on these cores, whose accelerators are now looked for."""
     runtime.start(accelerators, dispatch_folder)
-    engines = {LITERT: runtime, INTERPRETER: Interpreters("ai_edge_litert.interpreter")}
+    engines: dict[str, Engine] = {LITERT: runtime, INTERPRETER: Interpreters("ai_edge_litert.interpreter")}
     return Lane(engines, Device(runtime) if accelerators & ~_CPU else None, cores)
 
 

@@ -116,8 +116,10 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
             "name the library that has it: --custom-ops LIBRARY.so",
         )
     return UnavailableError(
-        f"operator {place} ({found[2]}) cannot be run: {reason}", "give inputs that fit: --input FILE.npz"
-        if found[3] == "invoke" else "no runtime of this machine has a kernel for it as it stands: convert the model anew"
+        f"operator {place} ({found[2]}) cannot be run: {reason}",
+        "give inputs that fit: --input FILE.npz"
+        if found[3] == "invoke"
+        else "no runtime of this machine has a kernel for it as it stands: convert the model anew",
     )
 
 

@@ -208,9 +208,7 @@ class StageCache:
         self._lanes.ask(entry.lane, Request({"op": "release", "id": entry.number}), _RELEASE_LIMIT_S)
 
 
-def compiled_together(
-    plan: Plan, platform: Platform, stages: Sequence[StageModel]
-) -> list[tuple[str, list[int]]]:
+def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageModel]) -> list[tuple[str, list[int]]]:
     """Return lanes and the stages that are compiled together there.
 
     On a CPU all stages of a lane share their workspace and threads. An accelerator has neither, and takes seconds to

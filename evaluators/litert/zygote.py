@@ -29,7 +29,9 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], make: Callable[[dict[str, Any]], lane.Lane]) -> None:
+def _become_lane(
+    channel_fd: int, log_fd: int, start: dict[str, Any], make: Callable[[dict[str, Any]], lane.Lane]
+) -> None:
     _die_with_parent()
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)

@@ -158,6 +158,7 @@ def _stage_words(entry: Mapping[str, Any], processor: Mapping[str, Any], expecte
     words = {
         "file": entry["file"],
         "kind": processor["kind"],
+        **({"both": 1} if options.get("fallback") else {}),
         "threads": options.get("threads", 1),
         "cores": _numbers(options.get("cores", ())),
         **({"precision": options["precision"]} if "precision" in options else {}),

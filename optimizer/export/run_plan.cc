@@ -55,6 +55,7 @@ void Must(litert::Expected<void> done, const std::string& what) {
 // A stage as a line of plan.txt has it.
 struct StageLine {
   std::string file, kind, precision;
+  bool both = false;
   int threads = 1;
   std::vector<int> cores, inputs, outputs;
   double expected_ms = 0.0;
@@ -81,6 +82,7 @@ StageLine ReadStage(std::istream& words) {
     const std::string key = word.substr(0, split), value = word.substr(split + 1);
     if (key == "file") stage.file = value;
     if (key == "kind") stage.kind = value;
+    if (key == "both") stage.both = value == "1";
     if (key == "precision") stage.precision = value;
     if (key == "threads") stage.threads = std::stoi(value);
     if (key == "cores") stage.cores = Numbers(value);
@@ -130,7 +132,11 @@ class Stage {
     const auto accelerator = line_.kind == "gpu"   ? litert::HwAccelerators::kGpu
                              : line_.kind == "npu" ? litert::HwAccelerators::kNpu
                                                    : litert::HwAccelerators::kCpu;
-    Must(options.SetHardwareAccelerators(accelerator), "accelerator");
+    if (line_.both) {  // LiteRT places on the CPU what the accelerator does not take
+      Must(options.SetHardwareAccelerators(accelerator | litert::HwAccelerators::kCpu), "accelerators");
+    } else {
+      Must(options.SetHardwareAccelerators(accelerator), "accelerator");
+    }
     if (line_.kind == "cpu") {
       Must(Must(options.GetCpuOptions(), "options of the CPU").SetNumThreads(line_.threads), "threads");
     } else if (line_.kind == "gpu" && line_.precision == "f32") {

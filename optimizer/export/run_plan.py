@@ -111,7 +111,7 @@ class Stage:
         self._gpu = processor["kind"] != "cpu"
         path = str(folder / entry["file"])
         if self._gpu:
-            self._make_compiled(path, processor["kind"])
+            self._make_compiled(path, processor["kind"], both=bool(options.get("fallback")))
             return
         resolver = interpreter.OpResolverType
         kernels = {
@@ -125,11 +125,13 @@ class Stage:
         self._into = [d["index"] for d in self._interpreter.get_input_details()]
         self._out = [d["index"] for d in self._interpreter.get_output_details()]
 
-    def _make_compiled(self, path: str, kind: str) -> None:
+    def _make_compiled(self, path: str, kind: str, *, both: bool) -> None:
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.hardware_accelerator import HardwareAccelerator
 
         accelerator = HardwareAccelerator.GPU if kind == "gpu" else HardwareAccelerator.NPU
+        if both:  # LiteRT places on the CPU what the accelerator does not take
+            accelerator |= HardwareAccelerator.CPU
         self._model = CompiledModel.from_file(path, accelerator)
         self._buffers = self._model.create_input_buffers(0), self._model.create_output_buffers(0)
 

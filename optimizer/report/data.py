@@ -142,7 +142,9 @@ class Study:
         costs = self.costs
         if costs is None or self.graph is None or plan.ranks or any(stage.share is not None for stage in plan.stages):
             return None
-        lanes = {p.name: i for i, p in enumerate(self.platform.processors)}
+        lanes = {p.name: i for i, p in enumerate(costs.platform.processors)}
+        if any(stage.processor not in lanes for stage in plan.stages):  # the runtime's own placement
+            return None
         place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
         for index, stage in enumerate(plan.stages):
@@ -156,7 +158,7 @@ class Study:
                 (b, float(costs.hand_over_s[first, lanes[plan.stages[b].processor], lane])) for b in sorted(before)
             )
             tasks.append(Task(lane, work_s, needs))
-        spans = run_tasks(tasks, Law.of(self.platform))
+        spans = run_tasks(tasks, Law.of(costs.platform))
         return timeline(spans, [stage.processor for stage in plan.stages])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atomic import replacing
+from search_spaces.models.constants import integers
 
 OPTION = "--input"
 MAX_NBYTES = 1 << 30
@@ -203,6 +204,10 @@ def _ascending(graph: Graph, operator: Operator) -> Wanted:
     return np.arange(count) * (made[0] if made else 1) // max(1, count)
 
 
+def _segment(graph: Graph, operator: Operator) -> Wanted:
+    return 0, (_shape(graph, operator, 0, output=True) or (1,))[0]
+
+
 def _distinct(graph: Graph, operator: Operator) -> Wanted:
     """Return places of a dense tensor, in order, none twice."""
     places, made = _shape(graph, operator, 0), _shape(graph, operator, 0, output=True)
@@ -219,15 +224,18 @@ def _range(position: int) -> _Rule:
     """Return the rule of RANGE's limits: what is a constant, or 0, size and 1."""
 
     def rule(graph: Graph, operator: Operator) -> Wanted:
-        from search_spaces.models.constants import integers
-
         size = (_shape(graph, operator, 0, output=True) or (1,))[0]
-        known = [(integers(graph, t) or [None])[0] for t in operator.inputs]
-        step = known[2] if known[2] else 1
-        start = known[0] if known[0] is not None else (known[1] - size * step if known[1] is not None else 0)
+        first, end, delta = (held[0] if (held := integers(graph, t)) else None for t in operator.inputs)
+        step = delta or 1
+        start = first if first is not None else 0 if end is None else end - size * step
         return np.array([(start, start + size * step, step)[position]])
 
     return rule
+
+
+def _reversed(graph: Graph, operator: Operator) -> Wanted:
+    shape, axis = _shape(graph, operator, 0), operator.options.get("seq_dim", 0)
+    return 1, shape[axis] + 1 if -len(shape) <= axis < len(shape) else 2
 
 
 def _gathered(graph: Graph, operator: Operator) -> Wanted:
@@ -257,9 +265,9 @@ _RULES: Mapping[tuple[str, int], _Rule] = {
     ("SPARSE_TO_DENSE", 0): _distinct,
     ("SPARSE_TO_DENSE", 1): _ALL,
     ("SEGMENT_SUM", 1): _ascending,
-    **{(f"UNSORTED_SEGMENT_{k}", 1): lambda g, o: (0, _shape(g, o, 0, output=True)[0]) for k in ("SUM", "PROD", "MAX", "MIN")},
+    **{(f"UNSORTED_SEGMENT_{k}", 1): _segment for k in ("SUM", "PROD", "MAX", "MIN")},
     **{(f"UNSORTED_SEGMENT_{k}", 2): _declared(0) for k in ("SUM", "PROD", "MAX", "MIN")},
-    ("REVERSE_SEQUENCE", 1): lambda g, o: (1, _shape(g, o, 0)[o.options.get("seq_dim", 0)] + 1),
+    ("REVERSE_SEQUENCE", 1): _reversed,
     ("DYNAMIC_UPDATE_SLICE", 2): _value(0),
     ("SLICE", 1): _value(0),
     ("SLICE", 2): _ALL,
@@ -329,11 +337,15 @@ def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
         content = read_bounded(path, MAX_NBYTES)
         arrays = _unpacked(content, [array_form(t) for t in ports]) if content[:2] == b"PK" else {"": _plain(content)}
     except OSError as error:
-        raise UsageError(f"{OPTION} {path}: {(error.strerror or str(error)).lower()}", "give an .npy or .npz file") from None
+        raise UsageError(
+            f"{OPTION} {path}: {(error.strerror or str(error)).lower()}", "give an .npy or .npz file"
+        ) from None
     except (ValueError, TypeError, KeyError, EOFError, OverflowError, MemoryError, NotImplementedError, RuntimeError,
             zipfile.BadZipFile, zipfile.zlib.error, SyntaxError) as error:  # type: ignore[attr-defined]  # fmt: skip
         text = " ".join(str(error).split())[:200]
-        raise UsageError(f"{OPTION} {path}: is no array that can be read: {text}", "write it with numpy.save or savez") from None
+        raise UsageError(
+            f"{OPTION} {path}: is no array that can be read: {text}", "write it with numpy.save or savez"
+        ) from None
     if set(arrays) == {""} and len(names) == 1:
         arrays = {names[0]: arrays[""]}
     elif set(arrays) == {f"arr_{i}" for i in range(len(names))} and set(arrays) != set(names):
@@ -347,7 +359,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
             raise UsageError(
                 f"{OPTION} {path}: {shown(tensor.name)} has the shape {array.shape} and the type {array.dtype}", hint
             )
-    return [np.ascontiguousarray(arrays[name]) for name in names]
+    return [np.asarray(arrays[name], order="C") for name in names]
 
 
 def _form_text(tensor: Tensor) -> str:

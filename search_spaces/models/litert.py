@@ -98,7 +98,7 @@ def with_computed_outputs(source: ModelSource) -> ModelSource:
     known = [
         t
         for t in dict.fromkeys(_indices(main.outputs))
-        if 0 <= t < count and t not in computed and not main.tensors[t].isVariable and 0 < main.tensors[t].buffer
+        if 0 <= t < count and t not in computed and not main.tensors[t].isVariable and main.tensors[t].buffer > 0
     ]
     if not known:
         return source

@@ -55,10 +55,8 @@ DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
     "UNSORTED_SEGMENT_MIN": (2,), "UNSORTED_SEGMENT_PROD": (2,), "UNSORTED_SEGMENT_SUM": (2,), "MULTINOMIAL": (1,),
 }  # fmt: skip
 
-# Those whose inputs (LSTM's basic cell) or outputs a compiled model (LiteRT 2.3.0) takes from other memory than it is given.
-_UNSUITED = frozenset(
-    {"LSTM", "MULTINOMIAL", *(f"UNSORTED_SEGMENT_{k}" for k in ("MAX", "MIN", "PROD", "SUM"))}
-)
+# Those whose inputs (LSTM's basic cell) or outputs a compiled model (LiteRT 2.3.0) has in memory of its own.
+_UNSUITED = frozenset({"LSTM", "MULTINOMIAL", *(f"UNSORTED_SEGMENT_{k}" for k in ("MAX", "MIN", "PROD", "SUM"))})
 # Those whose outputs' shapes the data decides in any case.
 _DATA_DECIDES = frozenset({"EMBEDDING_LOOKUP_SPARSE", "SEGMENT_SUM", "SKIP_GRAM", "UNIQUE", "WHERE", "LSH_PROJECTION"})
 
@@ -246,8 +244,9 @@ def _ask(
     question["inputs"] = None if inputs is None else [array.tobytes().hex() for array in inputs]
     with TemporaryDirectory() as folder:
         if source.signature:  # the file's own main subgraph is another one
-            question["path"] = str(Path(folder) / "model.tflite")
-            StageModel(source.schema, source, tuple(sorted(source.extents)), (), ()).write(Path(question["path"]))
+            whole = Path(folder) / "model.tflite"
+            question["path"] = str(whole)
+            StageModel(source.schema, source, tuple(sorted(source.extents)), (), ()).write(whole)
         answer = _answer(question)
     if "error" in answer:
         raise ModelError(

@@ -7,19 +7,18 @@ product, on the same inputs, and the outputs are compared. The table goes to ``e
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
+from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.chain import chain_plan
@@ -51,55 +50,51 @@ class Outcome:
         return bool(self.runtime) == bool(self.ours)
 
 
-def apart(work: Callable[[], Any]) -> Any:
-    """Return what ``work`` returns in a process of its own, or the error that it ended with, as text."""
-    read, write = os.pipe()
+def interpreted(path: Path, inputs: Sequence[Array] | None) -> list[Array] | str:
+    """Return the outputs of the plain Interpreter, in a process of its own, or why it does not run the model."""
+    kept = path.with_suffix(".npz")
+    kept.unlink(missing_ok=True)
+    said = path.with_suffix(".txt")
+    said.write_text("the process died")
     child = os.fork()
     if not child:
         try:
             signal.alarm(_LIMIT_S)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            os.close(read)
-            try:
-                found = pickle.dumps(work())
-            except Exception as error:  # noqa: BLE001 - whatever the runtime raises is the answer
-                found = pickle.dumps(" ".join(str(error).split())[:300])
-            with os.fdopen(write, "wb") as file:
-                file.write(found)
+            np.savez(kept, *_run(path, inputs))
+        except Exception as error:  # noqa: BLE001 - whatever the runtime raises is the answer
+            said.write_text(" ".join(str(error).split()) or "an error without a word")
         finally:
             os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as file:
-        found = file.read()
     os.waitpid(child, 0)
-    return pickle.loads(found) if found else "the process died"
+    if not kept.exists():
+        return said.read_text()
+    with np.load(kept) as found:
+        return [found[name] for name in found.files]
 
 
-def interpreted(path: Path, inputs: Sequence[Array] | None) -> list[Array] | str:
-    """Return the outputs of the plain Interpreter, or why it does not run the model."""
-
-    def work() -> list[Array]:
-        made = Interpreter(str(path), num_threads=1)
-        made.allocate_tensors()
-        details = made.get_input_details()
-        given = inputs if inputs is not None else [np.ones(d["shape"], d["dtype"]) for d in details]
-        for detail, array in zip(details, given, strict=True):
-            made.set_tensor(detail["index"], array)
-        made.invoke()
-        return [made.get_tensor(d["index"]) for d in made.get_output_details()]
-
-    found: list[Array] | str = apart(work)
-    return found
+def _run(path: Path, inputs: Sequence[Array] | None) -> list[Array]:
+    made = Interpreter(str(path), num_threads=1)
+    made.allocate_tensors()
+    details = made.get_input_details()
+    given = inputs if inputs is not None else [np.ones(d["shape"], d["dtype"]) for d in details]
+    for detail, array in zip(details, given, strict=True):
+        made.set_tensor(detail["index"], array)
+    made.invoke()
+    return [made.get_tensor(d["index"]) for d in made.get_output_details()]
 
 
 def tried(session: LitertSession, case: Case, folder: Path) -> Outcome:
     """Run a model both ways."""
     path = case.net().write(folder / "model.tflite")
     processor = session.platform.processors[0].name
-    ours, inputs, outputs = "", None, []
+    ours = ""
+    inputs: list[Array] | None = None
+    outputs: list[Array] = []
     try:
         graph = load(str(path))
         with closing(session.load(graph, chain_plan(graph, (), [processor]), fresh=True)) as candidate:
+            assert isinstance(candidate, LitertCandidate)
             inputs = session.inputs(graph)
             candidate.run(1)
             agreement = candidate.verify()
@@ -141,9 +136,12 @@ def table(found: Sequence[Outcome]) -> str:
     lines = [
         "# Operators",
         "",
-        f"{len(kinds)} builtin operators with a kernel in LiteRT, {len(found)} models; the plain `Interpreter` runs "
-        f"{len(ran)} of them. Where one runs a model the other does too: {agreed} of {len(found)}. "
-        "Made by `python -m tests.benchmarks.operators`.",
+        (
+            f"{len(kinds)} builtin operators with a kernel in LiteRT, {len(found)} models, of which the plain "
+            f"`Interpreter` runs "
+            f"{len(ran)} of them. Where one runs a model the other does too: {agreed} of {len(found)}. "
+            "Made by `python -m tests.benchmarks.operators`."
+        ),
         "",
         "| operator | LiteRT and we run | neither runs | they differ |",
         "|---|---|---|---|",
@@ -155,7 +153,9 @@ def table(found: Sequence[Outcome]) -> str:
             [o for o in mine if o.runtime and o.ours],
             [o for o in mine if not o.agrees],
         )
-        cells = (", ".join(" ".join(filter(None, (o.case.label, o.case.variant))) or "model" for o in c) for c in columns)
+        cells = (
+            ", ".join(" ".join(filter(None, (o.case.label, o.case.variant))) or "model" for o in c) for c in columns
+        )
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -167,7 +167,9 @@ def main() -> None:
     for outcome in outcomes(c for c in corpus() if not names or c.kind in names):
         found.append(outcome)
         if not outcome.agrees or names:
-            sys.stderr.write(f"{outcome.case.name}: LiteRT: {outcome.runtime or 'runs'} | we: {outcome.ours or 'run'}\n")
+            sys.stderr.write(
+                f"{outcome.case.name}: LiteRT: {outcome.runtime or 'runs'} | we: {outcome.ours or 'run'}\n"
+            )
     if not names:
         _RESULT.write_text(table(found), encoding="utf-8")
     sys.exit(0 if all(o.agrees for o in found) else 1)
