@@ -9,6 +9,7 @@ import subprocess
 import zipfile
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from tests.operator_corpus import corpus
 from tests.tflite_models import SHAPE, TYPES, Array, Net, quantized
 
 PORTS = (Tensor("image", (2, 3), "float32", 24), Tensor("n", (), "int32", 4))
-ARRAYS = {"image": np.ones((2, 3), np.float32), "n": np.array(7, np.int32)}
+ARRAYS: dict[str, Any] = {"image": np.ones((2, 3), np.float32), "n": np.array(7, np.int32)}
 
 
 def same(first: list[Array], second: list[Array]) -> bool:

@@ -1,9 +1,9 @@
 """Stages run by an ``Interpreter``: LiteRT's, or that of ``tflite-runtime``.
 
 Each stage is an interpreter of its own that reads a file of its own. It keeps its tensors to itself, so what a stage
-reads is copied in and what it gives is copied out; compiled models work on the shared memory itself. Not everything that
-an interpreter runs is run by those too (:func:`~search_spaces.models.shapes.needs_interpreter`). Only lane processes
-load the runtime.
+reads is copied in and what it gives is copied out; compiled models work on the shared memory itself, but do not run
+all that an interpreter runs (:func:`~search_spaces.models.shapes.needs_interpreter`). Only lane processes load the
+runtime.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -335,13 +336,15 @@ def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
     hint = f"the model reads: {', '.join(f'{shown(t.name)} {_form_text(t)}' for t in ports)}"
     try:
         content = read_bounded(path, MAX_NBYTES)
-        arrays = _unpacked(content, [array_form(t) for t in ports]) if content[:2] == b"PK" else {"": _plain(content)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of headers that only old versions wrote
+            packed = content[:2] == b"PK"
+            arrays = _unpacked(content, [array_form(t) for t in ports]) if packed else {"": _plain(content)}
     except OSError as error:
         raise UsageError(
             f"{OPTION} {path}: {(error.strerror or str(error)).lower()}", "give an .npy or .npz file"
         ) from None
-    except (ValueError, TypeError, KeyError, EOFError, OverflowError, MemoryError, NotImplementedError, RuntimeError,
-            zipfile.BadZipFile, zipfile.zlib.error, SyntaxError) as error:  # type: ignore[attr-defined]  # fmt: skip
+    except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise what they please of a damaged file
         text = " ".join(str(error).split())[:200]
         raise UsageError(
             f"{OPTION} {path}: is no array that can be read: {text}", "write it with numpy.save or savez"
