@@ -36,6 +36,11 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         if not evaluator.capabilities.targets:
             raise UsageError(f"--device {config.device}: evaluator {config.evaluator!r} measures here", "leave it out")
         evaluator.at(config.device)
+    if not evaluator.capabilities.measures_here and (config.input or config.custom_ops):
+        option = "--input" if config.input else "--custom-ops"
+        raise UsageError(
+            f"{option}: evaluator {config.evaluator!r} does not run the model on this machine", "leave it out"
+        )
     brought = evaluator.graph_of(config.model) if evaluator.capabilities.graphs else None
     platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     platform = with_powers(platform, parse_powers(config.power))

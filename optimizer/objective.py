@@ -100,10 +100,13 @@ def check_several(config: StudyConfig) -> None:
         "--state": config.state,
         "--warm-start": config.warm_start,
         "--max-energy": config.max_energy,
+        "--input": config.input,
+        "--signature": config.signature,
+        "--custom-ops": config.custom_ops,
     }
     for option, value in asked.items():
         if value:
-            raise UsageError(f"{option}: is known of studies of one model", "leave it out, or give one --model")
+            raise UsageError(f"{option}: is not supported with several models", "leave it out, or give one --model")
 
 
 def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:

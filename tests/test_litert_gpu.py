@@ -204,7 +204,7 @@ def test_litert_places_a_network_itself_by_name_only_and_tells(odd: Graph) -> No
     assert "1 partition" in told or "2 partitions" in told
 
 
-def test_own_placement_holds_both_and_is_a_baseline_that_can_win(tmp_path: Path) -> None:
+def test_own_placement_holds_both_is_a_baseline_and_runs_from_its_files(tmp_path: Path) -> None:
     own, cpu = make_processor(OWN), make_processor(XNNPACK)
     assert own.excludes(cpu)
     assert own.excludes(make_processor(GPU))
@@ -231,11 +231,12 @@ def test_own_placement_holds_both_and_is_a_baseline_that_can_win(tmp_path: Path)
     assert f"LiteRT's own placement ({OWN})" in result["baselines"]
     assert "CAST" in result["placements"][OWN]
     assert {s["processor"] for s in result["best"]["plan"]["stages"]} <= {XNNPACK, GPU, OWN}
-    alone = tmp_path / "alone"  # the adapter refuses some operators, so that no other plan runs
-    assert main(["--model", str(path), "--processors", GPU, "--budget", "4", "-q", "--out", str(alone)]) == 0
-    result = json.loads((alone / "result.json").read_text())
-    assert {s["processor"] for s in result["best"]["plan"]["stages"]} == {OWN}
-    assert main(["execute", str(alone)]) == 0
+    assert main(["report", str(out)]) == 0
+    with LitertEvaluator().prepare(platform(XNNPACK, OWN)) as session:
+        session.deploy(tmp_path, graph, chain_plan(graph, (), [OWN]))
+    assert main(["execute", str(tmp_path)]) == 0
+    with PlanRunner(tmp_path) as runner:
+        assert runner.deployment.platform[OWN].options["fallback"]
 
 
 def test_the_profile_goes_round_what_is_refused(session: LitertSession, odd: Graph, three: Platform) -> None:

@@ -89,7 +89,7 @@ def test_several_models_are_asked_what_they_know(capsys: pytest.CaptureFixture[s
     words = ["--model", "squeezenet1_1@0.25/64", "--model", "mobilenet_v1@0.25/128", *STUDY]
     for option in (["--storage", "sqlite:///x.db", "--study", "x"], ["--state", "hot:gpu=2"], ["--warm-start", "x"]):
         assert main([*words, *option]) == 2
-        assert f"{option[0]}: is known of studies of one model" in capsys.readouterr().err
+        assert f"{option[0]}: is not supported with several models" in capsys.readouterr().err
 
 
 def test_campaigns_have_objectives(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer
@@ -109,15 +111,22 @@ def test_shapes_that_a_person_gave(session: LitertSession, folder: Path, tmp_pat
     assert session.deploy(tmp_path, graph, apart(graph)).identical
 
 
-def test_variable_tensors_are_refused_in_words(session: LitertSession, folder: Path) -> None:
+def test_state_in_variable_tensors_is_kept_between_runs(session: LitertSession, folder: Path) -> None:
     net = Net()
     state = net.tensor((1, 6), isVariable=True)
     constants = [net.constant(np.ones(shape, np.float32)) for shape in ((2, 4), (2, 3))]
     reads = [net.input((1, 4)), *constants, -1, state]
     net.outputs(net.op("SVDF", reads, net.tensor((1, 2)), schema.SVDFOptionsT(rank=1)))
     graph = read_model(net.write(folder / "m.tflite"))
-    with pytest.raises(UnavailableError, match="keeps state in variable tensors"):
-        session.load(graph, apart(graph))
+    with closing(session.load(graph, apart(graph), fresh=True)) as candidate:
+        assert isinstance(candidate, LitertCandidate)
+        candidate.run(1)
+        first = candidate.outputs()
+        agreement = candidate.verify()
+        candidate.run(1)
+        assert not np.array_equal(first[0], candidate.outputs()[0])
+    assert agreement is not None
+    assert agreement.identical
 
 
 def test_what_no_machine_holds_is_refused_in_words(session: LitertSession, folder: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureF
         (["--workload", "wrong.yaml"], "wrong.yaml:2: tucker, if it says no max_error, must be true or false"),
         (["--workload", "below.yaml"], "below.yaml:2: the error must be a number of at least 0"),
         (["--workload", "key.yaml"], "key.yaml:2: tucker has no 'error'; did you mean 'max_error'"),
-        (["--model", MODELS, "--max-energy", "3"], "is known of studies of one model"),
+        (["--model", MODELS, "--max-energy", "3"], "is not supported with several models"),
     ],
 )
 def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], problem: str) -> None:
