@@ -244,8 +244,8 @@ class Session(Protocol):
         """
         raise _unsupported(self, "deploy")
 
-    def placements(self) -> Mapping[str, str]:
-        """Return what the runtime did with a network on each processor on which it places operators itself."""
+    def placements(self, graph: Graph) -> Mapping[str, str]:  # noqa: ARG002
+        """Return what the runtime did with a whole network, for processors on which it places operators itself."""
         return {}
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:  # noqa: ARG002

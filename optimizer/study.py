@@ -212,7 +212,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         run.log.append("verdict", {**verdict.to_json(), "front": study.front.to_json() if study.front else None})
     elif len(config.objective) > 1:
         study.front = kept_front(run)
-    study.placements = dict(session.placements())
+    study.placements = dict(session.placements(study.graph))
     study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
 

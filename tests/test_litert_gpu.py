@@ -198,10 +198,15 @@ def test_litert_places_a_network_itself_by_name_only_and_tells(odd: Graph) -> No
                 agreement = candidate.verify()
             assert agreement is not None
             assert agreement.accepted
-        told = session.placements()[OWN]
+        told = session.placements(odd)[OWN]
     assert "2 (CAST)" in told
     assert "INT64" in told
     assert "1 partition" in told or "2 partitions" in told
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1@0.25/64:f16", "squeezenet1_1@0.25/64:f16", "mobilenet_v2@0.35/64:f16"])
+def test_weights_behind_dequantize_are_no_reason_to_refuse(session: LitertSession, name: str) -> None:
+    assert session.unsupported_operators(load(name), GPU) == []
 
 
 def test_own_placement_holds_both_is_a_baseline_and_runs_from_its_files(tmp_path: Path) -> None:

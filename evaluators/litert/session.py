@@ -172,9 +172,9 @@ class LitertSession(Session):
         """Return the inputs that plans of a model are measured with."""
         return self._model(graph).inputs
 
-    def placements(self) -> dict[str, str]:
+    def placements(self, graph: Graph) -> dict[str, str]:
         """See :class:`~evaluators.base.Session`."""
-        return self._stages.placements
+        return self._stages.placements(graph)
 
     def conditions(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""

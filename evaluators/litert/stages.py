@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 
-_LOGGER = logging.getLogger("partition_optimizer")
 _RELEASE_LIMIT_S = 60.0
 _SHARE_OF_MEMORY = 8
 _LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
@@ -66,7 +64,6 @@ class StageCache:
 
     Attributes:
         limit_nbytes: see there.
-        placements: processors on which LiteRT places operators itself → what it did with the last network.
     """
 
     def __init__(self, lanes: Lanes, platform: Platform, limit_nbytes: int | None = None) -> None:
@@ -78,7 +75,7 @@ class StageCache:
         self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
         self._numbers = count(1)
         self._refusals = Refusals(lanes, self._numbers)
-        self.placements: dict[str, str] = {}
+        self._placements: dict[tuple[str, str], str] = {}
 
     def take(
         self, graph: Graph, content_digest: str, lane: str, group: Group, packed: Path | None, *, fresh: bool
@@ -144,9 +141,13 @@ class StageCache:
                 raise UnavailableError(f"{error.what} {where}") from error
             found = self._refusals.find(graph, processor, operators)
             raise refusal(graph, processor, operators, found) from error
-        if fallback and processor.name not in self.placements:
-            self.placements[processor.name] = self._placement(graph, processor, answer)
-            _LOGGER.info("%s: %s", processor.name, self.placements[processor.name])
+        whole = fallback and len(operators) == len(graph.operators)
+        if whole and (graph.digest, processor.name) not in self._placements:
+            self._placements[graph.digest, processor.name] = self._placement(graph, processor, answer)
+
+    def placements(self, graph: Graph) -> dict[str, str]:
+        """Return processors on which LiteRT has placed a whole network itself, and what it did with it."""
+        return {name: text for (digest, name), text in self._placements.items() if digest == graph.digest}
 
     def _placement(self, graph: Graph, processor: Processor, answer: Mapping[str, Any]) -> str:
         """Return what LiteRT did with a network: partitions on the accelerator, operators left to the CPU, and why."""
