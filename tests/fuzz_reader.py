@@ -27,7 +27,10 @@ from search_spaces.cuts import cut_points, layer_length, parameter_count
 from search_spaces.errors import ModelError, OptimizeError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs, unknown_kinds
+from search_spaces.models.dtypes import has_fixed_size
+from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.litert import read_model
+from search_spaces.models.shapes import needs_interpreter
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.writer import IDENTIFIER, write_model
 from search_spaces.plan import canonical
@@ -42,7 +45,7 @@ _NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 65535, 65536, 1 << 24, (1 <
 
 def corpus(folder: Path) -> list[bytes]:
     """Return small models that hold between them every kind of table that the reader meets."""
-    nets = (_layers(), _variables(), _recurrent(), _calls(), _rare())
+    nets = (_layers(), _variables(), _recurrent(), _calls(), _rare(), _fitted())
     return [net.write(folder / "seed.tflite").read_bytes() for net in nets]
 
 
@@ -129,6 +132,33 @@ def _rare(*, runnable: bool = False) -> Net:
     z = net.op("MyOwn", [y, nibbles], net.tensor((1, 4)), customOptions=np.arange(9, dtype=np.uint8))
     text = net.constant(np.frombuffer(b"\1\0\0\0\10\0\0\0\11\0\0\0t", np.uint8), TYPES.STRING, (1,))
     return net.outputs(net.op("MyOwn", [z, text], net.tensor((1, 4))), x)
+
+
+def _fitted() -> Net:
+    """Inputs that must fit, sizes at run time, scales by blocks, a constant output that is read, two signatures."""
+    net = Net()
+    held = net.constant(np.ones((2, 64), np.float32))
+    scales = net.constant(np.ones((8, 2), np.float16))
+    weights = net.constant(np.zeros(256, np.uint8), TYPES.INT4, (8, 64))
+    details = schema.BlockwiseQuantizationT(scales=scales, zeroPoints=-1, blockSize=32)
+    net.graph.tensors[weights].quantization = schema.QuantizationParametersT(
+        detailsType=schema.QuantizationDetails.BlockwiseQuantization, details=details
+    )
+    indices, count, shape = net.input((3,), TYPES.INT32), net.input((), TYPES.INT32), net.input((2,), TYPES.INT32)
+    row = net.op("GATHER", [held, indices], net.tensor((3, 64)), schema.GatherOptionsT(axis=0))
+    dense = net.op("FULLY_CONNECTED", [row, weights, -1], net.tensor((3, 8)), schema.FullyConnectedOptionsT())
+    best = [net.tensor((3, 2)), net.tensor((3, 2), TYPES.INT32)]
+    net.op("TOPK_V2", [dense, count], best)
+    filled = net.op("FILL", [shape, net.constant(np.array(1.0, np.float32))], net.tensor((2, 3)))
+    places = net.op("WHERE", [net.input((4,), TYPES.BOOL)], net.tensor((4, 1), TYPES.INT64, shapeSignature=[-1, 1]))
+    ends = [net.input((), TYPES.INT32) for _ in range(3)]
+    steps = net.op("RANGE", ends, net.tensor((4,), TYPES.INT32))
+    with_signature(net.outputs(held, *best, filled, places, steps))
+    net.body("second")
+    net.outputs(net.op("RELU", [net.input((1, 3))], net.tensor((1, 3))))
+    other = schema.SignatureDefT(signatureKey="second", subgraphIndex=1, inputs=[], outputs=[])
+    net.model.signatureDefs.append(other)
+    return net
 
 
 @dataclass(slots=True)
@@ -273,7 +303,12 @@ def follow(graph: Graph) -> None:
     layer_length(graph, len(plan.stages))
     parameter_count(graph, len(plan.stages))
     for stage in plan.stages:
-        cut_stage(graph, stage.operators).view()
+        made = cut_stage(graph, stage.operators)
+        made.view()
+        needs_interpreter(made.schema)
+    read = [graph.tensors[t] for t in graph.inputs]
+    if sum(t.nbytes for t in read) < SPARE_NBYTES // 8 and all(has_fixed_size(t.dtype) for t in read):
+        drawn_inputs(graph, 0)
 
 
 def examine(path: Path, tally: Tally, *, memory: bool = False) -> Graph | None:
@@ -289,6 +324,8 @@ def examine(path: Path, tally: Tally, *, memory: bool = False) -> Graph | None:
     try:
         graph = read_model(path)
         follow(graph)
+        for signature in graph.source.schema.signatureDefs or () if graph.source else ():
+            follow(read_model(path, signature=(signature.signatureKey or b"").decode(errors="replace")))
     except OptimizeError as error:
         line = str(error)
         if error.exit_code != 2 or "\n" in line or len(line) > 2000:

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from search_spaces.errors import ModelError, UsageError
 from search_spaces.graph import Graph, Operator
 from search_spaces.models.atoms import IMPURE
-from search_spaces.models.dtypes import enumerators, tensor_nbytes
+from search_spaces.models.dtypes import enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.input_shapes import OPTION
-from search_spaces.models.inputs import drawn, drawn_inputs
+from search_spaces.models.inputs import MAX_NBYTES, drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
 from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel
@@ -118,7 +118,9 @@ def size_outputs(graph: Graph) -> Graph:
         ModelError: the model does not run on these inputs.
     """
     unsized = [t for t in graph.outputs if -1 in graph.tensors[t].shape]
-    if graph.source is None or not unsized:
+    read = [graph.tensors[t] for t in graph.inputs]
+    feedable = sum(t.nbytes for t in read) <= MAX_NBYTES and all(has_fixed_size(t.dtype) for t in read)
+    if graph.source is None or not unsized or not feedable:
         return graph
     inputs = list(graph.source.given) or drawn_inputs(graph, 0)
     shapes = {n: graph.tensors[t].shape for n, t in enumerate(graph.inputs)}
@@ -139,6 +141,9 @@ def why_it_fails(stage: StageModel, graph: Graph) -> str:
 
     "" where it runs there.
     """
+    read = [graph.tensors[t] for t in stage.inputs]
+    if sum(t.nbytes for t in read) > MAX_NBYTES or not all(has_fixed_size(t.dtype) for t in read):
+        return ""
     inputs = [drawn(graph, t, np.random.default_rng(0)).tobytes().hex() for t in stage.inputs]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "stage.tflite"
