@@ -25,6 +25,7 @@ from evaluators.testing import EvaluatorContract
 from optimizer.campaign import plan_studies
 from optimizer.campaign_file import read_campaign
 from optimizer.cli import COMMANDS, main
+from search_spaces.models import load
 from search_spaces.models.zoo import write
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.platform_file import read_platform
@@ -228,6 +229,11 @@ def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureF
     if "--processors" in option:
         LitertEvaluator().processor("cpu0")
         option = "--processors cpu0"
+    option = option.replace("NAME", "serving_default") if "--signature" in option else option
+    graph = load(str(here / "path" / "to" / "model.tflite"))
+    shape = graph.tensors[graph.inputs[0]].shape
+    np.savez("photo.npz", **{graph.tensors[graph.inputs[0]].name: np.zeros(shape, np.float32)})  # type: ignore[arg-type]
+    Path("libops.so").touch()
     model = str(here / "path" / "to" / "model.tflite") if "input-shape" not in option else SMALL
     option = option.replace("1,224,224,3", "1,64,64,3")
     code = main(["--model", model, "--dry-run", *shlex.split(option)])

@@ -39,7 +39,8 @@ def check_references(source: ModelSource) -> None:
 def block_scales(tensor: Any) -> tuple[int, ...]:
     """Return the tensor that holds the scales of one quantised by blocks; empty for any other."""
     held = tensor.quantization
-    if held is None or held.detailsType != schema.QuantizationDetails.BlockwiseQuantization:
+    blockwise = schema.QuantizationDetails.BlockwiseQuantization
+    if held is None or held.detailsType != blockwise or held.details is None:
         return ()
     return (int(held.details.scales),)
 
@@ -56,11 +57,11 @@ def check_blocks(subgraph: Any, index: int, sizes: Mapping[int, int]) -> None:
     tensor = subgraph.tensors[index]
     for scales in block_scales(tensor):
         details = tensor.quantization.details
-        count = prod(int(d) for d in tensor.shape)
+        count = prod(_numbers(tensor.shape))
         if not 0 <= scales < len(subgraph.tensors) or details.blockSize < 1 or count % details.blockSize:
             raise ValueError(f"tensor {index} is quantised by blocks of {details.blockSize} with scales {scales}")
         held = subgraph.tensors[scales]
-        elements = prod(int(d) for d in held.shape)
+        elements = prod(_numbers(held.shape))
         half = held.type == schema.TensorType.FLOAT16
         if not half or elements != count // details.blockSize or sizes.get(held.buffer, 0) < 2 * elements:
             raise ValueError(f"tensor {index} is quantised by blocks, and its scales (tensor {scales}) do not fit")

@@ -66,6 +66,7 @@ def drawn(graph: Graph, index: int, rng: np.random.Generator) -> Array:
     """Return an array for one tensor; see :func:`drawn_inputs`."""
     tensor = graph.tensors[index]
     shape, dtype = array_form(tensor)
+    shape = tuple(max(1, size) if size < 0 else size for size in shape)
     if tensor.dtype in PACKED:
         return np.zeros(shape, dtype)
     wanted = _wanted(graph, index, 0)
