@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from evaluators.litert.compiling import compile_stages
+from evaluators.litert.compiling import compile_stages, engine_of
 from evaluators.litert.crew import Crew
 from evaluators.litert.inner import opened
 from evaluators.litert.lanes import Request
+from evaluators.litert.settings import INTERPRETER
 from evaluators.workload.setting import HOST
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -85,6 +86,11 @@ class Workbench:
         limit_s = self._platform.limits.load_s
         if not self._has_one_model(processor):
             raise UnavailableError(f"lane {lane!r} does not run several models", "leave it out of --processors")
+        if len(jobs.stages) > 1 and any(engine_of(processor, m.schema) == INTERPRETER for m in jobs.stages):
+            raise UnavailableError(
+                f"{jobs.graph.name!r} has state, or sizes that are known only at run time: of several models it runs whole",
+                "give --max-stages 1, or search it alone",
+            )
         models = opened(jobs.graph, processor, jobs.operators, jobs.stages)
         number = next(self._numbers)
         compile_stages(self._crew, processor, number, join(models), jobs.packed, limit_s=limit_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from search_spaces.allowed_code import is_allowed
 from search_spaces.errors import ModelError, UsageError
 from search_spaces.models.digests import file_digest
+
+_LOGGER = logging.getLogger("partition_optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ def check_custom_ops(library: Path) -> None:
         raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
     if not library.is_file():
         raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
+    _LOGGER.warning("processes of their own load %s, which has kernels of custom operators", library)
 
 
 @dataclass(frozen=True, slots=True)
