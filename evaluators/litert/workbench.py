@@ -88,7 +88,7 @@ class Workbench:
             raise UnavailableError(f"lane {lane!r} does not run several models", "leave it out of --processors")
         if len(jobs.stages) > 1 and any(engine_of(processor, m.schema) == INTERPRETER for m in jobs.stages):
             raise UnavailableError(
-                f"{jobs.graph.name!r} has state, or sizes that are known only at run time: of several models it runs whole",
+                f"{jobs.graph.name!r} has state, or sizes known only at run time: of several models it runs whole",
                 "give --max-stages 1, or search it alone",
             )
         models = opened(jobs.graph, processor, jobs.operators, jobs.stages)
