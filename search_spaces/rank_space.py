@@ -13,8 +13,8 @@ from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.rewrites.tucker_layers import ranks_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

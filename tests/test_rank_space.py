@@ -26,14 +26,14 @@ from search_spaces.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft
-from search_spaces.plan import LayerRanks, Plan, Share, Stage
+from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform, Processor
 from search_spaces.rank_space import RankSpace
 from search_spaces.registry import make_space, space_names
-from search_spaces.rewrites.ranked import Ranking, placed, ranks_of
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import decompose, outline
 from search_spaces.rewrites.tucker_factors import factor
-from search_spaces.rewrites.tucker_layers import Ranks, read_filters
+from search_spaces.rewrites.tucker_layers import ranks_of, read_filters
 from tests.split_models import Layers
 from tests.strategies import one_core
 from tests.test_tucker import images, outputs
@@ -200,13 +200,12 @@ def test_stages_hold_the_triples_of_their_convolutions() -> None:
     found = RankSpace(graph, MIXED, 3)
     ranks = {o: options[-1] for o, options in found.options.items()}
     plan = found.with_ranks(chain_plan(graph, (5, 9), ["cpu0", "npu", "cpu0"]), ranks)
-    ranking = Ranking(graph)
-    made = ranking.model(plan)
-    lowered = placed(graph, plan, made.graph, made.origins)
-    lowered.validate(made.graph, MIXED)
-    for stage, before in zip(lowered.stages, plan.stages, strict=True):
-        assert {made.origins[o] for o in stage.operators} == set(before.operators)
-    assert ranking.model(plan) is made
+    lowering = Lowering(graph)
+    made = lowering.lower(plan)
+    made.plan.validate(made.graph, MIXED)
+    for stage, before in zip(made.plan.stages, plan.stages, strict=True):
+        assert {made.origins[o][0] for o in stage.operators} == set(before.operators)
+    assert lowering.lower(plan).graph is made.graph
     (mine,), (theirs,) = (outputs(g, images(graph)) for g in (made.graph, decompose(graph, ranks).graph))
     np.testing.assert_array_equal(mine, theirs)
     assert sum(c.macs for c in operator_costs(made.graph)) < sum(c.macs for c in operator_costs(graph))
@@ -237,17 +236,12 @@ def test_ranks_that_cannot_be_are_refused(ranks: object, says: str) -> None:
         Plan.from_json(document).validate(small(), MIXED)
 
 
-def test_ranks_above_the_channels_or_beside_splits_are_refused() -> None:
+def test_ranks_above_the_channels_are_refused() -> None:
     whole = chain_plan(small(), (), ["npu"])
     with pytest.raises(RewriteError, match="rank 99 cannot be had of 16 input channels; give 1 to 16"):
-        Ranking(small()).outline(replace(whole, ranks=(LayerRanks(0, 99, 8),)))
+        Lowering(small()).lower(replace(whole, ranks=(LayerRanks(0, 99, 8),)))
     with pytest.raises(PlanError, match="the space does not hold ranks 7x7 of operator 0"):
         space().encode(replace(whole, ranks=(LayerRanks(0, 7, 7),)))
-    operators = tuple(range(len(small().operators)))
-    sides = (Stage(operators, "cpu0", Share("height", 0, 3)), Stage(operators, "npu", Share("height", 3, 6)))
-    both = Plan(small().digest, sides, ranks=(LayerRanks(0, 8, 8),))
-    with pytest.raises(PlanError, match="ranks and split stages"):
-        placed(small(), both, outline(small(), {0: Ranks(8, 8)}), (0, 0, 0, 1, 2))
 
 
 def test_models_without_such_convolutions_have_no_such_space() -> None:

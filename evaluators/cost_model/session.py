@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,14 +24,12 @@ from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.doubts import Told, doubts
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.files import find_profile, profile_digest
-from evaluators.cost_model.lowered import run_split
-from evaluators.cost_model.plans import Errors, PlanSimulator
+from evaluators.cost_model.plans import Errors, PlanSimulator, by_origins
 from evaluators.cost_model.profile import CostProfile
-from evaluators.cost_model.ranked import RankedSimulator
 from evaluators.cost_model.transfers import prices, profile_key, slowed
 from evaluators.prediction import Prediction
 from evaluators.tabulated import PartCosts
-from evaluators.timeline import Timeline
+from evaluators.timeline import Event, Timeline
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
@@ -41,10 +40,11 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
-from search_spaces.rewrites.lowering import Lowering, is_split
+from search_spaces.rewrites.lower import Lowered, Lowering
 from search_spaces.states import State
 from search_spaces.workload import Workload
 
+_KEPT = 128  # simulators; rewritten models are many
 _LOGGER = logging.getLogger("partition_optimizer")
 _HINT = "give --platform with a profile's file or name; optimize calibrate --out FILE makes one of this machine"
 
@@ -121,16 +121,12 @@ class CostModelEvaluator(Evaluator):
         with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
 
             def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
-                if ranks:
-                    work_s, _, slowed = session.ranked(graph).stage(lane, operators, ranks)
-                else:
-                    work_s, _, slowed = session.simulator(graph).stage(lane, operators)
+                made, inside = session.lowering(graph).decomposed(ranks), set(operators)
+                members = tuple(i for i, origin in enumerate(made.origins) if origin in inside)
+                work_s, _, slowed = session.simulator(made.graph).stage(lane, members)
                 return JobCost(work_s, slowed)
 
-            def errors(graph: Graph, plan: Plan) -> Errors:
-                return session.ranked(graph).errors(plan) if plan.ranks else session.simulator(graph).errors(plan)
-
-            simulator = WorkloadSimulator(workload, joined, platform, price, errors)
+            simulator = WorkloadSimulator(workload, joined, platform, price, session.errors)
             made = PredictedSession(simulator, objective, session.fingerprint())
             try:
                 yield made
@@ -151,9 +147,8 @@ class CostModelSession(Session):
         self._profile = profile
         self._platform = platform
         self._state = state
-        self._simulators: dict[str, PlanSimulator] = {}
+        self._simulators: OrderedDict[str, PlanSimulator] = OrderedDict()
         self._lowerings: dict[str, Lowering] = {}
-        self._ranked: dict[str, RankedSimulator] = {}
         self._told: dict[str, Told] = {}
         self.closed = False
 
@@ -175,13 +170,39 @@ class CostModelSession(Session):
         """
         if graph.digest not in self._simulators:
             self._simulators[graph.digest] = self._simulator(graph)
+            if len(self._simulators) > _KEPT:
+                self._simulators.popitem(last=False)
+        self._simulators.move_to_end(graph.digest)
         return self._simulators[graph.digest]
 
-    def ranked(self, graph: Graph) -> RankedSimulator:
-        """Return the simulator of a graph's plans with ranks; warnings and errors as of :meth:`simulator`."""
-        if graph.digest not in self._ranked:
-            self._ranked[graph.digest] = RankedSimulator(graph, self._simulator)
-        return self._ranked[graph.digest]
+    def lowering(self, graph: Graph) -> Lowering:
+        """Return what lowers the plans of a graph."""
+        key = graph.digest if graph.source is None else f"{graph.digest} {graph.source.path}"
+        return self._lowerings.setdefault(key, Lowering(graph))
+
+    def errors(self, graph: Graph, plan: Plan) -> Errors:
+        """Return what a plan's prices may be wrong about, as :meth:`~evaluators.cost_model.plans.PlanSimulator.errors`.
+
+        Raises:
+            PlanError, RewriteError: the plan cannot be run.
+        """
+        return self._errors(graph, *self._lowered(graph, plan))
+
+    def _errors(self, graph: Graph, simulator: PlanSimulator, lowered: Lowered) -> Errors:
+        found = simulator.errors(lowered.plan)
+        kinds = len(self._platform.classes())
+        return by_origins(found, lowered.origins, len(graph.operators), kinds) if lowered.rewritten else found
+
+    def _lowered(self, graph: Graph, plan: Plan) -> tuple[PlanSimulator, Lowered]:
+        """Return a plan as it is run, and what simulates that; what moves nothing is free."""
+        lowered = self.lowering(graph).lower(plan)
+        simulator = self.simulator(lowered.graph)
+        left = {operator for stage in lowered.viewed(self._platform).operators for operator in stage}
+        if moves_nothing := [o for o in range(len(lowered.graph.operators)) if o not in left]:
+            operator_s = np.array(simulator.prices.operator_s)
+            operator_s[:, moves_nothing] = np.where(np.isfinite(operator_s[:, moves_nothing]), 0.0, np.inf)
+            simulator = PlanSimulator(lowered.graph, self._platform, replace(simulator.prices, operator_s=operator_s))
+        return simulator, lowered
 
     def _simulator(self, graph: Graph) -> PlanSimulator:
         table = prices(self._profile, graph, self._platform, warn=False)
@@ -224,13 +245,12 @@ class CostModelSession(Session):
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
-        if plan.ranks:
-            return SimulatedPlan(*self.ranked(graph).run(plan))
-        if is_split(plan):
-            lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
-            return SimulatedPlan(*run_split(self.simulator, lowering, plan, self._platform))
-        simulator = self.simulator(graph)
-        return SimulatedPlan(simulator.run(plan), simulator.errors(plan), lambda: simulator.stream_period_s(plan))
+        simulator, lowered = self._lowered(graph, plan)
+        spans = simulator.run(lowered.plan)
+        events = (Event(lowered.stage_of[e.stage], e.lane, e.start_s, e.end_s, e.copied_s) for e in spans.events)
+        timeline = Timeline(tuple(events)) if lowered.rewritten else spans
+        errors = self._errors(graph, simulator, lowered)
+        return SimulatedPlan(timeline, errors, lambda: simulator.stream_period_s(lowered.plan))
 
 
 class SimulatedPlan(Prediction):
@@ -238,10 +258,10 @@ class SimulatedPlan(Prediction):
 
     Args:
         errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
-        period_s: returns the period of a stream; None where streams of the plan are not simulated.
+        period_s: returns the period of a stream.
     """
 
-    def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float] | None = None) -> None:
+    def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float]) -> None:
         # Where the sides of a split meet is one more event of the first side.
         took_s = np.array([e.end_s - e.start_s for e in timeline.events])
         stage_s = np.asarray(np.bincount([e.stage for e in timeline.events], took_s), np.float64)
@@ -249,11 +269,5 @@ class SimulatedPlan(Prediction):
         self._period_s = period_s
 
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; every observation is the same.
-
-        Raises:
-            UnavailableError: the plan has split stages, or ranks.
-        """
-        if self._period_s is None:
-            raise UnavailableError("the cost model prices no streams of plans with split stages or ranks")
+        """See :class:`~evaluators.base.Candidate`; every observation is the same."""
         return replace(self.run(n), latency_s=np.full(n, self._period_s()))

@@ -18,9 +18,8 @@ from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
 from search_spaces.chain import chain_plan
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import Ranks
+from search_spaces.rewrites.tucker_layers import Ranks, ranks_of
 
 _STEPS = 24
 _NEAR = 1e-3  # relative: what is so near the bound is not worth another step
