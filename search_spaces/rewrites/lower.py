@@ -72,6 +72,7 @@ class Lowering:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._origins: tuple[Origin, ...] = tuple((o, 0) for o in range(len(graph.operators)))
         self._triples: dict[tuple[int, Ranks], Triple] = {}
         self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
         self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
@@ -85,7 +86,7 @@ class Lowering:
             ModelError: the model has no file, and the plan splits operators.
         """
         if not (plan.is_split or plan.ranks):
-            return _as_it_is(self._graph, plan)
+            return Lowered(self._graph, plan, tuple(range(len(plan.stages))), self._origins)
         made = self.decomposed(plan.ranks)
         if not plan.is_split:
             members = _members(made.origins, len(self._graph.operators))
@@ -205,11 +206,6 @@ def splits_of(graph: Graph, plan: Plan) -> tuple[Split, ...]:
             )
         found[first] = Split(first, last, share.axis, tuple(end for _, end in shares[:-1]))
     return tuple(found[first] for first in sorted(found))
-
-
-def _as_it_is(graph: Graph, plan: Plan) -> Lowered:
-    origins = tuple((o, 0) for o in range(len(graph.operators)))
-    return Lowered(graph, plan, tuple(range(len(plan.stages))), origins)
 
 
 def _members(origins: Sequence[int], count: int) -> list[tuple[int, ...]]:
