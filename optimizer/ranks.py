@@ -29,6 +29,7 @@ from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform
 from search_spaces.rank_space import RankSpace
 from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.rewrites.tucker_layers import Ranks
 
 SLACK = 3.0
@@ -198,7 +199,12 @@ def rank_violations(model: RankCosts, most_error: float, plan: Plan) -> tuple[Vi
     if slower := model.slower(plan):
         statement = f"triples that are no faster than their layers (the first is of operator {min(slower)})"
         found.append(Violation(statement, len(slower), 0, "triples", "leave these layers as they are"))
-    if (error := model.space.error(plan)) > most_error * (1 + 1e-9):
-        lever = "allow a larger --max-error, or give a model whose weights have a low rank"
-        found.append(Violation("error of the outputs, as filters let expect it", error, most_error, "relative", lever))
-    return tuple(found)
+    return (*found, *error_violations(model.space, most_error, plan))
+
+
+def error_violations(choices: RankChoices, most_error: float, plan: Plan) -> tuple[Violation, ...]:
+    """Return the violation of a plan whose triples may be expected to be off by more than is allowed."""
+    if (error := choices.error(plan)) <= most_error * (1 + 1e-9):
+        return ()
+    lever = "allow a larger --max-error, or give a model whose weights have a low rank"
+    return (Violation("error of the outputs, as filters let expect it", error, most_error, "relative", lever),)

@@ -352,7 +352,11 @@ def silent(kind: type, methods: Iterable[Any], **known: Any) -> Any:
     return type(kind.__name__, (kind,), {**{m.__name__: refuse(m.__name__) for m in methods}, **known})
 
 
-CHANGED: list[dict[str, Any]] = [{}, {"space": "branches", "max_stages": 40}, {"objective": ("occupancy", "memory")}]
+CHANGED: list[dict[str, Any]] = [
+    {},
+    {"allow": "cuts,branches", "max_stages": 40},
+    {"objective": ("occupancy", "memory")},
+]
 
 
 @pytest.mark.parametrize("changed", CHANGED)

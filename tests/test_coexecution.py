@@ -342,7 +342,7 @@ def test_a_study_of_co_execution_is_reported(tmp_path: Path) -> None:
         sampler="random",
         evaluator="cost-model",
         platform=Path("snapdragon855"),
-        space="coexecution",
+        allow="cuts,branches,splits",
         out=tmp_path / "run",
     )
     result = run_study(config, Quiet(), ["optimize"])

@@ -12,8 +12,8 @@ It works on structure: weights are factored and sliced when a stage that needs t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -24,7 +24,7 @@ from search_spaces.platform import Platform
 from search_spaces.rewrites.operator_split import SplitGraph, split_operators
 from search_spaces.rewrites.splits import Split, extent
 from search_spaces.rewrites.tucker import Triple, TuckerGraph, decompose, outline
-from search_spaces.rewrites.tucker_layers import Ranks
+from search_spaces.rewrites.tucker_layers import Ranks, ranks_of
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
 
 _KEPT = 64
@@ -47,6 +47,7 @@ class Lowered:
             first side.
         origins: for each operator of ``graph`` the one that it computes, or helps to.
         split: whether operators are split.
+        ranks: operator of the plan's graph → those of its triple.
         keeps: how well ``graph`` computes what the model before does: the very bits, up to rounding, or approximately.
     """
 
@@ -56,6 +57,7 @@ class Lowered:
     origins: tuple[Origin, ...]
     keeps: Keeps = "bits"
     split: bool = False
+    ranks: Mapping[int, Ranks] = field(default_factory=dict)
 
     @property
     def rewritten(self) -> bool:
@@ -91,13 +93,15 @@ class Lowering:
         if not plan.is_split:
             members = _members(made.origins, len(self._graph.operators))
             stages = tuple(Stage(_all(members, s.operators), s.processor) for s in plan.stages)
-            found = Plan(made.graph.digest, stages, plan.dispatch)
-            return Lowered(made.graph, found, tuple(range(len(stages))), _places(made.origins), "approximation")
+            numbers = tuple(range(len(stages)))
+            placed = Plan(made.graph.digest, stages, plan.dispatch)
+            return Lowered(made.graph, placed, numbers, _places(made.origins), "approximation", ranks=ranks_of(plan))
         splits = _Splits(self._graph, plan, made.origins)
         whole = _kept(self._splits, (plan.ranks, splits.made), lambda: split_operators(made.graph, splits.made))
         places = _places(made.origins)
         origins = tuple(places[role.operator] for role in whole.roles)
-        return splits.lowered(whole, origins, "approximation" if plan.ranks else "rounding")
+        found = splits.lowered(whole, origins, "approximation" if plan.ranks else "rounding")
+        return replace(found, ranks=ranks_of(plan))
 
     def decomposed(self, ranks: tuple[LayerRanks, ...]) -> TuckerGraph:
         """Return the model with triples in the place of some convolutions; without weights where it has no file.
