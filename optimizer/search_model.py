@@ -211,7 +211,11 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
     if how.objective.law == "memory":
         return Relaxation(0.0, 0.0)
     if how.objective.law == "sum":
-        least = float(weighed(cheapest, known_weights(how, costs.platform)).operator_s.min(axis=0).sum())
+        own = weighed(cheapest, known_weights(how, costs.platform))
+        least = float(own.operator_s.min(axis=0).sum())
+        if isinstance(inner, CoexecutionSpace):  # work side by side is no less, so that the best chain is a bound
+            chains = CoexecutionModel(inner, own, copy_s_per_byte=0.0).best(splits=False, branches=False)
+            least = max(least, chains.cost_s)
         return Relaxation(least, least)
     found = relax(graph, cheapest, range(len(graph.operators)) if splits else ())
     return Relaxation(found.work_s, found.work_s) if how.objective.law == "period" else found
