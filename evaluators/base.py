@@ -98,6 +98,8 @@ class Capabilities:
         costs: ``session.part_costs(graph)`` returns the tables that the session computes its latencies from.
         powers: ``session.powers_w()`` returns what processors draw.
         states: ``session.in_state(state)`` puts the platform into a state; such a session has ``costs``, too.
+        rewrites: ``session.load(graph, plan)`` takes plans that split or decompose operators; any other session gets
+            them lowered, as plans of the rewritten model.
         decompose: ``session.decomposed_error(graph, ranks)`` compares outputs, and plans may have ranks.
         stream: ``candidate.stream(n)`` runs overlapping inferences.
         pause: ``candidate.after_pause(pause_s)`` returns the seconds of one inference after that pause.
@@ -112,6 +114,7 @@ class Capabilities:
     costs: bool = False
     powers: bool = False
     states: bool = False
+    rewrites: bool = False
     decompose: bool = False
     stream: bool = False
     pause: bool = False

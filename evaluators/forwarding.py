@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from evaluators.base import Batch, Candidate, Capabilities, Session, capabilities_of
+from evaluators.base import Agreement, Batch, Candidate, Capabilities, Session, capabilities_of
 from evaluators.timeline import Timeline
 
 Given = ParamSpec("Given")
@@ -67,10 +67,12 @@ class LoweredCandidate(ForwardingCandidate):
     Args:
         stages: of the plan that was asked for.
         stage_of: for each stage that runs, the one that it belongs to.
+        comparable: whether the inner candidate compares outputs with the model's that was asked for.
     """
 
-    def __init__(self, inner: Candidate, stages: int, stage_of: Sequence[int]) -> None:
+    def __init__(self, inner: Candidate, stages: int, stage_of: Sequence[int], *, comparable: bool = True) -> None:
         super().__init__(inner)
+        self._comparable = comparable
         self._stages, self._stage_of = stages, np.asarray(stage_of, np.int64)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
@@ -80,6 +82,10 @@ class LoweredCandidate(ForwardingCandidate):
     def stream(self, n: int) -> Batch:
         """See :class:`~evaluators.base.Candidate`."""
         return self._folded(super().stream(n))
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`."""
+        return super().verify() if self._comparable else None
 
     def _folded(self, found: Batch) -> Batch:
         stage_s = np.zeros((len(found.latency_s), self._stages))

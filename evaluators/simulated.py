@@ -35,7 +35,7 @@ class SimulatedSession(Session, ABC):
         closed: whether the session is over.
     """
 
-    capabilities = Capabilities(stream=True)
+    capabilities = Capabilities(stream=True, rewrites=True)
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
@@ -170,7 +170,7 @@ class ProfiledSession(SimulatedSession):
         super().__init__(platform)
         self._graph, self._known, self._powers = graph, known, dict(powers)
         self._before = operator_costs(graph)
-        self.capabilities = Capabilities(stream=True, powers=bool(powers))
+        self.capabilities = Capabilities(stream=True, powers=bool(powers), rewrites=True)
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.guard import guarded
 from evaluators.litert.session import LitertEvaluator
+from evaluators.testing import SyntheticCandidate, SyntheticEvaluator, SyntheticSession
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
@@ -106,3 +108,24 @@ def test_triples_in_split_chains_run_and_are_predicted(tmp_path: Path, axis: str
         assert candidate.stream(1).latency_s[0] > 0.0
         assert (errors_of := candidate.run(1).errors) is not None
         assert np.isfinite(errors_of).all()
+
+
+def test_a_plug_in_gets_plain_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = written(tmp_path)
+    space = CoexecutionSpace(graph, TWO)
+    split = next(p for p in map(space.plan_at, range(1000)) if p.is_split)
+    plan = with_ranks(split, tucker_layers(graph), 0.5)
+    seen: list[Plan] = []
+    load = SyntheticSession.load
+
+    def watched(session: SyntheticSession, graph: Graph, plan: Plan, *, fresh: bool = False) -> SyntheticCandidate:
+        seen.append(plan)
+        return load(session, graph, plan, fresh=fresh)
+
+    monkeypatch.setattr(SyntheticSession, "load", watched)
+    evaluator = guarded(SyntheticEvaluator(), "plug-in")
+    with evaluator.prepare(TWO) as session, closing(session.load(graph, plan)) as candidate:
+        assert candidate.run(3).stage_s.shape == (3, len(plan.stages))
+        assert candidate.verify() is None
+    assert not seen[0].is_split
+    assert not seen[0].ranks

@@ -135,7 +135,7 @@ class CostModelSession(SimulatedSession):
         state: of the platform; None for its usual one.
     """
 
-    capabilities = Capabilities(unsupported=True, costs=True, powers=True, states=True, stream=True)
+    capabilities = Capabilities(rewrites=True, unsupported=True, costs=True, powers=True, states=True, stream=True)
 
     def __init__(self, profile: CostProfile, platform: Platform, state: State | None = None) -> None:
         super().__init__(platform)

@@ -121,7 +121,7 @@ class CudaSession(Session):
     The stages of a plan run one after another, in the plan's order, each as one captured graph on its stream.
     """
 
-    capabilities = Capabilities(unsupported=True, outputs=True)
+    capabilities = Capabilities(rewrites=True, unsupported=True, outputs=True)
 
     def __init__(self, platform: Platform, bench: Bench) -> None:
         self._platform, self._bench = platform, bench

@@ -159,7 +159,7 @@ class LitertSession(Session):
         self._conditions = Conditions(used, lanes.processes, {"versions": _versions(platform)})
         self._counters = TaskCounters(used, lanes.processes)
         usual = Capabilities(conditions=True, deploy=True, unsupported=True, stream=True, pause=True, outputs=True)
-        self.capabilities = replace(usual, counters=self._counters.works)
+        self.capabilities = replace(usual, rewrites=True, counters=self._counters.works)
 
     def conditions(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
