@@ -73,17 +73,28 @@ class Agreement:
         max_abs_error: largest absolute difference over all outputs.
         max_rel_error: the same, relative to the largest absolute value of the reference.
         tolerance: the relative error up to which the evaluator accepts this plan; 0 where it must be identical.
+        mean_rel_error: mean absolute difference of the output with the largest relative error, relative to the largest
+            absolute value of the reference.
+        output: name of that output; "" where all are identical.
     """
 
     identical: bool
     max_abs_error: float
     max_rel_error: float
     tolerance: float
+    mean_rel_error: float = 0.0
+    output: str = ""
 
     @property
     def accepted(self) -> bool:
         """Whether the plan computes what the model computes, within the tolerance."""
         return self.identical or (math.isfinite(self.max_rel_error) and self.max_rel_error <= self.tolerance)
+
+    def __str__(self) -> str:
+        if self.identical:
+            return "bit for bit as the whole model's"
+        where = f"; of output {self.output!r} by {self.mean_rel_error:.1e} on average" if self.output else ""
+        return f"off by at most {self.max_rel_error:.1e} of the whole model's largest value{where}"
 
 
 @dataclass(frozen=True, slots=True)

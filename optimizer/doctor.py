@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evaluators.cgroup import core_quota
-from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.processors import local_platform, make_processor, npu_folder, usable_cores
+from evaluators.litert.runtimes import TFLITE, check_installed, version
 from evaluators.litert.session import LitertEvaluator
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
 from search_spaces.errors import OptimizeError, UnavailableError
@@ -276,11 +276,11 @@ def _npu() -> Finding:
 
 def _other_runtime() -> Finding:
     try:
-        found = tflite.version()
+        found = version(TFLITE)
     except UnavailableError:
         return Finding("tflite-runtime", "not installed (LiteRT is its successor)")
     try:
-        tflite.check_installed()
+        check_installed(TFLITE)
     except UnavailableError as error:
         return Finding("tflite-runtime", found, error.what, error.hint)
     return Finding("tflite-runtime", found)

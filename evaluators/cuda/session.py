@@ -156,7 +156,7 @@ class CudaSession(Session):
         return CudaCandidate(self._bench, loaded, plan, self._platform, lambda: self._compared(loaded, graph, allowed))
 
     def _compared(self, loaded: Loaded, graph: Graph, allowed: float) -> Agreement:
-        return tensors.agreement(self._bench.outputs(loaded), self._references.outputs(graph), allowed)
+        return tensors.agreement(graph, self._bench.outputs(loaded), self._references.outputs(graph), allowed)
 
 
 class CudaCandidate(Candidate):

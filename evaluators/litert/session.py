@@ -16,15 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Capabilities, Evaluator, EvaluatorCapabilities, Session
-from evaluators.litert import arena, tensors, tflite
+from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.lowered import SPLIT_TOLERANCE, LoweredCandidate, usable_packed
 from evaluators.litert.packed import Holder, packed_weights
-from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
+from evaluators.litert.processors import (
+    check_is_here,
+    computes_with_xnnpack,
+    local_platform,
+    make_processor,
+    with_reference,
+)
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
+from evaluators.litert.runtimes import LITERT, PACKAGES, runtime_of, version
+from evaluators.litert.settings import packs_weights, tolerance
 from evaluators.litert.shared import Arena
 from evaluators.litert.stages import Entry, StageCache, compiled_together
 from evaluators.machine import Conditions
@@ -133,8 +140,8 @@ class _Model:
 
 def _versions(platform: Platform) -> dict[str, str]:
     """Return the versions of the runtimes in use."""
-    other = {tflite.RUNTIME: tflite.version()} if any(map(tflite.runs, platform.processors)) else {}
-    return {"ai-edge-litert": importlib.metadata.version("ai-edge-litert"), **other}
+    used = dict.fromkeys((LITERT, *map(runtime_of, platform.processors)))
+    return {PACKAGES[runtime].distribution: version(runtime) for runtime in used}
 
 
 class LitertSession(Session):
@@ -199,7 +206,7 @@ class LitertSession(Session):
         path = write_deployment(folder, model.graph, stages, self._platform, model.content_digest)
         with PlanRunner(path) as runner:
             outputs = list(runner.run(whole.inputs).values())
-        return tensors.agreement(outputs, self._reference(whole), self._tolerance(plan))
+        return tensors.agreement(graph, outputs, self._reference(whole), self._tolerance(plan))
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
         """See :class:`~evaluators.base.Session`."""
