@@ -136,6 +136,7 @@ class EvaluatorCapabilities:
 
     Attributes:
         names: ``processor(name)`` returns processors beyond those of :meth:`Evaluator.platform`.
+        reduced: ``reduced()`` returns processors that compute in less than float32.
         descriptions: ``described(source)`` reads descriptions of devices.
         targets: ``at(device)`` selects a device.
         graphs: ``graph_of(source)`` brings the model.
@@ -145,6 +146,7 @@ class EvaluatorCapabilities:
     """
 
     names: bool = False
+    reduced: bool = False
     descriptions: bool = False
     targets: bool = False
     graphs: bool = False
@@ -344,6 +346,10 @@ class Evaluator(Protocol):
             UnavailableError: it cannot be used here.
         """
         raise _unsupported(self, "processor")
+
+    def reduced(self) -> Sequence[Processor]:
+        """Return processors of less precision, for studies that allow an error and name none; with ``reduced``."""
+        raise _unsupported(self, "reduced")
 
     def described(self, source: str | Path) -> Platform | None:  # noqa: ARG002
         """Return the platform that a file or a name describes, to be used from now on; with ``descriptions``.

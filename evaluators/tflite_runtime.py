@@ -7,7 +7,7 @@ single lane can have it too, beside lanes of LiteRT: ``--processors cpu0,cpu1:tf
 from __future__ import annotations
 
 from evaluators.base import EvaluatorCapabilities
-from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.processors import computes_with_xnnpack, local_platform, make_processor
 from evaluators.litert.runtimes import TFLITE
 from evaluators.litert.session import LitertEvaluator
 from search_spaces.errors import UsageError
@@ -27,7 +27,7 @@ class TfliteRuntimeEvaluator(LitertEvaluator):
             UnavailableError: ``tflite-runtime`` is not installed, or does not work here.
         """
         found = local_platform()
-        return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if p.kind == "cpu"))
+        return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if computes_with_xnnpack(p)))
 
     def processor(self, name: str) -> Processor:
         """See :class:`~evaluators.base.Evaluator`; a CPU lane is this runtime's whether its name says so or not."""

@@ -34,14 +34,23 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, compile_settings
 from evaluators.testing import EvaluatorContract
 from optimizer.cli import main
+from optimizer.config import parse_config
+from optimizer.devices import choose_platform, error_hint
+from optimizer.workload_baselines import baseline_lanes, workload_baselines
 from search_spaces.chain import chain_plan
+from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import merge
 from search_spaces.models import load
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
+from search_spaces.pools import with_pools
+from search_spaces.shared_parts import Part
+from search_spaces.workload import Arrival, Client, Workload
+from search_spaces.workload_space import WorkloadSpace
 from tests.tflite_models import Net
 
 
@@ -385,3 +394,72 @@ def test_a_library_that_cannot_be_started_is_one_line(monkeypatch: pytest.Monkey
     with pytest.raises(UnavailableError, match=r"OpenVINO cannot be started: libtbb\.so\.12"):
         find_devices()
     find_devices.cache_clear()
+
+
+@runs
+def test_float32_is_the_default_and_an_error_allows_less(cache_folder: Path) -> None:
+    evaluator = LitertEvaluator()
+    found = evaluator.platform()
+    whole = found["cpu:openvino"] if len(usable_cores()) > 1 else found[f"{FIRST}:openvino"]
+    assert whole.options["precision"] == "f32"
+    assert whole.excludes(make_processor(FIRST))
+    assert {p.options.get("precision", "f32") for p in found.processors if p.kind == "cpu"} == {"f32"}
+    names = [p.name for p in evaluator.reduced()]
+    assert [n.partition("-")[2] for n in names if n.startswith("cpu")] == [
+        p for p in ("bf16", "f16") if computes_natively(p)
+    ]
+    more = choose_platform(evaluator, reduced=True)
+    assert [p.name for p in more.processors] == [*(p.name for p in found.processors), *names]
+    assert choose_platform(evaluator, [FIRST], reduced=True).processors == (make_processor(FIRST),)
+    hint = error_hint(evaluator, parse_config({"model": "squeezenet1_1", "budget": 9}))
+    assert hint.count("\n") == 0
+    assert all(name in hint for name in names)
+    assert not error_hint(evaluator, parse_config({"model": "squeezenet1_1", "budget": 9, "max_error": 0.01}))
+
+
+@runs
+@pytest.mark.skipif(not REDUCED, reason="this CPU computes in no reduced precision")
+def test_plans_keep_the_error_that_is_allowed(
+    tmp_path: Path, cache_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "squeezenet1_1@0.5/64", "--budget", "6", "--max-stages", "2", "--json", "--quiet"]
+    lanes = f"{FIRST},{FIRST}:openvino-{REDUCED}"
+    for most in (1e-6, 0.1):
+        assert main([*words, "--processors", lanes, "--max-error", str(most), "--out", f"run{most}"]) == 0
+        best = json.loads(capfd.readouterr().out)["best"]
+        assert best["max_rel_error"] <= most
+        assert best["identical"] or best["output"] == "softmax"
+
+
+@runs
+def test_several_models_are_run_from_one_queue(squeezenet: Graph, mobilenet: Graph) -> None:
+    models = (("a", "squeezenet1_1"), ("b", "mobilenet_v1"))
+    workload = Workload("test", tuple(Client(name, model, 1, Arrival("closed", 3)) for name, model in models))
+    joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, (squeezenet, mobilenet), strict=True)])
+    space = WorkloadSpace(workload, joined, with_pools(platform_of(*MIXED)), 3)
+    baselines = workload_baselines(space, threads=True)
+    assert any(MIXED[1] in {s.processor for s in b.plan.stages} for b in baselines)
+    with LitertEvaluator().host(workload, joined, baseline_lanes(space, threads=True), "mean") as session:
+        for plan in (b.plan for b in baselines):
+            with closing(session.load(joined.graph, plan)) as candidate:
+                candidate.run(2)
+                assert candidate.outcome.answered == 6
+                found = candidate.verify()
+                assert found is not None
+                assert found.accepted
+
+
+@runs
+@pytest.mark.skipif(FIRST == LAST, reason="one core")
+def test_an_operator_is_split_between_the_two(session: LitertSession, squeezenet: Graph) -> None:
+    space = CoexecutionSpace(squeezenet, platform_of(*MIXED))
+    rest = Part(1, len(squeezenet.operators), (MIXED[1],))
+    for on in (MIXED, MIXED[::-1]):
+        plan = space.plan([Part(0, 1, tuple(on), "height", 40), rest])
+        assert any(stage.share is not None for stage in plan.stages)
+        with closing(session.load(squeezenet, plan)) as candidate:
+            candidate.run(2)
+            agreement = candidate.verify()
+            assert agreement is not None
+            assert agreement.accepted

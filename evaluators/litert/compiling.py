@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.settings import compile_settings, reads_files
+from evaluators.litert.settings import cache_settings, compile_settings, reads_files
 from search_spaces.errors import UnavailableError
 from search_spaces.models.flattened import flattened
 from search_spaces.models.joined import JoinedModel, join
@@ -41,6 +41,8 @@ def compile_stages(
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
     """
     settings = compile_settings(processor, packed, strict=strict)
+    if not strict:  # an operator alone is only asked about
+        settings |= cache_settings(processor)
     head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings}
     with ExitStack() as stack:
         if reads_files(processor):

@@ -84,6 +84,16 @@ def find_devices() -> tuple[Device, ...]:
     return tuple(Device(**entry | {"precisions": tuple(entry["precisions"])}) for entry in json.loads(run.stdout))
 
 
+def other_libraries() -> list[Path]:
+    """Return the libraries of other versions of OpenVINO that lie beside it, as LiteRT's SDK for Intel brings one."""
+    found = []
+    for module in (OPENVINO, "ai_edge_litert", "ai_edge_litert_sdk_intel"):
+        spec = importlib.util.find_spec(module)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            found += sorted(Path(folder).rglob("libopenvino.so.*"))
+    return [path for path in found if path.name != found[0].name]
+
+
 def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether this machine's CPU has instructions for a precision (``f32``, ``f16``, ``bf16``)."""
     if precision == "f32":
@@ -190,8 +200,8 @@ class OpenVino:
 
     def _stage(self, fd: int, settings: Mapping[str, Any]) -> _Stage:
         properties = dict(settings["properties"])
-        if os.fstat(fd).st_size > settings.get("cached_nbytes", 0):
-            properties.pop("CACHE_DIR", None)
+        if "cache" in settings and os.fstat(fd).st_size <= settings["cached_nbytes"]:
+            properties["CACHE_DIR"] = settings["cache"]
         model, compiled, request = c_void_p(), c_void_p(), c_void_p()
         with tempfile.TemporaryDirectory() as folder:
             link = Path(folder) / "stage.tflite"  # OpenVINO tells formats apart by their file names

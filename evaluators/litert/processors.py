@@ -12,6 +12,7 @@ import platform as host
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def local_platform() -> Platform:
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
+    Where OpenVINO is installed, ``cpu:openvino`` is all cores once more, and ``igpu:openvino`` Intel's integrated GPU.
     Where a control group leaves less time than the cores have, only as many cores are used as there is time for.
 
     Raises:
@@ -46,7 +48,24 @@ def local_platform() -> Platform:
     hardware = find_adapters(software=False)
     if hardware:
         found.append(_gpu("gpu", parse_lane("gpu"), hardware[0]))
+    found += _those_here(f"{names[0]}:{OPENVINO}", f"igpu:{OPENVINO}")
     return Platform(host.node() or "local", tuple(found))
+
+
+def reduced_processors() -> list[Processor]:
+    """Return the processors of this machine that OpenVINO computes on in bfloat16 or float16."""
+    whole = "cpu" if len(fair_cores()) > 1 else f"cpu{fair_cores()[0]}"
+    names = (f"{whole}:{OPENVINO}-bf16", f"{whole}:{OPENVINO}-f16", f"igpu:{OPENVINO}-f16", f"npu:{OPENVINO}")
+    return _those_here(*names)
+
+
+def _those_here(*names: str) -> list[Processor]:
+    """Return the processors among some names that this machine has."""
+    found = []
+    for name in names:
+        with suppress(UnavailableError):
+            found.append(make_processor(name))
+    return found
 
 
 def usable_cores() -> list[int]:

@@ -27,6 +27,7 @@ from evaluators.litert.processors import (
     computes_with_xnnpack,
     local_platform,
     make_processor,
+    reduced_processors,
     with_reference,
 )
 from evaluators.litert.runner import PlanRunner
@@ -61,7 +62,7 @@ class LitertEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`."""
 
     name = "litert"
-    capabilities = EvaluatorCapabilities(names=True, workloads=True, sliced_lanes=True)
+    capabilities = EvaluatorCapabilities(names=True, reduced=True, workloads=True, sliced_lanes=True)
 
     def platform(self) -> Platform:
         """See :class:`~evaluators.base.Evaluator`."""
@@ -70,6 +71,10 @@ class LitertEvaluator(Evaluator):
     def processor(self, name: str) -> Processor:
         """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.lane_names` tells what names there are."""
         return make_processor(name)
+
+    def reduced(self) -> Sequence[Processor]:
+        """See :class:`~evaluators.base.Evaluator`."""
+        return reduced_processors()
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:

@@ -136,12 +136,15 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
         properties["EXECUTION_MODE_HINT"] = "ACCURACY" if options["precision"] == "f32" else "PERFORMANCE"
     if cpu:
         properties |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
-    settings: dict[str, Any] = {"device": device, "properties": properties}
-    folder = None if strict else _cache_folder(cache_dir())
-    if folder is not None:
-        properties["CACHE_DIR"] = str(folder)
-        settings["cached_nbytes"] = _CACHED_NBYTES if cpu else 1 << 62  # others take seconds to compile the least stage
-    return settings
+    return {"device": device, "properties": properties}
+
+
+def cache_settings(processor: Processor) -> dict[str, Any]:
+    """Return where a lane keeps compiled stages, and up to which size; nothing where it keeps none."""
+    if runtime_of(processor) != OPENVINO or (folder := _cache_folder(cache_dir())) is None:
+        return {}
+    # Other devices take seconds to compile the smallest stage.
+    return {"cache": str(folder), "cached_nbytes": _CACHED_NBYTES if processor.kind == "cpu" else 1 << 62}
 
 
 @cache

@@ -188,7 +188,9 @@ def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
     """Return an agreement as plain values; an error that is no number is told as None."""
     if agreement is None:
         return None
-    return {key: None if value != value else finite(value) for key, value in asdict(agreement).items()}  # noqa: PLR0124
+    numbers = asdict(agreement)
+    output = numbers.pop("output")
+    return {key: finite(value) for key, value in numbers.items()} | {"output": output}
 
 
 def _number(value: Any) -> float:
