@@ -31,7 +31,7 @@ from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.runtimes import OPENVINO, check_installed
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, compile_settings
+from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, TOLERANCE_INT8, compile_settings
 from evaluators.testing import EvaluatorContract
 from optimizer.cli import main
 from optimizer.config import parse_config
@@ -158,6 +158,21 @@ def test_reduced_precision_has_errors_of_its_own(cache_folder: Path, squeezenet:
     text = str(errors[reduced])
     assert "softmax" in text
     assert "on average" in text
+
+
+@runs
+def test_networks_of_8_bits_may_be_off_by_a_step(session: LitertSession) -> None:
+    graph = load("mobilenet_v1@0.25/128:int8")
+    plan = chain_plan(graph, [5, 20], [MIXED[1], FIRST, MIXED[1]])
+    with closing(session.load(graph, plan)) as candidate:
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert agreement.accepted
+    assert agreement.tolerance == TOLERANCE_INT8
+    with closing(session.load(graph, chain_plan(graph, [], [FIRST]))) as candidate:
+        agreement = candidate.verify()
+    assert agreement is not None
+    assert (agreement.identical, agreement.tolerance) == (True, 0.0)
 
 
 @runs

@@ -211,15 +211,15 @@ class LitertSession(Session):
         path = write_deployment(folder, model.graph, stages, self._platform, model.content_digest)
         with PlanRunner(path) as runner:
             outputs = list(runner.run(whole.inputs).values())
-        return tensors.agreement(graph, outputs, self._reference(whole), self._tolerance(plan))
+        return tensors.agreement(graph, outputs, self._reference(whole), self._tolerance(graph, plan))
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
         """See :class:`~evaluators.base.Session`."""
         return self._stages.refused(graph, processor, range(len(graph.operators)))
 
-    def _tolerance(self, plan: Plan) -> float:
+    def _tolerance(self, graph: Graph, plan: Plan) -> float:
         used = {s.processor: self._platform[s.processor] for s in plan.stages}.values()
-        return max(tolerance(used, self._reference_lane), _off(plan))
+        return max(tolerance(used, self._reference_lane, graph), _off(plan))
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Plan, Sequence[int]]:
         """Return a plan as it is run, of what model, and for each of its stages the plan's own stage."""
@@ -328,7 +328,7 @@ class LitertSession(Session):
                 ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
-                tolerance=max(self._tolerance(plan), model.tolerance),
+                tolerance=max(self._tolerance(graph, plan), model.tolerance),
                 on_close=release,
             )
         except BaseException:

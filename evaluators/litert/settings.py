@@ -13,6 +13,7 @@ from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
 from evaluators.litert.processors import check_cores, computes_with_xnnpack, find_adapter, npu_folder
 from evaluators.litert.runtimes import LITERT, OPENVINO, TFLITE, check_installed, runtime_of, version
+from search_spaces.graph import Graph
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.platform import Platform, Processor
 
@@ -32,6 +33,8 @@ _PRECISION_F32 = 2
 # NVIDIA H200 the zoo's CNNs are off by 8e-4 to 2.7e-2 (VGG16, whose sums are the longest), and a wrong kernel by 0.98.
 # bfloat16 has 8 bits: on a CPU with AMX OpenVINO's outputs of the same networks are off by 9e-3 to 6e-2.
 TOLERANCE_F32, TOLERANCE_F16, TOLERANCE_BF16 = 1e-4, 5e-2, 1e-1
+# Kernels that round the same sum differently differ by a step of 1/128 in an 8-bit tensor: MobileNet's outputs by one.
+TOLERANCE_INT8 = 2e-2
 # A compiled stage on disk is as large as its weights. Reading one back saves a third of the time to compile a stage of
 # 5 MB and a tenth for 550 MB (2.6 s); writing the latter takes another 1.4 s.
 _CACHED_NBYTES, _CACHE_NBYTES = 64 << 20, 2 << 30
@@ -172,13 +175,19 @@ def packs_weights(processor: Processor) -> bool:
     return computes_with_xnnpack(processor) and runtime_of(processor) == LITERT
 
 
-def tolerance(used: Iterable[Processor], reference: Processor) -> float:
+def tolerance(used: Iterable[Processor], reference: Processor, graph: Graph | None = None) -> float:
     """Return the relative error that is accepted of a plan: none where all its processors compute like the reference.
 
     Otherwise 1e-4 where all compute in float32, 5e-2 where one computes in float16, 1e-1 where one does in bfloat16.
+    It is at least 2e-2 for a graph that computes with integers of 8 bits.
     """
     reduced = {_arithmetic(reference): 0.0, "f16": TOLERANCE_F16, "bf16": TOLERANCE_BF16}
-    return max((reduced.get(_arithmetic(processor), TOLERANCE_F32) for processor in used), default=0.0)
+    unlike = TOLERANCE_INT8 if graph is not None and _is_quantised(graph) else TOLERANCE_F32
+    return max((reduced.get(_arithmetic(processor), unlike) for processor in used), default=0.0)
+
+
+def _is_quantised(graph: Graph) -> bool:
+    return any(graph.tensors[t].dtype in {"int8", "uint8"} for t in graph.producer)
 
 
 def _arithmetic(processor: Processor) -> str:

@@ -201,7 +201,7 @@ class LitertWorkload(MeasuredWorkload):
         model = self._model(graph)
         if not model.reference:
             model.reference = self._outputs(graph)
-        allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane)
+        allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane, graph)
         return tensors.agreement(graph, outputs, model.reference, allowed + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
