@@ -129,7 +129,7 @@ def compile_settings(processor: Processor, packed: Path | None, *, strict: bool 
 def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
     """Return the device, and the properties that a stage is compiled with, as OpenVINO names them."""
     options, cpu = processor.options, processor.kind == "cpu"
-    device = "CPU" if cpu else str(options["device"])
+    device = str(options.get("device", "CPU"))
     if options.get("fallback") and not strict:
         device = f"HETERO:{device},CPU"
     properties = {"PERFORMANCE_HINT": "LATENCY"}
