@@ -14,8 +14,15 @@ from typing import Any
 from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.openvino import find_devices, other_libraries
-from evaluators.litert.processors import local_platform, make_processor, npu_folder, reduced_processors, usable_cores
+from evaluators.litert.openvino import find_devices, other_versions
+from evaluators.litert.processors import (
+    dispatch_libraries,
+    local_platform,
+    make_processor,
+    npu_folder,
+    reduced_processors,
+    usable_cores,
+)
 from evaluators.litert.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.session import LitertEvaluator
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
@@ -283,13 +290,8 @@ def _openvino() -> Finding:
         devices = ", ".join(f"{d.device} ({d.name}: {' '.join(sorted(d.precisions))})" for d in find_devices())
     except UnavailableError as error:
         return Finding("OpenVINO", f"none: {error.what}", "", error.hint)
-    other = other_libraries()
-    return Finding(
-        "OpenVINO",
-        f"{found}: {devices}",
-        f"LiteRT's SDK brought another version of its library: {', '.join(map(str, other))}" if other else "",
-        "install the version of openvino that the SDK names, or leave npu out" if other else "",
-    )
+    other = other_versions(dispatch_libraries())
+    return Finding("OpenVINO", f"{found}: {devices}", "", f"for npu: {', '.join(other)}" if other else "")
 
 
 def _other_runtime() -> Finding:

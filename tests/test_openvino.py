@@ -26,7 +26,7 @@ from evaluators.litert.compiling import compile_stages
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lane_names import lane_options
 from evaluators.litert.lanes import LaneError
-from evaluators.litert.openvino import Device, computes_natively, find_devices
+from evaluators.litert.openvino import Device, computes_natively, find_devices, other_versions
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.runtimes import OPENVINO, check_installed
@@ -399,6 +399,13 @@ def test_without_it_one_line_tells_what_to_install(
     (tmp_path / "plan.json").write_text(json.dumps(document))
     with pytest.raises(OptimizeError, match="a precision 'f8'"):
         PlanRunner(tmp_path).close()
+
+
+@runs
+def test_other_versions_of_its_library_are_found(tmp_path: Path) -> None:
+    (tmp_path / "libOld.so").write_bytes(b"\0libopenvino.so.1\0libc.so.6\0")
+    (tmp_path / "libNone.so").write_bytes(b"\0libc.so.6\0")
+    assert other_versions([tmp_path / "libOld.so", tmp_path / "libNone.so"]) == ["libOld.so wants libopenvino.so.1"]
 
 
 def test_a_library_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -84,14 +84,19 @@ def find_devices() -> tuple[Device, ...]:
     return tuple(Device(**entry | {"precisions": tuple(entry["precisions"])}) for entry in json.loads(run.stdout))
 
 
-def other_libraries() -> list[Path]:
-    """Return the libraries of other versions of OpenVINO that lie beside it, as LiteRT's SDK for Intel brings one."""
+def other_versions(libraries: Iterable[Path]) -> list[str]:
+    """Return, of libraries that link with OpenVINO, those that want another version of it than is installed.
+
+    LiteRT's dispatch library for Intel's NPUs is one.
+    """
+    spec = importlib.util.find_spec(PACKAGES[OPENVINO].module)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    mine = {path.name for folder in folders for path in Path(folder).glob("libs/libopenvino.so.*")}
     found = []
-    for module in (OPENVINO, "ai_edge_litert", "ai_edge_litert_sdk_intel"):
-        spec = importlib.util.find_spec(module)
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            found += sorted(Path(folder).rglob("libopenvino.so.*"))
-    return [path for path in found if path.name != found[0].name]
+    for library in libraries:
+        wanted = {name.decode() for name in re.findall(rb"libopenvino\.so\.[0-9]+", library.read_bytes())}
+        found += [f"{library.name} wants {name}" for name in sorted(wanted - mine)]
+    return found
 
 
 def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

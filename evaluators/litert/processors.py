@@ -197,6 +197,11 @@ def npu_folder(folder: str = "") -> Path:
     )
 
 
+def dispatch_libraries() -> list[Path]:
+    """Return LiteRT's libraries for neural processors that came with it or with a vendor's SDK."""
+    return [path for folder in _vendor_folders() for path in sorted(folder.glob("libLiteRtDispatch_*.so"))]
+
+
 def _why_not_loaded(library: Path) -> str:
     """Return why a library cannot be loaded, or ""; a process of its own tries, since vendors' code may crash."""
     command = [sys.executable, "-I", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library)]
