@@ -14,6 +14,7 @@ from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor, tell_apart
 from search_spaces.platform_file import read_platform
 from search_spaces.platform_names import find_platform_file
+from search_spaces.registry import freedoms_of
 from search_spaces.workload import is_workload
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         config.processors,
         config.platform,
         allow_fallback=config.allow_fallback,
-        reduced=bool(config.max_error) and config.space != "tucker",
+        reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # which the error is then for
     )
     platform = with_powers(platform, parse_powers(config.power))
     return brought if brought is not None else load(config.model, config.input_shape), platform

@@ -29,7 +29,7 @@ from optimizer.goals import Aim, aim_of, asked, decide_front, policies
 from optimizer.history import OPTIMUM, WARM, History, Trial
 from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space
-from optimizer.objective import check_several, check_space
+from optimizer.objective import check_several, check_states
 from optimizer.pareto import Front
 from optimizer.profile import Profile, known_profile, profile
 from optimizer.ranks import rank_profile
@@ -129,9 +129,9 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     graph, platform = choose_model_and_platform(evaluator, config)
     if hint := error_hint(evaluator, config):
         watcher.message(hint)
-    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
     study = _Study(config, graph, platform, space, watcher, History(space.distributions(), config.objective[1:]))
-    check_space(study.objectives, space, states=bool(config.state))
+    check_states(study.objectives, states=bool(config.state))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     lanes = [f"{p.name} ({p.like})" for p in platform.processors]
     with (
@@ -264,10 +264,11 @@ def _named(
 ) -> tuple[Baseline, ...]:
     """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
     fastest = profiled.fastest(study.platform)
-    if isinstance(study.space, BranchSpace):
-        named = branch_baselines(study.space, study.platform, believed.costs, fastest)
-    elif isinstance(study.space, CoexecutionSpace):
-        named = coexecution_baselines(study.graph, study.platform, study.space, believed.costs, fastest)
+    inner = study.space.chains if isinstance(study.space, RankSpace) else study.space
+    if isinstance(inner, BranchSpace):
+        named = branch_baselines(inner, study.platform, believed.costs, fastest)
+    elif isinstance(inner, CoexecutionSpace):
+        named = coexecution_baselines(study.graph, study.platform, inner, believed.costs, fastest)
     else:
         named = baselines(study.graph, study.platform, fastest)
     if all(any(v.unit not in {"stages", "s", "J"} for v in breaks(b.plan)) for b in named):
@@ -332,10 +333,11 @@ def _measured_profile(study: _Study, session: Session, warm: Warm | None) -> Pro
     if warm is not None and warm.complete and known is not None:
         return known
     found = profile(session, study.graph, study.platform, study.watcher.message, known)
-    if isinstance(study.space, BranchSpace):
-        found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
-    elif isinstance(study.space, CoexecutionSpace):
-        found = coexecution_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
+    inner = study.space.chains if isinstance(study.space, RankSpace) else study.space
+    if isinstance(inner, BranchSpace):
+        found = branch_profile(session, study.graph, study.platform, inner, found, study.watcher.message)
+    elif isinstance(inner, CoexecutionSpace):
+        found = coexecution_profile(session, study.graph, study.platform, inner, found, study.watcher.message)
     return _with_ranks(study, session, found)
 
 

@@ -15,8 +15,7 @@ from evaluators.base import Agreement, Capabilities
 from evaluators.litert import tensors
 from evaluators.litert.berth import Berth
 from evaluators.litert.crew import Crew
-from evaluators.litert.lowered import usable_packed
-from evaluators.litert.packed import Holder, packed_weights
+from evaluators.litert.packed import Holder, packed_weights, usable_packed
 from evaluators.litert.processors import computes_with_xnnpack
 from evaluators.litert.replay import Replay
 from evaluators.litert.settings import packs_weights, tolerance
