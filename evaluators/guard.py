@@ -44,7 +44,7 @@ _CLOSE_S = 30.0
 _PRICE_S = 3600.0  # jobs of a workload are measured one by one
 _CLOCK = 1e-6
 _PLAIN: dict[str, Callable[[Any], Any]] = {"fingerprint": dict, "conditions": dict, "powers_w": dict, "figures": dict}
-_PLAIN |= {"after_pause": float, "unsupported_operators": list}
+_PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
 """Method → what its result is made, which also fails where it is something else."""
 
 
@@ -132,6 +132,7 @@ class _Evaluator(_Guarded, Evaluator):
             return bool(context.__exit__(*error))
 
     processor = forwarded(Evaluator.processor)
+    reduced = forwarded(Evaluator.reduced)
     described = forwarded(Evaluator.described)
     at = forwarded(Evaluator.at)
     graph_of = forwarded(Evaluator.graph_of)

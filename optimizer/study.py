@@ -22,7 +22,7 @@ from optimizer.coexecution import coexecution_baselines, coexecution_profile
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import PAUSE_S, FinalSettings, Verdict, decide
-from optimizer.devices import asks_for_several, choose_model_and_platform
+from optimizer.devices import asks_for_several, choose_model_and_platform, error_hint
 from optimizer.drift_monitor import DriftMonitor
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, decide_front, policies
@@ -127,6 +127,8 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")
     graph, platform = choose_model_and_platform(evaluator, config)
+    if hint := error_hint(evaluator, config):
+        watcher.message(hint)
     space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
     study = _Study(config, graph, platform, space, watcher, History(space.distributions(), config.objective[1:]))
     check_states(study.objectives, states=bool(config.state))

@@ -68,11 +68,13 @@ OF_CANDIDATES = {
 }
 OF_EVALUATORS = {
     "names": Evaluator.processor,
+    "reduced": Evaluator.reduced,
     "descriptions": Evaluator.described,
     "targets": Evaluator.at,
     "graphs": Evaluator.graph_of,
     "workloads": Evaluator.host,
 }
+NOT_OF_OLD = {("tflite-runtime", "workloads"), ("tflite-runtime", "reduced")}  # what it inherits would be LiteRT's
 FACTS = {"sliced_lanes", "measures_here"}  # of evaluators, without a method
 
 Opened = tuple[Session, Graph, Platform]
@@ -280,8 +282,7 @@ def test_an_evaluator_declares_what_it_has(name: str) -> None:
     assert OF_EVALUATORS.keys() | FACTS == {f.name for f in fields(EvaluatorCapabilities)}
     for what, method in OF_EVALUATORS.items():
         has = getattr(type(found), method.__name__) is not method
-        # What runs a library of old beside LiteRT runs no workloads with it.
-        assert getattr(found.capabilities, what) is (has and (name, what) != ("tflite-runtime", "workloads")), what
+        assert getattr(found.capabilities, what) is (has and (name, what) not in NOT_OF_OLD), what
     assert guarded(found, "x").capabilities == found.capabilities
 
 

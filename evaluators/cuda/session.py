@@ -153,7 +153,7 @@ class CudaSession(Session):
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
 
     def _compared(self, loaded: Loaded, graph: Graph, allowed: float) -> Agreement:
-        return tensors.agreement(self._bench.outputs(loaded), self._references.outputs(graph), allowed)
+        return tensors.agreement(graph, self._bench.outputs(loaded), self._references.outputs(graph), allowed)
 
 
 class CudaCandidate(Candidate):

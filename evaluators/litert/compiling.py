@@ -9,24 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert import tflite
 from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.settings import ACCELERATORS, compile_settings
+from evaluators.litert.settings import cache_settings, compile_settings, reads_files
 from search_spaces.errors import UnavailableError
 from search_spaces.models.flattened import flattened
-from search_spaces.models.joined import JoinedModel
+from search_spaces.models.joined import JoinedModel, join
+from search_spaces.models.stages import StageModel
 from search_spaces.platform import Processor
+
+COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
 
 
 def compile_stages(
     lanes: Lanes,
     processor: Processor,
     number: int,
-    joined: JoinedModel,
+    stages: Sequence[StageModel],
     packed: Path | None,
     *,
     strict: bool = False,
-    limit_s: float = 300.0,
+    limit_s: float = COMPILE_LIMIT_S,
 ) -> dict[str, Any]:
     """Compile stages on a processor's lane, which will know them by ``number``; return its answer.
 
@@ -38,18 +40,38 @@ def compile_stages(
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
     """
-    settings = compile_settings(processor, packed)
-    if strict:
-        settings["accelerators"] = ACCELERATORS[processor.kind]
-    if processor.kind == "gpu":
-        joined = replace(joined, schema=flattened(joined.schema))
-    signatures = len(joined.schema.signatureDefs or ())
-    head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings}
+    settings = compile_settings(processor, packed, strict=strict)
+    if not strict:  # an operator alone is only asked about
+        settings |= cache_settings(processor)
+    head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings}
     with ExitStack() as stack:
-        if tflite.runs(processor):
-            return lanes.ask(processor.name, Request(head, fds=[_written(stack, joined)]), limit_s)
+        if reads_files(processor):
+            files = [_written(stack, join([stage])) for stage in stages]
+            return lanes.ask(processor.name, Request(head, fds=files), limit_s)
+        joined = join(stages)
+        if processor.kind == "gpu":
+            joined = replace(joined, schema=flattened(joined.schema))
         files = _opened(stack, [source.path for source in joined.sources])
         return lanes.ask(processor.name, Request(head, joined.view(), files), limit_s)
+
+
+def pack_weights(lanes: Lanes, processor: Processor, number: int, model: StageModel, path: Path) -> None:
+    """Have LiteRT write its packed weights of a model to ``path``.
+
+    Raises:
+        UnavailableError: the runtime refuses the model.
+    """
+    joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
+    head = {"op": "compile", "id": number, "signatures": 0, "settings": compile_settings(processor, path)}
+    with ExitStack() as stack:
+        files = _opened(stack, [model.source.path])
+        lanes.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+    release_stages(lanes, processor.name, number)
+
+
+def release_stages(lanes: Lanes, lane: str, number: int) -> None:
+    """Have a lane forget what it knows by ``number``."""
+    lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
 
 def _written(stack: ExitStack, joined: JoinedModel) -> int:

@@ -41,9 +41,13 @@ class Interpreters:
         self._module: Any = interpreter
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """See :class:`~evaluators.litert.lane.Engine`; the one file is the whole model, and there is no header."""
-        if header or len(fds) != 1 or signatures != 1:
-            raise UnavailableError("tflite-runtime takes one stage at a time, as a file")
+        """See :class:`~evaluators.litert.lane.Engine`; each file is the model of a stage, and there is no header."""
+        if header or len(fds) != signatures:
+            raise UnavailableError("tflite-runtime takes each stage as a file")
+        stages = [self._stage(fd, settings) for fd in fds]
+        return Compiled(stages, tuple(stage[1:] for stage in stages), accelerated=True)
+
+    def _stage(self, fd: int, settings: dict[str, Any]) -> tuple[Any, tuple[_Port, ...], tuple[_Port, ...]]:
         resolver = self._module.OpResolverType
         kernels = {
             "xnnpack": resolver.AUTO,
@@ -53,24 +57,26 @@ class Interpreters:
         try:
             # The runtime maps the file, so it can be closed as soon as this returns.
             made = self._module.Interpreter(
-                model_path=f"/proc/self/fd/{fds[0]}",
+                model_path=f"/proc/self/fd/{fd}",
                 num_threads=settings["num_threads"],
                 experimental_op_resolver_type=kernels[settings["kernels"]],
             )
             made.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise UnavailableError(f"tflite-runtime refused: {error}") from error
-        sides = (made.get_input_details(), made.get_output_details())
-        ports = tuple(tuple(_port(made, detail) for detail in side) for side in sides)
-        return Compiled((made, *ports), (ports,), accelerated=True)  # type: ignore[arg-type]
+        into, out = (
+            tuple(_port(made, detail) for detail in side)
+            for side in (made.get_input_details(), made.get_output_details())
+        )
+        return made, into, out
 
     @staticmethod
     def run_function() -> Callable[[Any, int, int, Any, int, Any], int]:
         """See :class:`~evaluators.litert.lane.Engine`."""
         copy = ctypes.memmove
 
-        def run(handle: Any, _signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:
-            made, into, out = handle
+        def run(handle: Any, signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:
+            made, into, out = handle[signature]
             try:
                 for port, address in zip(into, inputs, strict=True):
                     copy(port.address(), address, port.nbytes)

@@ -99,7 +99,7 @@ class Holder:
 
 
 def _path(content_digest: str) -> Path:
-    key = hashlib.sha256(f"{content_digest} {_machine()}".encode()).hexdigest()[:32]
+    key = machine_digest(importlib.metadata.version("ai-edge-litert"), content_digest)
     return cache_dir() / "packed" / f"{key}.xnnpack"
 
 
@@ -127,16 +127,16 @@ def _remove(path: Path) -> None:
             mine.unlink(missing_ok=True)
 
 
-def _machine() -> str:
-    """Return what packing depends on: the runtime, and the processor's model and instruction sets."""
+def machine_digest(*words: str) -> str:
+    """Return a digest of some words, as a runtime's version, and of the processor's model and instruction sets."""
     wanted = ("model name", "flags", "Features", "CPU part")
-    found = [importlib.metadata.version("ai-edge-litert")]
+    found = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() in wanted:
-                found.append(" ".join(value.split()))
-    return "\n".join(sorted(set(found)))
+                found.add(" ".join(value.split()))
+    return hashlib.sha256("\n".join([*words, *sorted(found)]).encode()).hexdigest()[:32]
 
 
 def usable_packed(packed: Path | None, graph: Graph, whole: Graph, stages: Sequence[Sequence[int]]) -> Path | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from evaluators.litert.compiling import compile_stages
-from evaluators.litert.lanes import LaneError, Lanes, Request
+from evaluators.litert.compiling import COMPILE_LIMIT_S, compile_stages, release_stages
+from evaluators.litert.lanes import LaneError, Lanes
+from evaluators.litert.settings import reads_files
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.models.joined import join
 from search_spaces.models.stages import cut_stage
 from search_spaces.platform import Processor
 
-_RELEASE_LIMIT_S = 60.0
+_FILES_LIMIT_S = 60.0
 _MOST_SHOWN = 8
 _NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
 
@@ -49,14 +49,16 @@ class Refusals:
 
     def _takes(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> bool:
         number = next(self._numbers)
-        joined = join([cut_stage(graph, (o,)) for o in operators])
+        stages = [cut_stage(graph, (o,)) for o in operators]
+        limit_s = _FILES_LIMIT_S if reads_files(processor) else COMPILE_LIMIT_S
         try:
-            answer = compile_stages(self._lanes, processor, number, joined, None, strict=True)
+            answer = compile_stages(self._lanes, processor, number, stages, None, strict=True, limit_s=limit_s)
         except LaneError as error:
-            if error.fatal:
+            # A front end crashes or hangs on a model; a driver does so on all of them.
+            if error.fatal and not reads_files(processor):
                 raise
             return False
-        self._lanes.ask(processor.name, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+        release_stages(self._lanes, processor.name, number)
         return bool(answer["accelerated"])
 
 
@@ -70,9 +72,10 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
             f"{processor.name} takes none of the operators {operators[0]} to {operators[-1]}",
             "its driver may not work with the runtime: runtime.log in the run folder tells more",
         )
+    unseen = "" if processor.kind == "cpu" else ", or let the CPU run them unseen by the search: --allow-fallback"
     return UnavailableError(
         f"{processor.name} refuses {where}: it does not take {describe(graph, refused)}",
-        "place them on another processor, or let the CPU run them unseen by the search: --allow-fallback",
+        f"place them on another processor{unseen}",
     )
 
 

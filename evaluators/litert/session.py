@@ -17,14 +17,22 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.forwarding import LoweredCandidate
-from evaluators.litert import arena, tensors, tflite
+from evaluators.litert import arena, tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import Holder, packed_weights, usable_packed
-from evaluators.litert.processors import check_is_here, local_platform, make_processor, with_reference
+from evaluators.litert.processors import (
+    check_is_here,
+    computes_with_xnnpack,
+    local_platform,
+    make_processor,
+    reduced_processors,
+    with_reference,
+)
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.settings import TOLERANCE_F32, computes_with_xnnpack, packs_weights, tolerance
+from evaluators.litert.runtimes import LITERT, PACKAGES, runtime_of, version
+from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
 from evaluators.litert.shared import Arena
 from evaluators.litert.stages import Entry, StageCache, compiled_together
 from evaluators.machine import Conditions
@@ -56,7 +64,7 @@ class LitertEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`."""
 
     name = "litert"
-    capabilities = EvaluatorCapabilities(names=True, workloads=True, sliced_lanes=True)
+    capabilities = EvaluatorCapabilities(names=True, reduced=True, workloads=True, sliced_lanes=True)
 
     def platform(self) -> Platform:
         """See :class:`~evaluators.base.Evaluator`."""
@@ -65,6 +73,10 @@ class LitertEvaluator(Evaluator):
     def processor(self, name: str) -> Processor:
         """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.lane_names` tells what names there are."""
         return make_processor(name)
+
+    def reduced(self) -> Sequence[Processor]:
+        """See :class:`~evaluators.base.Evaluator`."""
+        return reduced_processors()
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
@@ -134,8 +146,8 @@ class _Model:
 
 def _versions(platform: Platform) -> dict[str, str]:
     """Return the versions of the runtimes in use."""
-    other = {tflite.RUNTIME: tflite.version()} if any(map(tflite.runs, platform.processors)) else {}
-    return {"ai-edge-litert": importlib.metadata.version("ai-edge-litert"), **other}
+    used = dict.fromkeys((LITERT, *map(runtime_of, platform.processors)))
+    return {PACKAGES[runtime].distribution: version(runtime) for runtime in used}
 
 
 class LitertSession(Session):
@@ -200,15 +212,15 @@ class LitertSession(Session):
         path = write_deployment(folder, model.graph, lowered.plan, self._platform, model.content_digest)
         with PlanRunner(path) as runner:
             outputs = list(runner.run(whole.inputs).values())
-        return tensors.agreement(outputs, self._reference(whole), self._tolerance(plan, model.tolerance))
+        return tensors.agreement(graph, outputs, self._reference(whole), self._tolerance(graph, plan, model.tolerance))
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
         """See :class:`~evaluators.base.Session`."""
         return self._stages.refused(graph, processor, range(len(graph.operators)))
 
-    def _tolerance(self, plan: Plan, rewritten: float = 0.0) -> float:
+    def _tolerance(self, graph: Graph, plan: Plan, rewritten: float = 0.0) -> float:
         used = {s.processor: self._platform[s.processor] for s in plan.stages}.values()
-        return max(tolerance(used, self._reference_lane), rewritten)
+        return max(tolerance(used, self._reference_lane, graph), rewritten)
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Lowered]:
         """Return a plan as it is run, and what is known of the model that it then runs."""
@@ -310,7 +322,7 @@ class LitertSession(Session):
                 ports=ports,
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
-                tolerance=self._tolerance(plan, model.tolerance),
+                tolerance=self._tolerance(graph, plan, model.tolerance),
                 on_close=release,
             )
         except BaseException:

@@ -13,22 +13,25 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from evaluators.litert import lane, wire
 from evaluators.litert.adapters import vulkan_loader
 from evaluators.litert.capi import Runtime
 from evaluators.litert.interpreters import Interpreters
-from evaluators.litert.tflite import RUNTIME as TFLITE_RUNTIME
+from evaluators.litert.openvino import OpenVino
+from evaluators.litert.runtimes import LITERT, OPENVINO, TFLITE
 
 _PR_SET_PDEATHSIG = 1
+_ENGINES: dict[str, Callable[[], Any]] = {LITERT: Runtime, TFLITE: Interpreters, OPENVINO: OpenVino}
 
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: Runtime | Interpreters) -> None:
+def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: Any) -> None:
     _die_with_parent()
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
@@ -39,7 +42,7 @@ def _become_lane(channel_fd: int, log_fd: int, start: dict[str, Any], runtime: R
         if start["environment"]:
             # A driver that brings a loader of its own needs it before the accelerator looks for one.
             vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
-        if isinstance(runtime, Runtime):
+        if start["runtime"] == LITERT:
             served = lane.litert_lane(runtime, start["accelerators"], start["dispatch_folder"], start["cores"])
         else:
             served = lane.Lane(runtime, cores=start["cores"])
@@ -54,7 +57,7 @@ def main() -> None:
     """
     # The person's Ctrl-C is for the parent, which then ends the lanes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    runtime = Interpreters() if sys.argv[2] == TFLITE_RUNTIME else Runtime()
+    runtime = _ENGINES[sys.argv[2]]()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
             try:
