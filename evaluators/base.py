@@ -73,17 +73,28 @@ class Agreement:
         max_abs_error: largest absolute difference over all outputs.
         max_rel_error: the same, relative to the largest absolute value of the reference.
         tolerance: the relative error up to which the evaluator accepts this plan; 0 where it must be identical.
+        mean_rel_error: mean absolute difference of the output with the largest relative error, relative to the largest
+            absolute value of the reference.
+        output: name of that output; "" where all are identical.
     """
 
     identical: bool
     max_abs_error: float
     max_rel_error: float
     tolerance: float
+    mean_rel_error: float = 0.0
+    output: str = ""
 
     @property
     def accepted(self) -> bool:
         """Whether the plan computes what the model computes, within the tolerance."""
         return self.identical or (math.isfinite(self.max_rel_error) and self.max_rel_error <= self.tolerance)
+
+    def __str__(self) -> str:
+        if self.identical:
+            return "bit for bit as the whole model's"
+        where = f"; of output {self.output!r} by {self.mean_rel_error:.1e} on average" if self.output else ""
+        return f"off by at most {self.max_rel_error:.1e} of the whole model's largest value{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,8 @@ class Capabilities:
         costs: ``session.part_costs(graph)`` returns the tables that the session computes its latencies from.
         powers: ``session.powers_w()`` returns what processors draw.
         states: ``session.in_state(state)`` puts the platform into a state; such a session has ``costs``, too.
+        rewrites: ``session.load(graph, plan)`` takes plans that split or decompose operators; any other session gets
+            them lowered, as plans of the rewritten model.
         decompose: ``session.decomposed_error(graph, ranks)`` compares outputs, and plans may have ranks.
         stream: ``candidate.stream(n)`` runs overlapping inferences.
         pause: ``candidate.after_pause(pause_s)`` returns the seconds of one inference after that pause.
@@ -112,6 +125,7 @@ class Capabilities:
     costs: bool = False
     powers: bool = False
     states: bool = False
+    rewrites: bool = False
     decompose: bool = False
     stream: bool = False
     pause: bool = False
@@ -125,6 +139,7 @@ class EvaluatorCapabilities:
 
     Attributes:
         names: ``processor(name)`` returns processors beyond those of :meth:`Evaluator.platform`.
+        reduced: ``reduced()`` returns processors that compute in less than float32.
         descriptions: ``described(source)`` reads descriptions of devices.
         targets: ``at(device)`` selects a device.
         graphs: ``graph_of(source)`` brings the model.
@@ -134,6 +149,7 @@ class EvaluatorCapabilities:
     """
 
     names: bool = False
+    reduced: bool = False
     descriptions: bool = False
     targets: bool = False
     graphs: bool = False
@@ -341,6 +357,10 @@ class Evaluator(Protocol):
             UnavailableError: it cannot be used here.
         """
         raise _unsupported(self, "processor")
+
+    def reduced(self) -> Sequence[Processor]:
+        """Return processors of less precision, for studies that allow an error and name none; with ``reduced``."""
+        raise _unsupported(self, "reduced")
 
     def described(self, source: str | Path) -> Platform | None:  # noqa: ARG002
         """Return the platform that a file or a name describes, to be used from now on; with ``descriptions``.

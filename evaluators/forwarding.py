@@ -6,11 +6,16 @@ A wrapper subclasses these and overrides what it changes. One that makes somethi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from evaluators.base import Candidate, Capabilities, Session, capabilities_of
+import numpy as np
+
+from evaluators.base import Agreement, Batch, Candidate, Capabilities, Session, capabilities_of
+from evaluators.timeline import Timeline
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -52,6 +57,44 @@ class ForwardingCandidate(Forwarding, Candidate):
     stream = forwarded(Candidate.stream)
     after_pause = forwarded(Candidate.after_pause)
     figures = forwarded(Candidate.figures)
+
+
+class LoweredCandidate(ForwardingCandidate):
+    """A candidate of a lowered plan, told in the stages of the plan that was asked for.
+
+    What brings two sides of a split together counts as part of the first one.
+
+    Args:
+        stages: of the plan that was asked for.
+        stage_of: for each stage that runs, the one that it belongs to.
+        comparable: whether the inner candidate compares outputs with the model's that was asked for.
+    """
+
+    def __init__(self, inner: Candidate, stages: int, stage_of: Sequence[int], *, comparable: bool = True) -> None:
+        super().__init__(inner)
+        self._comparable = comparable
+        self._stages, self._stage_of = stages, np.asarray(stage_of, np.int64)
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`."""
+        return self._folded(super().run(n, stop_above_s))
+
+    def stream(self, n: int) -> Batch:
+        """See :class:`~evaluators.base.Candidate`."""
+        return self._folded(super().stream(n))
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`."""
+        return super().verify() if self._comparable else None
+
+    def _folded(self, found: Batch) -> Batch:
+        stage_s = np.zeros((len(found.latency_s), self._stages))
+        for column, stage in enumerate(self._stage_of):
+            stage_s[:, stage] += found.stage_s[:, column]
+        timeline = found.timeline
+        if timeline is not None:
+            timeline = Timeline(tuple(replace(e, stage=int(self._stage_of[e.stage])) for e in timeline.events))
+        return replace(found, stage_s=stage_s, timeline=timeline)
 
 
 class ForwardingSession(Forwarding, Session):

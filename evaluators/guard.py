@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Batch, Evaluator, EvaluatorCapabilities, Session, capabilities_of
-from evaluators.forwarding import Forwarding, ForwardingCandidate, ForwardingSession, Found, Given, Method, forwarded
+from evaluators.forwarding import (
+    Forwarding,
+    ForwardingCandidate,
+    ForwardingSession,
+    Found,
+    Given,
+    LoweredCandidate,
+    Method,
+    forwarded,
+)
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
@@ -26,6 +35,7 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Limits, Platform
 from search_spaces.plugins import foreign, time_limit
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.states import State
 from search_spaces.workload import Workload
 
@@ -34,7 +44,7 @@ _CLOSE_S = 30.0
 _PRICE_S = 3600.0  # jobs of a workload are measured one by one
 _CLOCK = 1e-6
 _PLAIN: dict[str, Callable[[Any], Any]] = {"fingerprint": dict, "conditions": dict, "powers_w": dict, "figures": dict}
-_PLAIN |= {"after_pause": float, "unsupported_operators": list}
+_PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
 """Method → what its result is made, which also fails where it is something else."""
 
 
@@ -122,6 +132,7 @@ class _Evaluator(_Guarded, Evaluator):
             return bool(context.__exit__(*error))
 
     processor = forwarded(Evaluator.processor)
+    reduced = forwarded(Evaluator.reduced)
     described = forwarded(Evaluator.described)
     at = forwarded(Evaluator.at)
     graph_of = forwarded(Evaluator.graph_of)
@@ -132,6 +143,7 @@ class _Session(_Guarded, ForwardingSession):
 
     def __init__(self, inner: Any, what: str, limits: Limits) -> None:
         self.what, self._limits = what, limits
+        self._lowerings: dict[str, Lowering] = {}
         super().__init__(inner)
 
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:  # noqa: ARG002
@@ -141,7 +153,14 @@ class _Session(_Guarded, ForwardingSession):
         return self._limits.run_s if short else self._limits.load_s
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> _Candidate:
-        inner = self.call(Session.load, graph, plan, fresh=fresh)
+        if self.capabilities.rewrites or plan.dispatch != "static":
+            inner: Any = self.call(Session.load, graph, plan, fresh=fresh)
+        else:
+            lowered = self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
+            inner = self.call(Session.load, lowered.graph, lowered.plan, fresh=fresh)
+            if lowered.rewritten:
+                comparable = lowered.keeps != "approximation"
+                inner = LoweredCandidate(inner, len(plan.stages), lowered.stage_of, comparable=comparable)
         return _Candidate(inner, self.what, len(plan.stages), self._limits.run_s)
 
     def in_state(self, state: State) -> _Session:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.rewrites.lower import Lowering
 
 Law = Literal["latency", "period", "sum", "memory"]
 """How costs of parts make the cost of a plan: its longest path, its busiest lane, their sum, or sizes of tensors."""
@@ -110,10 +111,11 @@ class Pricing:
     powers: Mapping[str, float]
     meter: Meter | None = None
 
-    def batch(self, graph: Graph, plan: Plan, candidate: Candidate, n: int, stop_above: float) -> Batch:
+    def batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, nbytes: Callable[[], int]) -> Batch:
         """Run a plan and return the objective of each run, and the stages' shares of it.
 
         Args:
+            nbytes: returns the memory that the plan needs.
             stop_above: in the objective's unit; runs may end early with one that is above.
 
         Raises:
@@ -127,9 +129,8 @@ class Pricing:
         if name == "throughput":
             return candidate.stream(n)
         if name == "memory":
-            nbytes = sum(peak_nbytes(graph, plan).values())
             found = candidate.run(1)
-            return Batch(np.full(n, nbytes / 1e9), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
+            return Batch(np.full(n, nbytes() / 1e9), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
         if name == "energy" and self.meter is not None:
             return _metered(candidate, n, self.meter)
         found = candidate.run(n)
@@ -170,6 +171,7 @@ class PricedSession(ForwardingSession):
     def __init__(self, inner: Session, how: Sequence[Pricing]) -> None:
         super().__init__(inner)
         self.how = tuple(how)
+        self._lowerings: dict[str, Lowering] = {}
         # The numbers of its candidates are no latencies.
         self.capabilities = replace(self.capabilities, pause=False, stream=False, states=False, figures=True)
 
@@ -179,26 +181,32 @@ class PricedSession(ForwardingSession):
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
         """See :class:`~evaluators.base.Session`."""
-        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), graph, plan, self.how)
+        lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
+
+        def nbytes() -> int:
+            lowered = lowering.lower(plan)
+            return sum(peak_nbytes(lowered.graph, lowered.plan).values())
+
+        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), plan, self.how, nbytes)
 
 
 class PricedCandidate(ForwardingCandidate):
     """A plan that tells an objective; see :class:`~evaluators.base.Candidate`."""
 
-    def __init__(self, inner: Candidate, graph: Graph, plan: Plan, how: tuple[Pricing, ...]) -> None:
+    def __init__(self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], nbytes: Callable[[], int]) -> None:
         super().__init__(inner)
-        self._graph, self._plan, self._how = graph, plan, how
+        self._plan, self._how, self._nbytes = plan, how, nbytes
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`; all numbers are in the objective's unit."""
-        return self._how[0].batch(self._graph, self._plan, self.inner, n, stop_above_s)
+        return self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._nbytes)
 
     def figures(self) -> dict[str, float]:
         """Run a few times more, and return the medians of all that is to be known beside the objective."""
         found = {}
         for how in self._how[1:]:
             runs = 1 if how.objective.name in ("memory", "latency-p99") else FIGURE_RUNS
-            batch = how.batch(self._graph, self._plan, self.inner, runs, math.inf)
+            batch = how.batch(self._plan, self.inner, runs, math.inf, self._nbytes)
             found[how.objective.name] = float(np.median(batch.latency_s))
         return found
 

@@ -192,6 +192,8 @@ def _agreement(content: Any) -> Agreement:
         max_abs_error=float(content["max_abs_error"]),
         max_rel_error=float(content["max_rel_error"]),
         tolerance=float(content["tolerance"]),
+        mean_rel_error=float(content["mean_rel_error"]),
+        output=str(content["output"]),
     )
 
 

@@ -7,8 +7,8 @@ single lane can have it too, beside lanes of LiteRT: ``--processors cpu0,cpu1:tf
 from __future__ import annotations
 
 from evaluators.base import EvaluatorCapabilities
-from evaluators.litert import tflite
-from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.processors import computes_with_xnnpack, local_platform, make_processor
+from evaluators.litert.runtimes import TFLITE
 from evaluators.litert.session import LitertEvaluator
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor
@@ -17,7 +17,7 @@ from search_spaces.platform import Platform, Processor
 class TfliteRuntimeEvaluator(LitertEvaluator):
     """See :class:`~evaluators.base.Evaluator`."""
 
-    name = tflite.RUNTIME
+    name = TFLITE
     capabilities = EvaluatorCapabilities(names=True)
 
     def platform(self) -> Platform:
@@ -27,15 +27,13 @@ class TfliteRuntimeEvaluator(LitertEvaluator):
             UnavailableError: ``tflite-runtime`` is not installed, or does not work here.
         """
         found = local_platform()
-        return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if p.kind == "cpu"))
+        return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if computes_with_xnnpack(p)))
 
     def processor(self, name: str) -> Processor:
         """See :class:`~evaluators.base.Evaluator`; a CPU lane is this runtime's whether its name says so or not."""
         head, *words = name.split(":")
         if not head.startswith("cpu"):
-            raise UsageError(
-                f"processor {name!r}: {tflite.RUNTIME} runs on the CPU alone", "as cpu, cpu0, cpu0:builtin"
-            )
-        text = name if tflite.RUNTIME in words else f"{name}:{tflite.RUNTIME}"
+            raise UsageError(f"processor {name!r}: {TFLITE} runs on the CPU alone", "as cpu, cpu0, cpu0:builtin")
+        text = name if TFLITE in words else f"{name}:{TFLITE}"
         found = make_processor(text)
         return Processor(name, found.kind, found.resources, found.like, found.options)

@@ -22,6 +22,7 @@ from search_spaces.models.digests import file_digest
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.plugins import find_entry
+from search_spaces.registry import parse_freedoms
 from search_spaces.workload import is_workload, workload_of
 
 MOST_STUDIES = 10_000
@@ -143,7 +144,7 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
             raise file.error(("settings", "power"), error.what, error.hint) from error
         axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
         raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
-    for axis, check in (("model", _check_model), ("evaluator", _check_evaluator), ("space", _check_space),
+    for axis, check in (("model", _check_model), ("evaluator", _check_evaluator), ("allow", _check_allow),
                         ("sampler", _check_sampler), ("processors", _check_processors)):  # fmt: skip
         try:
             check(getattr(config, axis))
@@ -170,8 +171,8 @@ def _check_evaluator(name: str) -> None:
 
 
 @cache
-def _check_space(name: str) -> None:
-    find_entry("space", name)
+def _check_allow(name: str) -> None:
+    parse_freedoms(name)
 
 
 @cache

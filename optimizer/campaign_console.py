@@ -146,11 +146,9 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
 
 def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
-    from evaluators.objectives import find_objective
     from evaluators.registry import make_evaluator
     from optimizer.config import most_stages
     from optimizer.devices import asks_for_several, choose_model_and_platform
-    from optimizer.objective import check_space
     from search_spaces.registry import make_space
 
     config = planned.config
@@ -161,8 +159,7 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
         problem = read_problem(config, evaluator)
         return len(problem.joined.graph.operators), problem.space.cardinality(), evaluator.capabilities.measures_here
     graph, platform = choose_model_and_platform(evaluator, config)
-    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
-    check_space([find_objective(name) for name in config.objective], space)
+    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
     return len(graph.operators), space.cardinality(), evaluator.capabilities.measures_here
 
 
@@ -185,7 +182,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     """Return what a campaign found."""
     axes = [
         a
-        for a in ("model", "platform", "evaluator", "space", "sampler", "objective", "max_stages", "budget")
+        for a in ("model", "platform", "evaluator", "allow", "sampler", "objective", "max_stages", "budget")
         if _varies(tables, a) or a == "model"
     ]
     table = Table(box=None, pad_edge=False, header_style="bold")

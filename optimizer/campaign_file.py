@@ -22,7 +22,7 @@ MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 AXES = (
-    "model", "platform", "processors", "evaluator", "space", "sampler", "objective", "max_stages", "budget", "seed",
+    "model", "platform", "processors", "evaluator", "allow", "sampler", "objective", "max_stages", "budget", "seed",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ class Matrix(_Strict):
         platform: names of devices that ship with the product, or paths of files; null for what the evaluator finds.
         processors: the lanes to use, as ``cpu0,cpu1``; null for all.
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
-        space: which plans are tried.
+        allow: what plans may do.
         sampler: who proposes them; null for ``auto``.
         objective: what is made small, one in each study; energy needs the powers of the lanes, or a meter.
         max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
@@ -53,7 +53,7 @@ class Matrix(_Strict):
     platform: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     processors: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     evaluator: tuple[str, ...] = Field(default=("litert",), min_length=1)
-    space: tuple[str, ...] = Field(default=("chain",), min_length=1)
+    allow: tuple[str, ...] = Field(default=("cuts",), min_length=1)
     sampler: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     objective: tuple[Objective, ...] = Field(default=("latency",), min_length=1)
     max_stages: tuple[int | None, ...] = Field(default=(None,), min_length=1)
@@ -76,7 +76,7 @@ class Cell(_Strict):
     platform: str | None = None
     processors: str | None = None
     evaluator: str | None = None
-    space: str | None = None
+    allow: str | None = None
     sampler: str | None = None
     objective: Objective | None = None
     max_stages: int | None = None

@@ -201,9 +201,10 @@ def _add_search(add: Callable[..., object]) -> None:
     add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
     add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
     add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
-    add("--space", metavar="NAME", help="which plans are tried (default chain: consecutive parts)")
-    ranks = "decompose convolutions, too, as far as --max-error allows (default then 0.1); the same as --space tucker"
-    add("--tucker", action="store_const", const="tucker", dest="space", help=ranks)
+    freedoms = (
+        "what plans may do: some of cuts,branches,splits,ranks (default cuts; ranks within --max-error, then 0.1)"
+    )
+    add("--allow", metavar="A,B", help=freedoms)
     add("--evaluator", metavar="NAME", help="who measures (default litert: this machine)")
     add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
     add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")

@@ -24,7 +24,6 @@ from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.splits import Axis
 from search_spaces.shared_chains import GRID
 from search_spaces.shared_parts import Part
 
@@ -83,8 +82,7 @@ def _shared_by(space: CoexecutionSpace, on: tuple[str, str], whole_s: tuple[floa
     first = round(GRID * whole_s[1] / max(sum(whole_s), 1e-12))
     found = []
     for operator in range(len(space.graph.operators)):
-        axes: tuple[Axis, ...] = ("height", "channels")
-        split = [(axis, cuts) for axis in axes if (cuts := space.cuts(operator, operator + 1, axis))]
+        split = [(axis, cuts) for axis in space.axes if (cuts := space.cuts(operator, operator + 1, axis))]
         if not split:
             found.append(Part(operator, operator + 1, (on[int(whole_s[1] < whole_s[0])],)))
             continue
@@ -129,14 +127,16 @@ def coexecution_baselines(
     """
     model = CoexecutionModel(space, costs)
     found = {b.plan.digest: b for b in baselines(graph, platform, fastest) if len(b.plan.stages) == 1}
-    pure = [(GREEDY, model.greedy()), (SINGLE, model.best(chains=False, branches=False))]
+    pure = []
+    if space.axes:
+        pure += [(GREEDY, model.greedy()), (SINGLE, model.best(chains=False, branches=False))]
     if space.groups:
-        pure += [(CHAINS, model.best(branches=False)), (BRANCHES, model.best(splits=False))]
+        pure += [(BRANCHES, model.best(splits=False)), *([(CHAINS, model.best(branches=False))] if space.axes else [])]
     named = [(name, costed.parts) for name, costed in pure]
     cores = [p.name for p in platform.processors if p.kind == "cpu"]
     whole_s = {core: chain_cost(costs, chain_plan(graph, (), [core])) for core in cores}
     able = [pair for pair in space.pairs if all(np.isfinite(whole_s.get(lane, np.inf)) for lane in pair)]
-    if able:
+    if able and space.axes:
         on = max(able, key=lambda pair: sum(1 / max(whole_s[lane], 1e-12) for lane in pair))
         named.append((EVERY, tuple(_shared_by(space, on, (whole_s[on[0]], whole_s[on[1]])))))
     for name, parts in named:

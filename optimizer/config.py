@@ -19,7 +19,7 @@ from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.errors import UsageError
 from search_spaces.models.input_shapes import parse_input_shapes
-from search_spaces.registry import needs_any_stages
+from search_spaces.registry import needs_any_stages, parse_freedoms
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or more
@@ -43,7 +43,8 @@ class StudyConfig(BaseModel):
         budget: distinct plans to measure.
         max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it, and spaces
             whose plans have as many as they need have no limit.
-        sampler, evaluator, space: names in their registries.
+        sampler, evaluator: names in their registries.
+        allow: what plans may do, as ``cuts,branches,splits,ranks``; or a plug-in's space.
         objective: what is made small; of several, the plans that none beats in all of them. Of several models
             ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -80,7 +81,7 @@ class StudyConfig(BaseModel):
     max_stages: int = Field(default=4, ge=1)
     sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
-    space: str = Field(default="chain", min_length=1)
+    allow: str = Field(default="cuts", min_length=1)
     objective: tuple[str, ...] = Field(default=("latency",), min_length=1)
     seed: int = Field(default=0, ge=0)
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
@@ -123,6 +124,11 @@ class StudyConfig(BaseModel):
         ):
             raise ValueError("is too large")
         return value
+
+    @field_validator("allow", mode="after")
+    @classmethod
+    def _freedoms(cls, value: str) -> str:
+        return parse_freedoms(value)
 
     @field_validator("out", "platform", "warm_start", "input", "custom_ops", mode="before")
     @classmethod
@@ -213,7 +219,7 @@ def most_stages(config: StudyConfig, operators: int) -> int:
     """Return the parts that a plan of a model may have; only what a person asked for can be too many for it."""
     if "max_stages" in config.model_fields_set:
         return config.max_stages
-    return operators if needs_any_stages(config.space) else min(config.max_stages, operators)
+    return operators if needs_any_stages(config.allow) else min(config.max_stages, operators)
 
 
 def parse_config(values: Mapping[str, Any]) -> StudyConfig:

@@ -38,7 +38,7 @@ def export(study: Study) -> optuna.Study:
         raise RunFolderError(f"{study.path}: its space is not known: {study.missing}")
     quiet_optuna()
     most = min(int(study.config.get("max_stages", 4)), len(study.graph.operators))
-    space = make_space(str(study.config.get("space", "chain")), study.graph, study.platform, most)
+    space = make_space(str(study.config.get("allow", "cuts")), study.graph, study.platform, most)
     distributions = dict(space.distributions())
     made = optuna.create_study(study_name=str(study.manifest["study"]), direction="minimize")
     with warnings.catch_warnings():

@@ -14,6 +14,7 @@ from search_spaces.graph import Graph
 from search_spaces.platform import Platform, tell_apart, with_cpu
 from search_spaces.platform_file import read_platform
 from search_spaces.platform_names import find_platform_file
+from search_spaces.registry import freedoms_of
 from search_spaces.workload import is_workload
 
 if TYPE_CHECKING:
@@ -42,7 +43,13 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
             f"{option}: evaluator {config.evaluator!r} does not run the model on this machine", "leave it out"
         )
     brought = evaluator.graph_of(config.model) if evaluator.capabilities.graphs else None
-    platform = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    platform = choose_platform(
+        evaluator,
+        config.processors,
+        config.platform,
+        allow_fallback=config.allow_fallback,
+        reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # which the error is then for
+    )
     platform = with_powers(platform, parse_powers(config.power))
     if brought is not None:
         return brought, platform
@@ -54,6 +61,15 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         custom_ops=config.custom_ops,
     )
     return graph, platform
+
+
+def error_hint(evaluator: Evaluator, config: StudyConfig) -> str:
+    """Return what a study could use if it allowed an error; "" where it has chosen, or nothing computes in less."""
+    chosen = config.processors is not None or config.platform is not None or config.max_error is not None
+    if chosen or not evaluator.capabilities.reduced:
+        return ""
+    names = ", ".join(p.name for p in evaluator.reduced())
+    return f"float32 alone is used; --max-error 0.05 would let outputs be off by 5 %, and add {names}" if names else ""
 
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
@@ -87,6 +103,7 @@ def choose_platform(
     file: Path | None = None,
     *,
     allow_fallback: bool = False,
+    reduced: bool = False,
 ) -> Platform:
     """Return the platform to search on.
 
@@ -95,6 +112,7 @@ def choose_platform(
             itself it may know by name, as the core set ``cpu0-3`` or a software adapter.
         file: describes the platform instead of what the evaluator finds; also a name that ships with the product.
         allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu+cpu``.
+        reduced: where none are named, use those that compute in less than float32, too.
 
     Raises:
         UsageError: a name or the file is wrong.
@@ -113,6 +131,8 @@ def choose_platform(
         platform = evaluator.platform()
         if names is not None:
             platform = _named(platform, names, evaluator) if names_more else platform.restrict(names)
+        elif reduced and evaluator.capabilities.reduced:
+            platform = replace(platform, processors=(*platform.processors, *evaluator.reduced()))
     if allow_fallback:
         platform = replace(platform, processors=tuple(map(with_cpu, platform.processors)))
     return replace(platform, processors=tell_apart(platform.processors))

@@ -12,10 +12,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evaluators.cgroup import core_quota
-from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.processors import local_platform, make_processor, npu_folder, usable_cores
+from evaluators.litert.openvino import find_devices, other_versions
+from evaluators.litert.processors import (
+    dispatch_libraries,
+    local_platform,
+    make_processor,
+    npu_folder,
+    reduced_processors,
+    usable_cores,
+)
+from evaluators.litert.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.session import LitertEvaluator
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
 from search_spaces.errors import OptimizeError, UnavailableError
@@ -100,7 +108,7 @@ def diagnose(model: str | None = None) -> Diagnosis:
     graph = load(model) if model is not None else None
     findings = [*_runtime(), *_cpu(), *_memory()]
     adapters = find_adapters(software=True)
-    findings += [*_vulkan(adapters), _npu(), _other_runtime()]
+    findings += [*_vulkan(adapters), _npu(), _openvino(), _other_runtime()]
     try:
         platform = _platform(adapters)
     except OptimizeError as error:
@@ -126,11 +134,13 @@ def render(diagnosis: Diagnosis) -> str:
         wide = max(len(p.name) for p in diagnosis.platform.processors)
         for processor in diagnosis.platform.processors:
             options = processor.options
-            what = (
-                f"{options['adapter']}, driver {options['driver_version']}, {options['precision']}"
-                if processor.kind == "gpu"
-                else f"cores {', '.join(map(str, options['cores']))}; threads: {options['threads']}"
-            )
+            if processor.kind == "gpu":
+                driver = f", driver {options['driver_version']}" if "driver_version" in options else ""
+                what = f"{options['adapter']}{driver}, {options['precision']}"
+            else:
+                what = f"cores {', '.join(map(str, options['cores']))}; threads: {options['threads']}"
+            if "runtime" in options:
+                what += f"; {options['runtime']}"
             lines.append(f"  {processor.name:{wide}}  {what}")
     if diagnosis.model is not None:
         lines += ["", f"operators of {diagnosis.model} that are refused"]
@@ -274,13 +284,23 @@ def _npu() -> Finding:
         return Finding("neural processor", f"none: {error.what}", "", error.hint)
 
 
+def _openvino() -> Finding:
+    try:
+        found = version(OPENVINO)
+        devices = ", ".join(f"{d.device} ({d.name}: {' '.join(sorted(d.precisions))})" for d in find_devices())
+    except UnavailableError as error:
+        return Finding("OpenVINO", f"none: {error.what}", "", error.hint)
+    other = other_versions(dispatch_libraries())
+    return Finding("OpenVINO", f"{found}: {devices}", "", f"for npu: {', '.join(other)}" if other else "")
+
+
 def _other_runtime() -> Finding:
     try:
-        found = tflite.version()
+        found = version(TFLITE)
     except UnavailableError:
         return Finding("tflite-runtime", "not installed (LiteRT is its successor)")
     try:
-        tflite.check_installed()
+        check_installed(TFLITE)
     except UnavailableError as error:
         return Finding("tflite-runtime", found, error.what, error.hint)
     return Finding("tflite-runtime", found)
@@ -289,7 +309,7 @@ def _other_runtime() -> Finding:
 def _platform(adapters: tuple[Adapter, ...]) -> Platform:
     found = local_platform()
     more = [make_processor("gpu:swiftshader")] if any(a.matches("swiftshader") for a in adapters) else []
-    return Platform(found.name, tell_apart((*found.processors, *more)))
+    return Platform(found.name, tell_apart((*found.processors, *reduced_processors(), *more)))
 
 
 def _refusals(platform: Platform, graph: Graph) -> Iterator[Refusal]:

@@ -24,7 +24,7 @@ def dry_run(config: StudyConfig, *, as_json: bool) -> str:
 
 def _model(config: StudyConfig) -> dict[str, Any]:
     graph, platform = choose_model_and_platform(make_evaluator(config.evaluator), config)
-    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
     return {
         "model": graph.name,
         "operators": len(graph.operators),

@@ -56,7 +56,7 @@ def execute(
         deployed = runner.deployment
         objective = OBJECTIVES["throughput" if stream else "latency"]
         how = (Pricing(objective, deployed.platform, {}),)
-        found = measure(PricedCandidate(runner.candidate, deployed.graph, deployed.plan, how), _POLICY)
+        found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), _POLICY)
         in_flight = runner.in_flight if stream else 1
         stages = runner.deployment.plan.stages
         name = runner.deployment.graph.name

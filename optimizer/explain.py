@@ -82,7 +82,7 @@ class _Work:
             if entry["latency_ms"] is not None:  # as the final comparison has it, where there was one
                 self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3
         most = int(study.config.get("max_stages") or 4)
-        self._any_stages = needs_any_stages(str(study.config.get("space") or "chain"))
+        self._any_stages = needs_any_stages(str(study.config.get("allow") or "cuts"))
         self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
         self._known = best_by_costs(self._graph, model.costs, 1, self._most)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from optimizer.exact.ranks import RankAim
 from optimizer.exact.weighed import weighed
 from optimizer.history import History
 from optimizer.limits import allowed_error, limits_of
-from optimizer.objective import known_weights, latency_costs, objective_beliefs, objective_model
+from optimizer.objective import latency_costs, objective_beliefs, objective_model
 from optimizer.objective_spaces import (
     NonChain,
     latency_price,
@@ -32,14 +33,24 @@ from optimizer.objective_spaces import (
     objective_price,
     space_beliefs,
     sum_price,
-    weighed_ranks,
 )
 from optimizer.pareto import Front, FrontPlan, criteria, front_finalists, knee, significant_front
 from optimizer.profile import Profile
-from optimizer.ranks import SLACK, rank_baselines, rank_beliefs, rank_model, rank_violations
+from optimizer.ranks import SLACK, error_violations, rank_baselines, rank_beliefs, rank_model, rank_violations
 from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
-from optimizer.samplers.auto import Problem
+from optimizer.samplers.auto import Problem, Proposer
+from optimizer.search_model import (
+    SearchModel,
+    bound_of,
+    composed_beliefs,
+    latency_only,
+    model_session,
+    priced_model,
+    starts_of,
+)
+from optimizer.workload_search import WorkloadProposer
 from search_spaces.branch_space import BranchSpace
+from search_spaces.chain import ChainSpace
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
 from search_spaces.errors import UnavailableError, UsageError
@@ -47,10 +58,11 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rank_space import RankSpace
-from search_spaces.space import EnumerableSpace
+from search_spaces.space import EnumerableSpace, NeighbourlySpace
 
 # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
 _MODEL_OPTIMA = (8, 1)
+_COMPOSED_STEPS = 40  # a prediction of a split plan takes milliseconds
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 
 
@@ -110,6 +122,8 @@ def aim_of(
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
     if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
         raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
+    if isinstance(space, CoexecutionSpace | RankSpace) and _is_composed(config, space):
+        return _composed_aim(config, graph, platform, space, session, profiled, most)
     if isinstance(space, RankSpace):
         return _ranked_aim(config, graph, platform, space, session, profiled, most)
     usual, states = session, in_states(session, platform, config.state, config.robust) if config.state else None
@@ -143,6 +157,67 @@ def aim_of(
     )
 
 
+def _is_composed(config: StudyConfig, space: CoexecutionSpace | RankSpace) -> bool:
+    """Return whether freedoms, objectives or states come together of which none of the exact methods knows all."""
+    latency = config.objective == (LATENCY.name,) and not needed(config) and not config.state
+    if isinstance(space, RankSpace):
+        return not (isinstance(space.chains, ChainSpace) and latency)
+    return not latency
+
+
+def _composed_aim(
+    config: StudyConfig,
+    graph: Graph,
+    platform: Platform,
+    space: NeighbourlySpace,
+    usual: Session,
+    profiled: Profile,
+    most: int,
+) -> Aim:
+    """Return what a study makes small, of plans of any shape, by predictions of whole plans."""
+    session = asked(config, platform, usual)
+    priced = _priced(config, platform, session)
+    how = priced.how if priced is not None else latency_only(platform)
+    error, ranks = allowed_error(config) or 0.0, None
+    if isinstance(space, RankSpace):
+        ranks = rank_model(graph, usual, profiled, platform, space)
+    most_expected = SLACK * error if session.capabilities.outputs else error
+
+    def breaks(plan: Plan) -> tuple[Violation, ...]:
+        return () if ranks is None else error_violations(ranks.space, most_expected, plan)
+
+    predicting = model_session(session, graph, platform, profiled, space)
+    model = SearchModel(priced_model(predicting, platform, how), graph, space, lambda plan: not breaks(plan))
+    costs = latency_costs(session, graph, platform, profiled)
+    count = len(config.objective)
+    starts = starts_of(space, graph, costs, how[:count], ranks, error, most)
+    optima = model.optima(starts, count, config.seed)
+    bound = bound_of(graph, space, costs, how[0], ranks)
+    believed = composed_beliefs(model, costs, optima, bound, own=session.capabilities.costs)
+
+    def propose(seed: int) -> Proposer:
+        return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS)
+
+    names = [each.objective.name for each in how]
+    figures = {name: partial(model.figure, names.index(name)) for name in names[count:]}
+    latency = SearchModel(priced_model(predicting, platform, latency_only(platform)), graph, space)
+    more: tuple[Baseline, ...] = ()
+    if ranks is not None:
+        more = rank_baselines(graph, platform, ranks, error, most, profiled.fastest(platform))
+    return Aim(
+        priced or session,
+        believed,
+        model.predict,
+        costs,
+        latency.predict,
+        lambda fits: Problem(graph, platform, space, costs, fits, search=propose, front=count > 1),
+        more,
+        priced=priced,
+        figures=figures,
+        breaks=breaks,
+    )
+
+
 def _ranked_aim(
     config: StudyConfig,
     graph: Graph,
@@ -156,12 +231,6 @@ def _ranked_aim(
     model = plain = rank_model(graph, session, profiled, platform, space)
     bound = rank_model(graph, session, profiled, platform, space, least=True)
     most_expected = SLACK * error if session.capabilities.outputs else error
-    priced = _priced(config, platform, session)
-    if priced is not None:
-        session = priced
-        if priced.how[0].objective.law == "sum":
-            by = known_weights(priced.how[0], platform)
-            model, bound = weighed_ranks(model, by), weighed_ranks(bound, by)
     believed = rank_beliefs(graph, session, model, bound, error, most)
     aim = RankAim(model, error, most)
     return Aim(
@@ -172,7 +241,6 @@ def _ranked_aim(
         plain.price,
         lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=aim),
         rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
-        priced=priced,
         breaks=lambda plan: rank_violations(model, most_expected, plan),
     )
 
@@ -202,7 +270,7 @@ def _priced_aim(
             by = weights(how.objective, platform, how.powers)
             if set(by) >= {p.name for p in platform.processors}:
                 costs = weighed(latency, by)
-                figures[how.objective.name] = sum_price(space, costs)
+                figures[how.objective.name] = sum_price(costs)
                 least[how.objective.name] = best_chains(costs, most)[0].cost_s if chains else least_work(costs)
     believed = (
         space_beliefs(model, session, space, profiled)

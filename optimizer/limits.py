@@ -12,6 +12,7 @@ from optimizer.history import History, Trial
 from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import InfeasibleError
 from search_spaces.plan import Plan
+from search_spaces.registry import freedoms_of
 from search_spaces.workload import RANKED_ERROR
 
 TRUST = 1.1
@@ -43,7 +44,7 @@ class Limit:
 
 def allowed_error(config: StudyConfig) -> float | None:
     """Return by how much outputs may be off, relative; None for what the precision of processors explains."""
-    if config.max_error is None and config.space == "tucker":
+    if config.max_error is None and "ranks" in freedoms_of(config.allow):
         return RANKED_ERROR
     return config.max_error
 

@@ -302,8 +302,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
         candidate.close()
     if agreement is not None and not agreement.accepted:
         raise UnavailableError(
-            f"the plan's outputs differ from the whole model's by {agreement.max_rel_error:.2g} (relative), "
-            f"allowed is {agreement.tolerance:.2g}"
+            f"the plan's outputs differ from the whole model's: {agreement}; {agreement.tolerance:.1e} is allowed"
         )
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
     return replace(found, agreement=agreement, figures=figures, load_s=slow_s)

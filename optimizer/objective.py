@@ -19,15 +19,11 @@ from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs
 from optimizer.exact.weighed import least_plan, weighed
 from optimizer.profile import Profile
-from search_spaces.branch_space import BranchSpace
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.coexecution import CoexecutionSpace
+from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rank_space import RankSpace
-from search_spaces.space import SearchSpace
 
 _SOLVE_S = 10.0
 
@@ -56,36 +52,16 @@ class ObjectiveModel:
         return chain_cost(self.costs, plan, self.law)
 
 
-def check_space(objectives: Sequence[Objective], space: SearchSpace, *, states: bool = False) -> None:
-    """Check that plans of a space can be searched for objectives.
-
-    Args:
-        states: whether plans are priced in several states of the platform.
+def check_states(objectives: Sequence[Objective], *, states: bool) -> None:
+    """Check that objectives are known in states of the platform, where there are any.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: one is not.
     """
     other = next((o for o in objectives if o != LATENCY), None)
     if states and other is not None:
         raise UsageError(
             f"--objective {other.name}: --state tells how much longer lanes take, and nothing else", "leave one"
-        )
-    if states and not isinstance(space, ChainSpace | BranchSpace):
-        raise UsageError(
-            "--state: plans of this space are not priced in states", "leave --space at chain, or --state out"
-        )
-    if other is None or isinstance(space, ChainSpace | BranchSpace):
-        return
-    if not isinstance(space, CoexecutionSpace | RankSpace):
-        raise UsageError(f"--objective {other.name} is not known in this space", "leave --space at chain")
-    what = "split operators" if isinstance(space, CoexecutionSpace) else "decomposed convolutions"
-    if bad := next((o for o in objectives if o.law in ("period", "memory")), None):
-        told = "run no streams" if bad.law == "period" else "have no memory that is known"
-        hint = "leave --space at chain, or take branches"
-        raise UsageError(f"--objective {bad.name}: plans with {what} {told} here", hint)
-    if isinstance(space, RankSpace) and len(objectives) > 1:
-        raise UsageError(
-            f"--objective {other.name}: ranks are searched for one objective", "give one, or --space chain"
         )
 
 

@@ -7,7 +7,7 @@ splits: a split costs a mean of what its two lanes would cost, and one more star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,49 +16,31 @@ from scipy.optimize import linprog
 from evaluators.objectives import PricedSession
 from optimizer.bounds import Beliefs
 from optimizer.branches import best_near, branch_beliefs, branch_starts, predictor
-from optimizer.coexecution import coexecution_beliefs, coexecution_price
 from optimizer.exact.chain_costs import ChainCosts, chain_cost, exclusive_groups
 from optimizer.exact.chain_costs import Objective as Law
-from optimizer.exact.coexecution import CoexecutionModel
-from optimizer.exact.ranks import RankCosts
-from optimizer.exact.weighed import weighed
 from optimizer.objective import ObjectiveModel, bounds_at
 from optimizer.profile import Profile
 from search_spaces.branch_space import BranchSpace
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 
-NonChain = BranchSpace | CoexecutionSpace
+NonChain = BranchSpace
 
 
 def latency_price(graph: Graph, space: object, costs: ChainCosts) -> Callable[[Plan], float]:
     """Return what tells the seconds that the model gives a plan of a space."""
-    if isinstance(space, CoexecutionSpace):
-        return coexecution_price(space, costs)
     return predictor(graph, space, costs) if isinstance(space, BranchSpace) else lambda plan: chain_cost(costs, plan)
 
 
-def sum_price(space: object, costs: ChainCosts, law: Law = "latency") -> Callable[[Plan], float]:
+def sum_price(costs: ChainCosts, law: Law = "latency") -> Callable[[Plan], float]:
     """Return what tells what the lanes of a plan do, all together or the busiest one.
 
     Args:
         costs: weighed, without hand-overs.
         law: ``latency`` for the sum.
     """
-    if not isinstance(space, CoexecutionSpace):
-        plain = replace(costs, beyond_s=None)  # stages need not be consecutive
-        return lambda plan: chain_cost(plain, plan, law)
-    model = CoexecutionModel(space, costs, copy_s_per_byte=0.0)
-
-    def price(plan: Plan) -> float:
-        try:
-            return sum(sum(model.sides_s(part)) for part in space.parts(plan))
-        except PlanError:
-            return chain_cost(costs, plan)
-
-    return price
+    plain = replace(costs, beyond_s=None)  # stages need not be consecutive
+    return lambda plan: chain_cost(plain, plan, law)
 
 
 def objective_price(model: ObjectiveModel, space: object) -> Callable[[Plan], float]:
@@ -67,7 +49,7 @@ def objective_price(model: ObjectiveModel, space: object) -> Callable[[Plan], fl
         return model.predict
     if model.objective.law == "latency":
         return latency_price(model.graph, space, model.costs)
-    return sum_price(space, model.costs, model.law)
+    return sum_price(model.costs, model.law)
 
 
 def space_beliefs(model: ObjectiveModel, session: PricedSession, space: NonChain, profiled: Profile) -> Beliefs:
@@ -77,11 +59,6 @@ def space_beliefs(model: ObjectiveModel, session: PricedSession, space: NonChain
         InfeasibleError: no plan fits.
     """
     graph, platform = model.graph, model.costs.platform
-    if isinstance(space, CoexecutionSpace):
-        if model.objective.law == "latency":
-            return coexecution_beliefs(graph, model.costs, space)
-        best = CoexecutionModel(space, model.costs, copy_s_per_byte=0.0).best(splits=False, branches=False)
-        return Beliefs(model.costs, (space.plan(best.parts),), bounds_at(best.cost_s, proven=True, own=False))
     if model.objective.law == "latency":
         return branch_beliefs(graph, session.inner, profiled, platform, space)
     own, price = session.capabilities.costs, objective_price(model, space)
@@ -118,9 +95,3 @@ def least_work(costs: ChainCosts, law: Law = "latency") -> float:
         aim, A_ub=loads, b_ub=np.zeros(len(groups)), A_eq=whole, b_eq=np.ones(count), bounds=[*most, (0.0, None)]
     )
     return float(found.fun) * (1.0 - 1e-9) if found.success else 0.0
-
-
-def weighed_ranks(model: RankCosts, by: Mapping[str, float]) -> RankCosts:
-    """Return what layers and triples cost in another unit: each lane's seconds times its weight."""
-    factor = np.array([by[p.name] for p in model.costs.platform.processors])
-    return RankCosts(model.space, weighed(model.costs, by), model.triple_s * factor[:, None])

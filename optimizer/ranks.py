@@ -25,11 +25,11 @@ from search_spaces.constraints import Violation
 from search_spaces.cuts import every_layer
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform
 from search_spaces.rank_space import RankSpace
-from search_spaces.rewrites.ranked import firsts, outline_origins
-from search_spaces.rewrites.tucker import outline
+from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.rewrites.tucker_layers import Ranks
 
 SLACK = 3.0
@@ -94,8 +94,9 @@ def _level_s(
     """Return, for each kind of processor, the seconds of triples."""
     first = {like: members[0].name for like, members in platform.classes().items()}
     if session.capabilities.costs:
-        table = session.part_costs(outline(graph, ranks)).operator_s
-        each = np.add.reduceat(table, firsts(outline_origins(graph, ranks)), axis=1)
+        made = Lowering(graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
+        table, count = session.part_costs(made.graph).operator_s, len(graph.operators)
+        each = np.stack([np.bincount(made.origins, lane, count) for lane in table])
         row = {p.name: i for i, p in enumerate(platform.processors)}
         return {like: {o: float(each[row[name], o]) for o in ranks} for like, name in first.items()}
     found: dict[str, dict[int, float]] = {}
@@ -198,7 +199,12 @@ def rank_violations(model: RankCosts, most_error: float, plan: Plan) -> tuple[Vi
     if slower := model.slower(plan):
         statement = f"triples that are no faster than their layers (the first is of operator {min(slower)})"
         found.append(Violation(statement, len(slower), 0, "triples", "leave these layers as they are"))
-    if (error := model.space.error(plan)) > most_error * (1 + 1e-9):
-        lever = "allow a larger --max-error, or give a model whose weights have a low rank"
-        found.append(Violation("error of the outputs, as filters let expect it", error, most_error, "relative", lever))
-    return tuple(found)
+    return (*found, *error_violations(model.space, most_error, plan))
+
+
+def error_violations(choices: RankChoices, most_error: float, plan: Plan) -> tuple[Violation, ...]:
+    """Return the violation of a plan whose triples may be expected to be off by more than is allowed."""
+    if (error := choices.error(plan)) <= most_error * (1 + 1e-9):
+        return ()
+    lever = "allow a larger --max-error, or give a model whose weights have a low rank"
+    return (Violation("error of the outputs, as filters let expect it", error, most_error, "relative", lever),)

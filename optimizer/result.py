@@ -243,6 +243,8 @@ class Result:
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
             "identical": measured.agreement.identical if measured and measured.agreement else None,
             "max_rel_error": measured.agreement.max_rel_error if measured and measured.agreement else None,
+            "mean_rel_error": measured.agreement.mean_rel_error if measured and measured.agreement else None,
+            "output": measured.agreement.output if measured and measured.agreement else None,
             "tolerance": measured.agreement.tolerance if measured and measured.agreement else None,
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,

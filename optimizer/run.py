@@ -41,8 +41,8 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 LOG = "trials.jsonl"
 # Settings that decide what is proposed and what a number means; a study keeps them for its whole life.
-_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "space")
-_BEFORE = {"space": "chain"}  # what studies had before they could choose
+_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow")
+_BEFORE = {"allow": "cuts"}  # what studies had before they could choose
 _MAX_MANIFEST_NBYTES = 16 << 20
 
 

@@ -18,7 +18,7 @@ from search_spaces.errors import UsageError
 # What a worker decides for itself; all else is the study's.
 _OWN = ("study", "out", "storage", "device", "heartbeat", "warm_start")
 # What a number means, and which plans there are: in these all workers agree.
-_AGREED = ("evaluator", "objective", "max_stages", "space", "state", "robust", "power")
+_AGREED = ("evaluator", "objective", "max_stages", "allow", "state", "robust", "power")
 
 
 def placed(config: StudyConfig) -> StudyConfig:

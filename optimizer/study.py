@@ -22,14 +22,14 @@ from optimizer.coexecution import coexecution_baselines, coexecution_profile
 from optimizer.config import StudyConfig, most_stages
 from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import PAUSE_S, FinalSettings, Verdict, decide
-from optimizer.devices import asks_for_several, choose_model_and_platform
+from optimizer.devices import asks_for_several, choose_model_and_platform, error_hint
 from optimizer.drift_monitor import DriftMonitor
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, decide_front, policies
 from optimizer.history import OPTIMUM, WARM, History, Trial
 from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space
-from optimizer.objective import check_several, check_space
+from optimizer.objective import check_several, check_states
 from optimizer.pareto import Front
 from optimizer.profile import Profile, known_profile, profile
 from optimizer.ranks import rank_profile
@@ -136,11 +136,13 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     watcher.message(f"reading {config.model}")
     graph, platform = choose_model_and_platform(evaluator, config)
-    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    if hint := error_hint(evaluator, config):
+        watcher.message(hint)
+    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
     history = History(space.distributions(), config.objective[1:])
     own = evaluator.own_placements(platform) if not config.state else ()
     study = _Study(config, graph, platform, space, watcher, history, own)
-    check_space(study.objectives, space, states=bool(config.state))
+    check_states(study.objectives, states=bool(config.state))
     fingerprint = {"evaluator": config.evaluator, "platform": platform.to_json()}
     lanes = [f"{p.name} ({p.like})" for p in platform.processors]
     with (
@@ -278,10 +280,11 @@ def _named(
 ) -> tuple[Baseline, ...]:
     """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
     fastest = profiled.fastest(study.platform)
-    if isinstance(study.space, BranchSpace):
-        named = branch_baselines(study.space, study.platform, believed.costs, fastest)
-    elif isinstance(study.space, CoexecutionSpace):
-        named = coexecution_baselines(study.graph, study.platform, study.space, believed.costs, fastest)
+    inner = study.space.chains if isinstance(study.space, RankSpace) else study.space
+    if isinstance(inner, BranchSpace):
+        named = branch_baselines(inner, study.platform, believed.costs, fastest)
+    elif isinstance(inner, CoexecutionSpace):
+        named = coexecution_baselines(study.graph, study.platform, inner, believed.costs, fastest)
     else:
         named = baselines(study.graph, study.platform, fastest)
     for processor in study.own:
@@ -349,10 +352,11 @@ def _measured_profile(study: _Study, session: Session, warm: Warm | None) -> Pro
     if warm is not None and warm.complete and known is not None:
         return known
     found = profile(session, study.graph, study.platform, study.watcher.message, known)
-    if isinstance(study.space, BranchSpace):
-        found = branch_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
-    elif isinstance(study.space, CoexecutionSpace):
-        found = coexecution_profile(session, study.graph, study.platform, study.space, found, study.watcher.message)
+    inner = study.space.chains if isinstance(study.space, RankSpace) else study.space
+    if isinstance(inner, BranchSpace):
+        found = branch_profile(session, study.graph, study.platform, inner, found, study.watcher.message)
+    elif isinstance(inner, CoexecutionSpace):
+        found = coexecution_profile(session, study.graph, study.platform, inner, found, study.watcher.message)
     return _with_ranks(study, session, found)
 
 

@@ -33,6 +33,7 @@ from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan, canonical
 from search_spaces.platform import Platform, Processor
+from search_spaces.registry import freedoms_of
 
 TAKEN = "taken"
 """The kind of the log's record that all of an earlier study was taken over, and which plans were carried over."""
@@ -154,8 +155,8 @@ def warm_start(
 
 def _same_space(study: Study, config: StudyConfig) -> bool:
     """Return whether an earlier study timed beside the operators what this one needs timed."""
-    same = study.config.get("space", "chain") == config.space
-    return same and (config.space != "tucker" or study.config.get("max_error") == config.max_error)
+    same = study.config.get("allow", "cuts") == config.allow
+    return same and ("ranks" not in freedoms_of(config.allow) or study.config.get("max_error") == config.max_error)
 
 
 def _known_trials(

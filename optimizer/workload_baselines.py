@@ -102,7 +102,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
             what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             lanes = tuple(replace(base, name=name, resources={}, options=options) for name in names)
-            if not host or base.kind == "cpu":
+            if not host or (base.kind == "cpu" and "runtime" not in base.options):  # LiteRT is what the host runs
                 yield _Variant(what, lanes)
 
 

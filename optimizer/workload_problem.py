@@ -20,6 +20,7 @@ from search_spaces.joined_graph import JoinedGraph, merge
 from search_spaces.models import load
 from search_spaces.platform import Platform
 from search_spaces.pools import with_pools
+from search_spaces.registry import freedoms_of
 from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.workload import RANKED_ERROR, Workload, workload_of
 from search_spaces.workload_file import read_workload
@@ -27,8 +28,6 @@ from search_spaces.workload_space import WorkloadSpace
 
 AUTO = "auto"
 """The sampler that knows workloads."""
-
-SPACE, TUCKER = "workload", "tucker"
 
 
 @dataclass(slots=True)
@@ -66,8 +65,8 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
             f"--evaluator {config.evaluator}: it runs one model at a time",
             "give litert, cuda, cost-model, or a single --model",
         )
-    if config.space not in {SPACE, TUCKER, "chain"}:
-        raise UsageError(f"--space {config.space}: several models are searched in the space {SPACE!r}", "leave it out")
+    if not freedoms_of(config.allow) <= {"cuts", "ranks"} or not freedoms_of(config.allow):
+        raise UsageError(f"--allow {config.allow}: plans of several models have cuts and ranks", "leave the others out")
     if config.deadline is not None:
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
     if config.sampler != AUTO and (

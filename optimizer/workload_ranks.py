@@ -1,4 +1,4 @@
-"""``--tucker`` with several models: which of them it is for, baselines with it, and what is told and written."""
+"""``--allow ranks`` with several models: which of them it is for, baselines with it, and what is told and written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.ranked import ranks_of
+from search_spaces.registry import freedoms_of
 from search_spaces.rewrites.tucker import decompose, outline
 from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.rewrites.tucker_layers import ranks_of
 from search_spaces.workload import Workload
 from search_spaces.workload_space import WorkloadSpace
 
@@ -43,19 +44,21 @@ def with_errors(workload: Workload, config: StudyConfig) -> Workload:
     """Return a workload whose clients say how far they may be off, as far as the command line has them decomposed.
 
     Raises:
-        UsageError: ``--tucker`` or ``--max-error`` has nothing to go with.
+        UsageError: ``--allow ranks`` or ``--max-error`` has nothing to go with.
     """
-    if config.space == "tucker":
+    if "ranks" in freedoms_of(config.allow):
         most = allowed_error(config)
         workload = replace(
             workload, clients=tuple(replace(c, tucker=most) if c.tucker is None else c for c in workload.clients)
         )
         if not any(c.tucker for c in workload.clients):
             if config.max_error == 0.0:
-                raise UsageError("--max-error 0: nothing can be decomposed without any error", "leave --tucker out")
-            raise UsageError("--tucker: the workload's file lets no model be decomposed", "leave --tucker out")
+                raise UsageError(
+                    "--max-error 0: nothing can be decomposed without any error", "leave ranks out of --allow"
+                )
+            raise UsageError("--allow ranks: the workload's file lets no model be decomposed", "leave ranks out")
     elif config.max_error is not None and not any(c.tucker for c in workload.clients):
-        raise UsageError("--max-error: of several models it goes with --tucker", "leave it out, or give --tucker")
+        raise UsageError("--max-error: of several models it goes with --allow ranks", "leave it out, or allow ranks")
     return workload
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from evaluators.samples import Measurement
 from optimizer.loop import in_space
 from search_spaces.plan import Plan
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.space import NeighbourlySpace
 
-_STEPS, _STARTS, _KEPT = 220, 4, 200
+STEPS = 220
+_STARTS, _KEPT = 4, 200
 _WARM, _COLD = 0.1, 0.002
 _NEIGHBOURS = 24
 
@@ -31,10 +32,13 @@ class WorkloadProposer:
         predict: seconds that a plan is predicted to take; infinite for one that cannot be.
         starts: where annealing begins, beside plans at random.
         seed: of the study.
+        steps: of the annealing, from each start.
     """
 
-    def __init__(self, space: WorkloadSpace, predict: Predict, starts: list[Plan], seed: int) -> None:
-        self._space, self._seed = space, seed
+    def __init__(
+        self, space: NeighbourlySpace, predict: Predict, starts: list[Plan], seed: int, steps: int = STEPS
+    ) -> None:
+        self._space, self._seed, self._steps = space, seed, steps
         self._predict_s = predict
         self._starts = starts
         self._predicted: dict[str, float] = {}
@@ -83,8 +87,8 @@ class WorkloadProposer:
         for plan in (*starts, *(self._space.plan_at(_below(self._space.cardinality(), rng)) for _ in range(2))):
             here, here_s = plan, self._predict(plan)
             self._keep(here)
-            for step in range(_STEPS):
-                heat = _WARM * (_COLD / _WARM) ** (step / _STEPS)
+            for step in range(self._steps):
+                heat = _WARM * (_COLD / _WARM) ** (step / self._steps)
                 there = self._space.neighbour(here, rng)
                 there_s = self._predict(there)
                 self._keep(there)

@@ -32,7 +32,7 @@ from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of
 from optimizer.workload_baselines import first_plans
 from optimizer.workload_limits import check
 from optimizer.workload_memory import Memory
-from optimizer.workload_problem import AUTO, SPACE, TUCKER, Problem, read_problem
+from optimizer.workload_problem import AUTO, Problem, read_problem
 from optimizer.workload_ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
 from optimizer.workload_result import WorkloadResult, summary
 from optimizer.workload_search import WorkloadProposer
@@ -140,7 +140,6 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
     make_sampler(config.sampler, config.seed, 0)
     watcher.message(f"reading {config.model}")
     problem = read_problem(config, evaluator)
-    config = config.model_copy(update={"space": config.space if config.space == TUCKER else SPACE})
     study = _Study(config, problem, watcher, History(problem.space.distributions()))
     with (
         RunFolder.create_or_resume(

@@ -151,7 +151,7 @@ def find_variants(
         RewriteError, ModelError: the weights cannot be read.
     """
     if not session.capabilities.decompose:
-        raise UsageError("--tucker: the evaluator runs no decomposed models", "give litert, cuda or cost-model")
+        raise UsageError("--allow ranks: the evaluator runs no decomposed models", "give litert, cuda or cost-model")
     finder = _Finder(session, platform, grids, progress)
     clients = [i.client for i in workload.instances]
     return Variants(

@@ -41,9 +41,7 @@ class BranchSpace:
         self._platform = platform
         self._names = [p.name for p in platform.processors]
         if not self._runs.groups:
-            raise UsageError(
-                f"{graph.name!r} has no parallel branches", "give --space chain, which cuts a model into parts"
-            )
+            raise UsageError(f"{graph.name!r} has no parallel branches", "leave branches out of --allow")
         if all(a.excludes(b) for a, b in combinations(platform.processors, 2)):
             raise UsageError(
                 f"branches run side by side on two processors or more; of {', '.join(self._names)} "

@@ -14,6 +14,7 @@ from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform
 
 if TYPE_CHECKING:
+    import numpy as np
     from optuna.distributions import BaseDistribution
 
 
@@ -125,6 +126,29 @@ class ChainSpace:
                 return chain_plan(self._graph, cuts, word_at(word_rank, parts, self._classes))
             index -= size
         raise IndexError(index)
+
+    def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return the plan after one random move: a part elsewhere, a cut moved, one less or one more.
+
+        Args:
+            plan: of this space.
+        """
+        count, lanes = len(self._graph.operators), [stage.processor for stage in plan.stages]
+        cuts = [stage.operators[0] for stage in plan.stages[1:]]
+        free = [c for c in range(1, count) if c not in cuts]
+        move = int(rng.integers(4))
+        if move == 1 and cuts and free:
+            cuts[int(rng.integers(len(cuts)))] = free[int(rng.integers(len(free)))]
+        elif move == 2 and cuts:
+            gone = int(rng.integers(len(cuts)))
+            del cuts[gone], lanes[gone + int(rng.integers(2))]
+        elif move == 3 and free and len(lanes) < self._max_stages:
+            cut = free[int(rng.integers(len(free)))]
+            lanes.insert(sum(c < cut for c in cuts) + 1, self._lanes[int(rng.integers(len(self._lanes)))])
+            cuts.append(cut)
+        else:
+            lanes[int(rng.integers(len(lanes)))] = self._lanes[int(rng.integers(len(self._lanes)))]
+        return canonical(chain_plan(self._graph, sorted(cuts), lanes), self._graph, self._platform)
 
     def _size(self, parts: int) -> int:
         return comb(len(self._graph.operators) - 1, parts - 1) * self._words(parts)

@@ -20,13 +20,15 @@ from search_spaces.rewrites.splits import Axis, extent
 from search_spaces.shared_chains import GRID, LONGEST
 from search_spaces.shared_parts import How, Mode, Part, SharedParts
 
-__all__ = ["GRID", "CoexecutionSpace", "How", "Mode", "Part"]
+__all__ = ["AXES", "GRID", "CoexecutionSpace", "How", "Mode", "Part"]
 
 if TYPE_CHECKING:
+    import numpy as np
     from optuna.distributions import BaseDistribution
 
 
-_AXES: tuple[Axis, ...] = ("height", "channels")
+AXES: tuple[Axis, ...] = ("height", "channels")
+_MOVES = 50
 
 
 class CoexecutionSpace(SharedParts):
@@ -37,22 +39,22 @@ class CoexecutionSpace(SharedParts):
     shared as it is told runs whole.
 
     Args:
-        max_stages: not heeded: each operator may begin a part.
+        splits: whether operators may be split.
+        branches: whether the branches of a group may run on two processors.
 
     Raises:
         UsageError: there is one processor only.
     """
 
-    any_stages = True
-
-    def __init__(self, graph: Graph, platform: Platform, max_stages: int = 0) -> None:  # noqa: ARG002 - as all spaces
+    def __init__(self, graph: Graph, platform: Platform, *, splits: bool = True, branches: bool = True) -> None:
         if len(platform.processors) < 2:
             raise UsageError(
                 "co-execution needs two processors, and there is one",
                 "give --processors with two of them, as cpu0,cpu1",
             )
-        super().__init__(graph)
+        super().__init__(graph, branches=branches)
         self.platform = platform
+        self.axes: tuple[Axis, ...] = AXES if splits else ()
         self._place = {p.name: i for i, p in enumerate(platform.processors)}
 
     @cached_property
@@ -92,7 +94,7 @@ class CoexecutionSpace(SharedParts):
             if i:
                 found[f"cut_{i}"] = CategoricalDistribution([False, True])
             begins = any(first == i for first, _ in self.groups)
-            kinds = ["whole", "height", "channels", *(["branches"] if begins else [])]
+            kinds = ["whole", *self.axes, *(["branches"] if begins else [])]
             found[f"split_{i}"] = CategoricalDistribution(kinds)
             found[f"share_{i}"] = IntDistribution(1, GRID - 1)
             found[f"on_{i}"] = CategoricalDistribution(names)
@@ -114,9 +116,11 @@ class CoexecutionSpace(SharedParts):
         how, step, on, other = mode
         if on == other or self.platform[on].excludes(self.platform[other]):
             return None
+        if how not in self.axes and how != "branches":
+            return None
         if how == "branches":
             return Part(first, last, (on, other), how, step) if step in self.branch_sets(first, last) else None
-        cut = self.cuts(first, last, how).get(step) if how != "whole" else None
+        cut = self.cuts(first, last, how).get(step)
         return None if cut is None else Part(first, last, (on, other), how, cut)
 
     def parts(self, plan: Plan) -> tuple[Part, ...]:
@@ -205,14 +209,14 @@ class CoexecutionSpace(SharedParts):
         """Return the length of :meth:`modes`."""
         splits = 0
         if last - first <= LONGEST:
-            splits = sum(int((self.chains(last, axis).lengths >= last - first).sum()) for axis in _AXES)
+            splits = sum(int((self.chains(last, axis).lengths >= last - first).sum()) for axis in self.axes)
         pairs = len(self._all_pairs)
         return len(self.platform.processors) + splits * pairs + len(self.branch_sets(first, last)) * (pairs // 2)
 
     def modes(self, first: int, last: int) -> list[Mode]:
         """Return in how many ways a part can be run: every one that a canonical plan can have."""
         found: list[Mode] = [("whole", lane.name) for lane in self.platform.processors]
-        for axis in _AXES:
+        for axis in self.axes:
             found += [(axis, step, a, b) for step in self.cuts(first, last, axis) for a, b in self._all_pairs]
         ordered = [(a, b) for a, b in self._all_pairs if self._place[a] < self._place[b]]
         found += [("branches", which, a, b) for which in self.branch_sets(first, last) for a, b in ordered]
@@ -251,6 +255,54 @@ class CoexecutionSpace(SharedParts):
             parts.append(self.part(first, last, self.modes(first, last)[which]))
             first = last
         return self.plan(parts)
+
+    def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return the plan after one random move: a part otherwise, a cut moved, two parts as one, or one as two.
+
+        Args:
+            plan: of this space.
+        """
+        parts = list(self.parts(plan))
+        for _ in range(_MOVES):
+            i, move = int(rng.integers(len(parts))), int(rng.integers(4))
+            part = parts[i]
+            if move == 0:
+                made = [*parts[:i], self._otherwise(part.first, part.last, rng), *parts[i + 1 :]]
+            elif i + 1 < len(parts) and move <= 2:
+                last = parts[i + 1].last
+                cut = int(rng.integers(part.first + 1, last)) if move == 1 and last - part.first > 1 else last
+                again = [(part.first, cut, part), (cut, last, parts[i + 1])][: 2 if cut < last else 1]
+                made = [*parts[:i], *(self._kept(*each, rng) for each in again), *parts[i + 2 :]]
+            elif part.last - part.first > 1:
+                cut = int(rng.integers(part.first + 1, part.last))
+                if rng.random() < 0.5:
+                    halves = self._kept(part.first, cut, part, rng), self._otherwise(cut, part.last, rng)
+                else:
+                    halves = self._otherwise(part.first, cut, rng), self._kept(cut, part.last, part, rng)
+                made = [*parts[:i], *halves, *parts[i + 1 :]]
+            else:
+                continue
+            found = self.plan(made)
+            if found != plan:
+                return found
+        return plan
+
+    def _otherwise(self, first: int, last: int, rng: np.random.Generator) -> Part:
+        """Return some way to run operators as a part."""
+        modes = self.modes(first, last)
+        shared = [mode for mode in modes if mode[0] != "whole"]
+        among = shared if shared and rng.random() < 0.5 else [mode for mode in modes if mode[0] == "whole"]
+        return self.part(first, last, among[int(rng.integers(len(among)))])
+
+    def _kept(self, first: int, last: int, like: Part, rng: np.random.Generator) -> Part:
+        """Return operators run as a part is that held some of them, as near as can be."""
+        if like.axis is None:
+            return Part(first, last, like.on)
+        step = self.step(like)
+        cuts = self.cuts(first, last, like.axis) if like.axis != "branches" and step is not None else {}
+        if not cuts or step is None:
+            return Part(first, last, (like.on[int(rng.integers(len(like.on)))],))
+        return Part(first, last, like.on, like.axis, cuts[min(cuts, key=lambda s: abs(s - step))])
 
     def part(self, first: int, last: int, mode: Mode) -> Part:
         """Return a part that is run in one of :meth:`modes`."""

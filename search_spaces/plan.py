@@ -98,6 +98,11 @@ class Plan:
             found.setdefault(stage.processor, []).append(index)
         return found
 
+    @property
+    def is_split(self) -> bool:
+        """Whether some stages are sides of a split."""
+        return any(stage.share is not None for stage in self.stages)
+
     def sides(self) -> dict[int, tuple[int, ...]]:
         """Return, for each stage, the stages that are sides of the same split, in the order of their shares.
 

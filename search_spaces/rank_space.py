@@ -8,31 +8,33 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.chain import ChainSpace
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.space import NeighbourlySpace
 
 if TYPE_CHECKING:
+    import numpy as np
     from optuna.distributions import BaseDistribution
 
 
 class RankSpace(RankChoices):
-    """All chains of 1 to ``max_stages`` parts, each with every choice of ranks.
+    """All plans of another space, each with every choice of ranks.
 
-    Parameters (fixed for the study): those of :class:`~search_spaces.chain.ChainSpace`; and for each layer with a
-    choice ``ranks_i``, the number of its triple, the smallest first; the last number leaves it as it is.
+    Parameters (fixed for the study): those of the other space; and for each layer with a choice ``ranks_i``, the number
+    of its triple, the smallest first; the last number leaves it as it is.
+
+    Args:
+        chains: the other space.
 
     Raises:
         RewriteError: the model has no convolution larger than 1 by 1, or is quantised.
-        UsageError: as the space of chains.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
-        self.chains = ChainSpace(graph, platform, max_stages)
+    def __init__(self, graph: Graph, chains: NeighbourlySpace) -> None:
+        self.chains = chains
         super().__init__(graph)
 
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -89,3 +91,19 @@ class RankSpace(RankChoices):
             if which < len(found):
                 ranks[operator] = found[which]
         return self.with_ranks(self.chains.plan_at(chain), ranks)
+
+    def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return the plan after one random move: of the other space, or of one layer's ranks by a step.
+
+        Args:
+            plan: of this space.
+        """
+        if not self.options or rng.random() < 0.5:
+            return replace(self.chains.neighbour(replace(plan, ranks=()), rng), ranks=plan.ranks)
+        ranks = ranks_of(plan)
+        operator = list(self.options)[int(rng.integers(len(self.options)))]
+        options = self.options[operator]
+        place = options.index(ranks[operator]) if operator in ranks else len(options)
+        moved = min(max(place + (1 if rng.random() < 0.5 else -1), 0), len(options))
+        rest = {o: r for o, r in ranks.items() if o != operator}
+        return self.with_ranks(plan, rest | ({operator: options[moved]} if moved < len(options) else {}))

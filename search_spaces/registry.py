@@ -1,46 +1,86 @@
-"""Search spaces by name: built-ins and plug-ins come in through the same entry-point group."""
+"""Which plans are searched: freedoms by name, and spaces of plug-ins."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import UnavailableError, UsageError, shown
 from search_spaces.plugins import entries, find_entry, foreign, load_entry, origin
-from search_spaces.space import EnumerableSpace
+from search_spaces.space import EnumerableSpace, NeighbourlySpace
 
 if TYPE_CHECKING:
     from search_spaces.graph import Graph
     from search_spaces.platform import Platform
 
-DEFAULT = "chain"
+FREEDOMS = ("cuts", "branches", "splits", "ranks")
+"""What plans may do: cut into stages, run branches side by side, split operators, decompose convolutions."""
+
 _METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
 
 
-def space_names() -> list[str]:
-    """Return the names of all installed spaces."""
-    return sorted({entry.name for entry in entries("space")})
-
-
-def needs_any_stages(name: str) -> bool:
-    """Return whether the plans of a space have as many parts as they need, unless a person limits them.
+def parse_freedoms(text: str) -> str:
+    """Return ``cuts,branches,…`` in the order of :data:`FREEDOMS`, or the name of a plug-in's space as it is.
 
     Raises:
-        UsageError: there is no space of this name.
-        UnavailableError: it is installed but cannot be loaded.
+        UsageError: a word is no freedom, and no installed space has that name.
     """
-    return bool(getattr(load_entry("space", find_entry("space", name)), "any_stages", False))
+    words = [word.strip() for word in text.split(",")]
+    unknown = [word for word in words if word not in FREEDOMS]
+    if not unknown:
+        return ",".join(f for f in FREEDOMS if f == "cuts" or f in words)
+    if len(words) == 1 and any(entry.name == text for entry in entries("space")):
+        return text
+    raise UsageError(
+        f"--allow {shown(text)}: there is no freedom {shown(unknown[0])}", f"give some of {', '.join(FREEDOMS)}"
+    )
 
 
-def make_space(name: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:
-    """Return the space of that name for a model on a platform.
+def freedoms_of(allow: str) -> frozenset[str]:
+    """Return the freedoms of what :func:`parse_freedoms` returned; none of a plug-in's space."""
+    return frozenset(allow.split(",")) & frozenset(FREEDOMS)
+
+
+def needs_any_stages(allow: str) -> bool:
+    """Return whether plans have as many stages as they need, unless a person limits them.
+
+    Raises:
+        UsageError, UnavailableError: see :func:`make_space`.
+    """
+    if freedoms_of(allow):
+        return bool(freedoms_of(allow) & {"branches", "splits"})
+    return bool(getattr(load_entry("space", find_entry("space", allow)), "any_stages", False))
+
+
+def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:
+    """Return the space of some freedoms for a model on a platform.
 
     Args:
-        max_stages: parts of a plan at most.
+        allow: see :func:`parse_freedoms`.
+        max_stages: stages of a plan at most; where operators are split each operator may begin one.
 
     Raises:
-        UsageError: there is none of this name, or the space cannot be for this model and so many parts.
-        UnavailableError: it is installed but cannot be loaded or made; the text names the distribution and the cause.
+        UsageError: it cannot be for this model and so many stages.
+        UnavailableError: a plug-in's space cannot be loaded or made; the text names the distribution and the cause.
     """
+    freedoms = freedoms_of(allow)
+    if not freedoms:
+        return _of_plugin(allow, graph, platform, max_stages)
+    from search_spaces.branch_space import BranchSpace
+    from search_spaces.chain import ChainSpace
+    from search_spaces.coexecution import CoexecutionSpace
+    from search_spaces.rank_space import RankSpace
+
+    found: NeighbourlySpace
+    if "splits" in freedoms or freedoms >= {"branches", "ranks"}:
+        found = CoexecutionSpace(graph, platform, splits="splits" in freedoms, branches="branches" in freedoms)
+    elif "branches" in freedoms:
+        found = BranchSpace(graph, platform, max_stages)
+    else:
+        found = ChainSpace(graph, platform, max_stages)
+    return RankSpace(graph, found) if "ranks" in freedoms else found
+
+
+def _of_plugin(name: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:
     entry = find_entry("space", name)
     kind = load_entry("space", entry)
     what = f"space {name!r} of {origin(entry)}"

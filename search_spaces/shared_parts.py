@@ -43,8 +43,9 @@ Mode = tuple[Literal["whole"], str] | tuple[How, int, str, str]
 class SharedParts:
     """The parts of a model that can be shared, each worked out once."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, branches: bool = True) -> None:
         self.graph = graph
+        self._branches = branches
         self._chains: dict[tuple[int, Axis], ChainCuts] = {}
         self._sides: dict[Split, Sides] = {}
 
@@ -56,7 +57,7 @@ class SharedParts:
         by one number. The space of branches knows no such limits.
         """
         found: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
-        for group in walk(branch_groups(self.graph)):
+        for group in walk(branch_groups(self.graph)) if self._branches else ():
             members = group.members()
             first, last = members[0], members[-1] + 1
             if len(members) == last - first and len(group.branches) <= _MOST_BRANCHES:

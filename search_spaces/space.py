@@ -46,7 +46,7 @@ class EnumerableSpace(SearchSpace, Protocol):
 
 
 @runtime_checkable
-class NeighbourlySpace(SearchSpace, Protocol):
+class NeighbourlySpace(EnumerableSpace, Protocol):
     """A space that knows better than general moves what lies beside a plan."""
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:

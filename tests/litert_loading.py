@@ -23,9 +23,15 @@ def single_cores(platform: Platform) -> list[str]:
     return [p.name for p in platform.processors if len(p.options["cores"]) == 1]
 
 
+def litert_lanes() -> Platform:
+    """Return what this machine offers to LiteRT, whichever other runtimes are installed."""
+    found = local_platform()
+    return found.restrict([p.name for p in found.processors if "runtime" not in p.options])
+
+
 def three_lanes() -> Platform:
     """All cores together and the first two of them alone, however many this machine has."""
-    found = local_platform()
+    found = litert_lanes()
     alone = single_cores(found)
     together = [p.name for p in found.processors if p.name not in alone]
     return found.restrict([*together, *alone[:2]])

@@ -125,7 +125,7 @@ def test_waits_are_those_for_other_lanes() -> None:
 
 def test_a_study_of_branches_from_end_to_end(tmp_path: Path) -> None:
     config = StudyConfig(
-        model="squeezenet1_1", budget=12, evaluator="synthetic", space="branches", out=tmp_path / "run"
+        model="squeezenet1_1", budget=12, evaluator="synthetic", allow="cuts,branches", out=tmp_path / "run"
     )
     assert most_stages(config, 39) == 39
     result = run_study(config, Quiet(), ["optimize"])
@@ -144,7 +144,7 @@ def test_wrong_input_is_told_in_a_line(tmp_path: Path) -> None:
         ("squeezenet1_1", ("cpu0",), "there is only one"),
     ):
         config = StudyConfig(
-            model=model, budget=1, evaluator="synthetic", space="branches", processors=lanes, out=tmp_path / model
+            model=model, budget=1, evaluator="synthetic", allow="cuts,branches", processors=lanes, out=tmp_path / model
         )
         with pytest.raises(UsageError, match=says):
             run_study(config, Quiet(), ["optimize"])

@@ -94,7 +94,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("name: x\nmatrix:\n  model: vgg16\n  budget: 0\n", ":4: --budget 0: must be at least 1"),
         ("name: x\nmatrix:\n  model: vgg16\n  sampler: tpee\n", ":4: unknown sampler 'tpee'; did you mean tpe"),
         ("name: x\nmatrix:\n  model: vgg16\n  evaluator: litertt\n", ":4: there is no evaluator 'litertt'; did you"),
-        ("name: x\nmatrix:\n  model: vgg16\n  space: chian\n", ":4: there is no space 'chian'; did you mean chain"),
+        ("name: x\nmatrix:\n  model: vgg16\n  allow: magic\n", ":4: --allow 'magic': there is no freedom 'magic'"),
         ("name: x\nmatrix:\n  model: [vgg16, vgg16]\n", ":3: matrix.model has a value twice"),
         ("name: x\nname: y\n", ":2: 'name' is there twice"),
         ("name: ../x\nmatrix: {model: vgg16}\n", ":1: name '../x': must start with a letter"),

@@ -19,9 +19,8 @@ from evaluators.base import capabilities_of as declared
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.cuda.session import CudaSession
 from evaluators.cuda.workload import CudaWorkload
-from evaluators.forwarding import ForwardingCandidate, ForwardingSession
+from evaluators.forwarding import ForwardingCandidate, ForwardingSession, LoweredCandidate
 from evaluators.guard import guarded
-from evaluators.litert.lowered import LoweredCandidate
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.disturbance import Counters
 from evaluators.objectives import OBJECTIVES, PricedSession, Pricing
@@ -43,7 +42,6 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.lowering import is_split
 from search_spaces.states import State
 from tests.remote_agents import agent_here
 from tests.short_studies import go
@@ -70,11 +68,13 @@ OF_CANDIDATES = {
 }
 OF_EVALUATORS = {
     "names": Evaluator.processor,
+    "reduced": Evaluator.reduced,
     "descriptions": Evaluator.described,
     "targets": Evaluator.at,
     "graphs": Evaluator.graph_of,
     "workloads": Evaluator.host,
 }
+NOT_OF_OLD = {("tflite-runtime", "workloads"), ("tflite-runtime", "reduced")}  # what it inherits would be LiteRT's
 FACTS = {"sliced_lanes", "measures_here"}  # of evaluators, without a method
 
 Opened = tuple[Session, Graph, Platform]
@@ -232,7 +232,7 @@ def test_a_plan_that_was_lowered_does_what_others_do() -> None:
         space = CoexecutionSpace(graph, platform)
         rng = np.random.default_rng(0)
         drawn = (space.plan_at(int(i)) for i in rng.integers(0, 2**40, 1000))
-        plan = next(plan for plan in drawn if is_split(plan))
+        plan = next(plan for plan in drawn if plan.is_split)
         with closing(session.load(graph, plan)) as candidate:
             assert isinstance(candidate, LoweredCandidate)
             batch, stream = candidate.run(3), candidate.stream(2)
@@ -282,13 +282,12 @@ def test_an_evaluator_declares_what_it_has(name: str) -> None:
     assert OF_EVALUATORS.keys() | FACTS == {f.name for f in fields(EvaluatorCapabilities)}
     for what, method in OF_EVALUATORS.items():
         has = getattr(type(found), method.__name__) is not method
-        # What runs a library of old beside LiteRT runs no workloads with it.
-        assert getattr(found.capabilities, what) is (has and (name, what) != ("tflite-runtime", "workloads")), what
+        assert getattr(found.capabilities, what) is (has and (name, what) not in NOT_OF_OLD), what
     assert guarded(found, "x").capabilities == found.capabilities
 
 
 def test_every_capability_has_a_method_and_is_forwarded() -> None:
-    assert OF_SESSIONS.keys() | OF_CANDIDATES.keys() == {f.name for f in fields(Capabilities)}
+    assert OF_SESSIONS.keys() | OF_CANDIDATES.keys() | {"rewrites"} == {f.name for f in fields(Capabilities)}
     for kind, wrapper, methods in (
         (Session, ForwardingSession, [*OF_SESSIONS.values(), Session.fingerprint]),
         (Candidate, ForwardingCandidate, [*OF_CANDIDATES.values(), Candidate.run, Candidate.close]),
@@ -354,7 +353,11 @@ def silent(kind: type, methods: Iterable[Any], **known: Any) -> Any:
     return type(kind.__name__, (kind,), {**{m.__name__: refuse(m.__name__) for m in methods}, **known})
 
 
-CHANGED: list[dict[str, Any]] = [{}, {"space": "branches", "max_stages": 40}, {"objective": ("occupancy", "memory")}]
+CHANGED: list[dict[str, Any]] = [
+    {},
+    {"allow": "cuts,branches", "max_stages": 40},
+    {"objective": ("occupancy", "memory")},
+]
 
 
 @pytest.mark.parametrize("changed", CHANGED)

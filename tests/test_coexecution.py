@@ -29,7 +29,7 @@ from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan, Share, Stage, canonical
 from search_spaces.platform import Platform
-from search_spaces.rewrites.lowering import Lowering
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.splits import extent
 from search_spaces.rewrites.views import without_copies
 from tests.short_studies import Quiet
@@ -342,7 +342,7 @@ def test_a_study_of_co_execution_is_reported(tmp_path: Path) -> None:
         sampler="random",
         evaluator="cost-model",
         platform=Path("snapdragon855"),
-        space="coexecution",
+        allow="cuts,branches,splits",
         out=tmp_path / "run",
     )
     result = run_study(config, Quiet(), ["optimize"])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.models.zoo import draft
-from search_spaces.rewrites.ranked import outline_origins
-from search_spaces.rewrites.tucker import outline
+from search_spaces.plan import LayerRanks
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker_ranks import SEED_001, choose_ranks
 from tests.benchmarks.seed_001_gpu import OURS, OURS_TUCKER, PROCESSES, summary
 from tests.benchmarks.seed_001_models import SETS, cuts_of
@@ -25,7 +25,8 @@ RESULT = Path(__file__).parents[1] / "experiments" / "results" / "seed_001_gpu.j
 def test_no_triple_is_cut(name: str, parts: int) -> None:
     graph = draft(name).graph()
     ranks = {c.layer.operator: c.ranks for c in choose_ranks(graph, SEED_001) if c.ranks is not None}
-    made, origins = outline(graph, ranks), outline_origins(graph, ranks)
+    found = Lowering(graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
+    made, origins = found.graph, found.origins
     cuts = cuts_of(made, parts, origins)
     assert cuts == tuple(sorted(set(cuts)))
     assert parts / 2 <= len(cuts) + 1 <= parts

@@ -50,7 +50,7 @@ def computed(graph: Graph, cuts: tuple[int, ...] = (), *, first: bool = False) -
 
 
 def off(found: list[Any], graph: Graph) -> float:
-    return tensors.agreement(found, REFERENCES.outputs(graph), 0.0).max_rel_error
+    return tensors.agreement(graph, found, REFERENCES.outputs(graph), 0.0).max_rel_error
 
 
 MODELS = (

@@ -203,7 +203,7 @@ def test_a_study_of_several_models(
 def test_decomposed_models_are_priced_and_run() -> None:
     model = "vgg11@0.25/32+spectrum"
     evaluator = CudaEvaluator("cpu")
-    values = {"model": f"{model}×2", "budget": "1", "space": "tucker", "max_error": "0.3", "evaluator": "cuda"}
+    values = {"model": f"{model}×2", "budget": "1", "allow": "cuts,ranks", "max_error": "0.3", "evaluator": "cuda"}
     problem = read_problem(parse_config({**values, "processors": "stream0,stream1"}), evaluator)
     grids = {digest: sets[2:3] for digest, sets in grids_of(problem.workload, problem.choices).items()}
     ((digest, (ranks,)),) = grids.items()

@@ -39,7 +39,14 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], cache_folder: Path) ->
     document = json.loads(capsys.readouterr().out)
     names = {finding["name"] for finding in document["findings"]}
     assert names >= {"LiteRT", "cores", "governor", "other load", "steal", "free memory", "cache folder"}
-    assert names >= {"Vulkan loader", "graphics adapters", "software adapters", "neural processor", "tflite-runtime"}
+    assert names >= {
+        "Vulkan loader",
+        "graphics adapters",
+        "software adapters",
+        "neural processor",
+        "tflite-runtime",
+        "OpenVINO",
+    }
     assert document["usable"]
     refusals = {r["processor"]: r["operators"] for r in document["refusals"]}
     assert set(refusals) == {p["name"] for p in document["platform"]["processors"]}

@@ -131,7 +131,7 @@ def test_only_plans_that_were_chosen_by_the_latency_are_explained(
 
 
 def test_sides_of_a_split_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SEARCH, "--processors", "1large,3med", "--out", str(tmp_path / "run"), "--space", "coexecution"]
+    words = [*SEARCH, "--processors", "1large,3med", "--out", str(tmp_path / "run"), "--allow", "cuts,branches,splits"]
     assert main([*words, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]["plan"]
     assert main(["explain", str(tmp_path / "run"), "--json"]) == 0

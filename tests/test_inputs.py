@@ -30,6 +30,7 @@ from search_spaces.models import load
 from search_spaces.models.inputs import drawn_inputs, read_inputs
 from search_spaces.platform import Platform
 from tests.benchmarks.operators import interpreted
+from tests.litert_loading import loaded
 from tests.operator_corpus import corpus
 from tests.tflite_models import SHAPE, TYPES, Array, Net, quantized
 
@@ -45,12 +46,12 @@ def run_alone(graph: Graph) -> list[Array]:
     """Return what a model computes cut at every place, after it has been compared with the whole one."""
     platform = Platform("one", (make_processor("cpu0"),))
     plan = chain_plan(graph, every_layer(graph), ["cpu0"] * (len(every_layer(graph)) + 1))
-    with LitertEvaluator().prepare(platform) as session, closing(session.load(graph, plan)) as candidate:
+    with LitertEvaluator().prepare(platform) as session, closing(loaded(session, graph, plan)) as candidate:
         candidate.run(1)
         agreement = candidate.verify()
         assert agreement is not None
         assert agreement.identical
-        return [np.array(a) for a in candidate.outputs()]  # type: ignore[union-attr]
+        return [np.array(a) for a in candidate.outputs()]
 
 
 # Files

@@ -235,7 +235,7 @@ def test_the_list_tells_what_is_broken_and_survives_it() -> None:
 
 @installed
 def test_plug_ins_work_where_built_ins_do(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--model", "tiny", "--evaluator", "fine", "--sampler", "dice", "--space", "halves", "--budget", "30"]
+    arguments = ["--model", "tiny", "--evaluator", "fine", "--sampler", "dice", "--allow", "halves", "--budget", "30"]
     assert main([*arguments, "--json", "-q", "--out", "run"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["model"]["name"] == "tiny"

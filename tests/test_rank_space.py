@@ -19,21 +19,21 @@ from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from optimizer.ranks import rank_violations
-from search_spaces.chain import chain_plan
+from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import PlanError, RewriteError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft
-from search_spaces.plan import LayerRanks, Plan, Share, Stage
+from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform, Processor
 from search_spaces.rank_space import RankSpace
-from search_spaces.registry import make_space, space_names
-from search_spaces.rewrites.ranked import Ranking, placed, ranks_of
+from search_spaces.registry import make_space
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import decompose, outline
 from search_spaces.rewrites.tucker_factors import factor
-from search_spaces.rewrites.tucker_layers import Ranks, read_filters
+from search_spaces.rewrites.tucker_layers import ranks_of, read_filters
 from tests.split_models import Layers
 from tests.strategies import one_core
 from tests.test_tucker import images, outputs
@@ -53,7 +53,7 @@ def small() -> Graph:
 
 @cache
 def space() -> RankSpace:
-    return RankSpace(small(), MIXED, 2)
+    return RankSpace(small(), ChainSpace(small(), MIXED, 2))
 
 
 def drawn_params(data: st.DataObject, found: RankSpace) -> dict[str, Any]:
@@ -85,12 +85,12 @@ def test_plans_have_numbers(data: st.DataObject) -> None:
 
 
 def test_all_plans_are_different() -> None:
-    found = RankSpace(small(), Platform("one", (one_core(0),)), 2)
+    found = RankSpace(small(), ChainSpace(small(), Platform("one", (one_core(0),)), 2))
     assert len({found.plan_at(i).digest for i in range(found.cardinality())}) == found.cardinality()
 
 
 def test_choices_are_multiples_of_fewer_macs() -> None:
-    found = RankSpace(draft("vgg16").graph(), MIXED, 4)
+    found = RankSpace(vgg16 := draft("vgg16").graph(), ChainSpace(vgg16, MIXED, 4))
     assert len(found.options) == 13
     for operator, options in found.options.items():
         layer = found.layers[operator]
@@ -176,7 +176,7 @@ def test_a_plan_with_ranks_costs_what_the_decomposed_model_costs() -> None:
     evaluator = CostModelEvaluator()
     platform = evaluator.described("pixel4")
     assert platform is not None
-    found = RankSpace(graph, platform, 3)
+    found = RankSpace(graph, ChainSpace(graph, platform, 3))
     ranks = {o: options[0] for o, options in found.options.items()}
     lanes = [p.name for p in platform.processors]
     cut = sorted(ranks)[2]
@@ -197,16 +197,15 @@ def test_a_plan_with_ranks_costs_what_the_decomposed_model_costs() -> None:
 
 def test_stages_hold_the_triples_of_their_convolutions() -> None:
     graph = load("vgg11@0.25/32+spectrum")
-    found = RankSpace(graph, MIXED, 3)
+    found = RankSpace(graph, ChainSpace(graph, MIXED, 3))
     ranks = {o: options[-1] for o, options in found.options.items()}
     plan = found.with_ranks(chain_plan(graph, (5, 9), ["cpu0", "npu", "cpu0"]), ranks)
-    ranking = Ranking(graph)
-    made = ranking.model(plan)
-    lowered = placed(graph, plan, made.graph, made.origins)
-    lowered.validate(made.graph, MIXED)
-    for stage, before in zip(lowered.stages, plan.stages, strict=True):
-        assert {made.origins[o] for o in stage.operators} == set(before.operators)
-    assert ranking.model(plan) is made
+    lowering = Lowering(graph)
+    made = lowering.lower(plan)
+    made.plan.validate(made.graph, MIXED)
+    for stage, before in zip(made.plan.stages, plan.stages, strict=True):
+        assert {made.origins[o][0] for o in stage.operators} == set(before.operators)
+    assert lowering.lower(plan).graph is made.graph
     (mine,), (theirs,) = (outputs(g, images(graph)) for g in (made.graph, decompose(graph, ranks).graph))
     np.testing.assert_array_equal(mine, theirs)
     assert sum(c.macs for c in operator_costs(made.graph)) < sum(c.macs for c in operator_costs(graph))
@@ -216,8 +215,7 @@ def test_stages_hold_the_triples_of_their_convolutions() -> None:
 
 
 def test_the_space_has_a_name() -> None:
-    assert "tucker" in space_names()
-    assert isinstance(make_space("tucker", small(), MIXED, 2), RankSpace)
+    assert isinstance(make_space("cuts,ranks", small(), MIXED, 2), RankSpace)
 
 
 @pytest.mark.parametrize(
@@ -237,19 +235,14 @@ def test_ranks_that_cannot_be_are_refused(ranks: object, says: str) -> None:
         Plan.from_json(document).validate(small(), MIXED)
 
 
-def test_ranks_above_the_channels_or_beside_splits_are_refused() -> None:
+def test_ranks_above_the_channels_are_refused() -> None:
     whole = chain_plan(small(), (), ["npu"])
     with pytest.raises(RewriteError, match="rank 99 cannot be had of 16 input channels; give 1 to 16"):
-        Ranking(small()).outline(replace(whole, ranks=(LayerRanks(0, 99, 8),)))
+        Lowering(small()).lower(replace(whole, ranks=(LayerRanks(0, 99, 8),)))
     with pytest.raises(PlanError, match="the space does not hold ranks 7x7 of operator 0"):
         space().encode(replace(whole, ranks=(LayerRanks(0, 7, 7),)))
-    operators = tuple(range(len(small().operators)))
-    sides = (Stage(operators, "cpu0", Share("height", 0, 3)), Stage(operators, "npu", Share("height", 3, 6)))
-    both = Plan(small().digest, sides, ranks=(LayerRanks(0, 8, 8),))
-    with pytest.raises(PlanError, match="ranks and split stages"):
-        placed(small(), both, outline(small(), {0: Ranks(8, 8)}), (0, 0, 0, 1, 2))
 
 
 def test_models_without_such_convolutions_have_no_such_space() -> None:
     with pytest.raises(RewriteError, match="no convolution larger than 1x1"):
-        make_space("tucker", draft("mobilebert/8").graph(), MIXED, 2)
+        make_space("cuts,ranks", draft("mobilebert/8").graph(), MIXED, 2)

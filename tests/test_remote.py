@@ -307,9 +307,10 @@ def test_batches_come_over_the_wire(latency_s: list[float], stages: int, errors:
 
 @given(st.floats(allow_nan=True), st.floats(min_value=0, allow_infinity=True))
 def test_agreements_come_over_the_wire(error: float, tolerance: float) -> None:
-    told = Agreement(False, error, error, tolerance)
+    told = Agreement(False, error, error, tolerance, error, "y")
     found = wire.agreement_from_json(wire.unpacked(wire.packed({"a": wire.agreement_to_json(told)}))["a"])
     assert found is not None
+    assert found.output == "y"
     assert found.accepted == told.accepted or tolerance == float("inf")
 
 

@@ -21,13 +21,13 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
-from tests.litert_loading import agrees, loaded
+from tests.litert_loading import agrees, litert_lanes, loaded
 from tests.stage_models import calling, counter
 from tests.test_shapes import flattening
 from tests.tflite_models import SHAPE, Net, nets, with_signature
 
 pytestmark = pytest.mark.litert
-PLATFORM = LitertEvaluator().platform()
+PLATFORM = litert_lanes()
 NAMES = [p.name for p in PLATFORM.processors]
 
 

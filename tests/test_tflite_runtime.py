@@ -17,10 +17,11 @@ import pytest
 
 from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
-from evaluators.litert import PlanRunner, tflite
+from evaluators.litert import PlanRunner
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.lane_names import parse_lane
 from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.runtimes import check_installed
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.testing import EvaluatorContract
 from evaluators.tflite_runtime import TfliteRuntimeEvaluator
@@ -37,7 +38,7 @@ from search_spaces.platform import Platform
 
 def why_not() -> str:
     try:
-        tflite.check_installed()
+        check_installed("tflite-runtime")
     except UnavailableError as error:
         return str(error)
     return ""
@@ -157,7 +158,7 @@ def test_a_study_and_its_plan(
 
 
 def test_names() -> None:
-    assert parse_lane("cpu0:tflite-runtime:builtin").other_runtime
+    assert parse_lane("cpu0:tflite-runtime:builtin").runtime == "tflite-runtime"
     with pytest.raises(UsageError, match="'tflite-runtime' is neither"):
         parse_lane("cpu0:tflite-runtime:tflite-runtime")
     with pytest.raises(UsageError, match="runs on the CPU alone"):
@@ -193,9 +194,9 @@ def test_numpy_2_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPa
     versions = {"tflite-runtime": "2.14.0", "numpy": "2.1.3"}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     with pytest.raises(UnavailableError, match=r"tflite-runtime 2\.14\.0 does not work with NumPy 2\.1\.3"):
-        tflite.check_installed()
+        check_installed("tflite-runtime")
     versions["numpy"] = "1.26.4"
-    tflite.check_installed()
+    check_installed("tflite-runtime")
 
 
 def test_a_stage_in_memory_is_its_file(mobilenet: Graph, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.commands import rewrite_log, studied, tried
 
 MODELS = "vgg11@0.25/32+spectrum×2"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,gpu", "--max-stages", "2", "-q"]
-WORDS = ["--model", MODELS, "--tucker", "--max-error", "0.2"]
+WORDS = ["--model", MODELS, "--allow", "ranks", "--max-error", "0.2"]
 
 study = partial(studied, [*WORDS, *ON])
 

@@ -21,7 +21,7 @@ from tests.commands import printed, studied
 
 VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
-ALLOWED = ("--tucker", "--max-error", "0.2")
+ALLOWED = ("--allow", "ranks", "--max-error", "0.2")
 
 run, study = partial(printed, ON), partial(studied, ON)
 
@@ -94,7 +94,7 @@ def test_models_that_are_not_worth_decomposing_are_compared_as_without_tucker(
 ) -> None:
     words = ("--model", "vgg11@0.25/32×2", "--budget", "12")
     plain = study(capsys, *words)
-    ranked = study(capsys, *words, "--tucker", "--max-error", "0.01")
+    ranked = study(capsys, *words, "--allow", "ranks", "--max-error", "0.01")
     assert list(ranked["baselines"]) == list(plain["baselines"])
     assert ranked["best"]["plan"] == plain["best"]["plan"]
     assert ranked["speedup"] == plain["speedup"]
@@ -147,7 +147,7 @@ def test_a_dry_run_tells_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_models_of_one_structure_have_their_triples_priced_once() -> None:
     values = {"model": "vgg11@0.25/32,vgg11@0.25/32+spectrum", "budget": "1", "evaluator": "cost-model"}
-    more = {"platform": "pixel4", "space": "tucker", "max_error": "0.6"}
+    more = {"platform": "pixel4", "allow": "cuts,ranks", "max_error": "0.6"}
     problem = read_problem(parse_config({**values, **more}), CostModelEvaluator())
     assert len(problem.choices) == 2
     ((_, sets),) = grids_of(problem.workload, problem.choices).items()

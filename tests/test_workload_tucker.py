@@ -39,7 +39,7 @@ from tests.test_workload import space_of
 VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64+spectrum"
 MODELS = f"{VGG}×2,{SQUEEZENET}"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
-ALLOWED = ["--tucker", "--max-error", "0.2"]
+ALLOWED = ["--allow", "ranks", "--max-error", "0.2"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -102,7 +102,7 @@ def test_ranks_that_are_none_of_the_space_are_told() -> None:
 
 def problem_of(**values: str) -> tuple[Problem, CostModelEvaluator]:
     evaluator = CostModelEvaluator()
-    common = {"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4", "space": "tucker"}
+    common = {"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4", "allow": "cuts,ranks"}
     return read_problem(parse_config({**common, "max_error": "0.2", **values}), evaluator), evaluator
 
 
@@ -202,7 +202,9 @@ def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(
     study(capsys, *words, "--budget", "9", "--out", "whole")
 
     assert tried("parts") == tried("whole")
-    told = run(capsys, "--model", MODELS, "--tucker", "--max-error", "0.1", "--budget", "9", "--out", "parts", code=2)
+    told = run(
+        capsys, "--model", MODELS, "--allow", "ranks", "--max-error", "0.1", "--budget", "9", "--out", "parts", code=2
+    )
     assert "holds another study" in told
 
 
@@ -221,7 +223,9 @@ def test_a_file_says_which_models_may_be_decomposed(capsys: pytest.CaptureFixtur
     assert {name: entry["max_error"] for name, entry in told.items()} == {"a": 0.15}
     lines[1] = lines[1].replace("name: b", "name: b, tucker: false")
     Path("w.yaml").write_text("models:\n" + "\n".join(lines) + "\n")
-    assert set(study(capsys, "--workload", "w.yaml", "--tucker", "--budget", "12")["workload"]["tucker"]) == {"a"}
+    assert set(study(capsys, "--workload", "w.yaml", "--allow", "ranks", "--budget", "12")["workload"]["tucker"]) == {
+        "a"
+    }
 
 
 def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,21 +236,21 @@ def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureF
     Path("w.yaml").write_text(f"memory_limit_mb: {0.95 * whole_mb}\n{models}")
     words = ("--workload", "w.yaml", "--budget", "12")
     assert "memory of the workload" in run(capsys, *words, code=3)
-    result = study(capsys, *words, "--tucker", "--max-error", "0.4")
+    result = study(capsys, *words, "--allow", "ranks", "--max-error", "0.4")
     assert result["best"]["plan"]["ranks"]
     Path("w.yaml").write_text(f"memory_limit_mb: 0.1\n{models}")
-    assert "memory of the workload" in run(capsys, *words, "--tucker", code=3)
+    assert "memory of the workload" in run(capsys, *words, "--allow", "ranks", code=3)
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--model", MODELS, "--max-error", "0.2"], "it goes with --tucker"),
-        (["--model", MODELS, "--tucker", "--max-error", "0"], "nothing can be decomposed without any error"),
-        (["--model", MODELS, "--tucker", "--max-error", "-1"], "must be at least 0"),
-        (["--model", "squeezenet1_1@0.5/64:int8×2", "--tucker"], "is quantised"),
-        (["--model", "mobilebert/8×2", "--tucker"], "no convolution larger than 1x1"),
-        (["--workload", "no.yaml", "--tucker"], "lets no model be decomposed"),
+        (["--model", MODELS, "--max-error", "0.2"], "it goes with --allow ranks"),
+        (["--model", MODELS, "--allow", "ranks", "--max-error", "0"], "nothing can be decomposed without any error"),
+        (["--model", MODELS, "--allow", "ranks", "--max-error", "-1"], "must be at least 0"),
+        (["--model", "squeezenet1_1@0.5/64:int8×2", "--allow", "ranks"], "is quantised"),
+        (["--model", "mobilebert/8×2", "--allow", "ranks"], "no convolution larger than 1x1"),
+        (["--workload", "no.yaml", "--allow", "ranks"], "lets no model be decomposed"),
         (["--workload", "wrong.yaml"], "wrong.yaml:2: tucker, if it says no max_error, must be true or false"),
         (["--workload", "below.yaml"], "below.yaml:2: the error must be a number of at least 0"),
         (["--workload", "key.yaml"], "key.yaml:2: tucker has no 'error'; did you mean 'max_error'"),
@@ -266,7 +270,7 @@ def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], words: l
 
 
 def test_models_that_cannot_be_decomposed_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", f"{VGG},mobilebert/8", "--tucker", "--max-error", "0.2", "--budget", "6", "--json"]
+    words = ["--model", f"{VGG},mobilebert/8", "--allow", "ranks", "--max-error", "0.2", "--budget", "6", "--json"]
     assert main([*words, *ON]) == 0
     out, err = capsys.readouterr()
     assert "it stays as it is" in err
@@ -274,7 +278,7 @@ def test_models_that_cannot_be_decomposed_stay_as_they_are(capsys: pytest.Captur
 
 
 def test_an_error_that_nothing_keeps_is_told_and_the_study_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "vgg11@0.25/32×2", "--tucker", "--max-error", "0.01", "--budget", "5", "--json"]
+    words = ["--model", "vgg11@0.25/32×2", "--allow", "ranks", "--max-error", "0.01", "--budget", "5", "--json"]
     assert main([*words, *ON]) == 0
     out, err = capsys.readouterr()
     assert err.count("no convolution keeps an error of 0.01 as a triple") == 1
@@ -289,7 +293,7 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT, str(Path("cache").absolute()))
     model = "vgg11@0.25/32+spectrum"
-    values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "space": "tucker", "max_error": "0.3"}
+    values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "allow": "cuts,ranks", "max_error": "0.3"}
     evaluator = LitertEvaluator()
     problem = read_problem(parse_config(values), evaluator)
     grids = grids_of(problem.workload, problem.choices)

@@ -135,7 +135,7 @@ class AdbSession(Session):
         if graph.source is None:
             raise UnavailableError(f"model {graph.name!r} has no file; phones are sent files")
         if any(stage.share is not None for stage in plan.stages):
-            raise UnavailableError("phones run no split stages", "take another --space")
+            raise UnavailableError("phones run no split stages", "leave splits out of --allow")
         digest = graph.source.content_digest()
         samples = []
         for stage in plan.stages:

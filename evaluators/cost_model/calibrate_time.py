@@ -23,6 +23,7 @@ from evaluators.cost_model.calibrate_measure import (
 from evaluators.cost_model.calibrate_profile import Timed
 from evaluators.cost_model.columns import Array
 from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.litert.settings import packs_weights
 from search_spaces.errors import ModelError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
@@ -111,7 +112,7 @@ class Bench:
 
     def _profiles(self, lane: Processor) -> bool:
         """Return whether the runtime tells what its kernels take on a lane."""
-        return self._runtime == "litert" and lane.kind == "cpu" and lane.options.get("kernels", "xnnpack") == "xnnpack"
+        return self._runtime == "litert" and packs_weights(lane)
 
     def _kernels(self, lane: Processor, graph: Graph, features: Sequence[OperatorFeatures]) -> tuple[Array, float]:
         from evaluators.cost_model.machine import profile_kernels

@@ -215,6 +215,25 @@ def readers_of_merged(graph: Graph, prices: Prices) -> dict[int, int]:
     return {o: graph.consumers[graph.operators[o].outputs[0]][0] for o in found}
 
 
+def by_origins(errors: Errors, origins: Sequence[tuple[int, int]], count: int, kinds: int) -> Errors:
+    """Return the errors of a rewritten model's plan by the operators of the model before, as of any other plan of it.
+
+    What is wrong about an operator is wrong about both of its sides; the three of a triple are wrong by themselves.
+
+    Args:
+        origins: see :class:`~search_spaces.rewrites.lower.Lowered`.
+        count: operators of the model before.
+        kinds: of processors.
+    """
+    single = errors[: kinds * len(origins)].reshape(kinds, -1)
+    places = 1 + max(place for _, place in origins)
+    found = np.zeros((kinds, count * places))
+    for index, (operator, place) in enumerate(origins):
+        found[:, operator * places + place] += single[:, index]
+    each = np.sqrt((found.reshape(kinds, count, places) ** 2).sum(axis=2))
+    return np.concatenate((each.ravel(), errors[single.size :]))
+
+
 def makespan_s(spans: Sequence[Span]) -> float:
     """Return the seconds from the first start to the last end."""
     return max(end for _, end in spans) - min(start for start, _ in spans)

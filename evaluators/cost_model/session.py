@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +13,18 @@ import numpy as np
 
 from evaluators.base import (
     CONTRACT_VERSION,
-    Batch,
     Capabilities,
     Evaluator,
     EvaluatorCapabilities,
-    Session,
 )
 from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.doubts import Told, doubts
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.files import find_profile, profile_digest
-from evaluators.cost_model.lowered import run_split
-from evaluators.cost_model.plans import Errors, PlanSimulator
 from evaluators.cost_model.profile import CostProfile
-from evaluators.cost_model.ranked import RankedSimulator
-from evaluators.cost_model.transfers import prices, profile_key, slowed
-from evaluators.prediction import Prediction
+from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
+from evaluators.simulated import SimulatedSession
 from evaluators.tabulated import PartCosts
-from evaluators.timeline import Timeline
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
@@ -41,7 +35,7 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
-from search_spaces.rewrites.lowering import Lowering, is_split
+from search_spaces.rewrites.lower import Lowered
 from search_spaces.states import State
 from search_spaces.workload import Workload
 
@@ -121,16 +115,12 @@ class CostModelEvaluator(Evaluator):
         with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
 
             def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
-                if ranks:
-                    work_s, _, slowed = session.ranked(graph).stage(lane, operators, ranks)
-                else:
-                    work_s, _, slowed = session.simulator(graph).stage(lane, operators)
+                lowered, inside = session.lowering(graph).lower(Plan(graph.digest, (), ranks=ranks)), set(operators)
+                members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
+                work_s, _, slowed = session.simulator_of(lowered).stage(lane, members)
                 return JobCost(work_s, slowed)
 
-            def errors(graph: Graph, plan: Plan) -> Errors:
-                return session.ranked(graph).errors(plan) if plan.ranks else session.simulator(graph).errors(plan)
-
-            simulator = WorkloadSimulator(workload, joined, platform, price, errors)
+            simulator = WorkloadSimulator(workload, joined, platform, price, session.errors)
             made = PredictedSession(simulator, objective, session.fingerprint())
             try:
                 yield made
@@ -138,24 +128,20 @@ class CostModelEvaluator(Evaluator):
                 made.closed = True
 
 
-class CostModelSession(Session):
-    """See :class:`~evaluators.base.Session`; loading a plan is simulating it.
+class CostModelSession(SimulatedSession):
+    """See :class:`~evaluators.simulated.SimulatedSession`; prices are those of a profile.
 
     Args:
         state: of the platform; None for its usual one.
     """
 
-    capabilities = Capabilities(unsupported=True, costs=True, powers=True, states=True, stream=True)
+    capabilities = Capabilities(rewrites=True, unsupported=True, costs=True, powers=True, states=True, stream=True)
 
     def __init__(self, profile: CostProfile, platform: Platform, state: State | None = None) -> None:
+        super().__init__(platform)
         self._profile = profile
-        self._platform = platform
         self._state = state
-        self._simulators: dict[str, PlanSimulator] = {}
-        self._lowerings: dict[str, Lowering] = {}
-        self._ranked: dict[str, RankedSimulator] = {}
         self._told: dict[str, Told] = {}
-        self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
@@ -164,96 +150,37 @@ class CostModelSession(Session):
             "contract_version": CONTRACT_VERSION,
             "profile": self._profile.name,
             "profile_digest": profile_digest(self._profile),
-            "platform": self._platform.to_json(),
+            "platform": self.platform.to_json(),
         }
 
-    def simulator(self, graph: Graph) -> PlanSimulator:
-        """Return the simulator of a graph's plans; what the profile cannot vouch for is told once, in a warning.
-
-        Raises:
-            ProfileError: the profile has nothing that resembles some operator.
-        """
-        if graph.digest not in self._simulators:
-            self._simulators[graph.digest] = self._simulator(graph)
-        return self._simulators[graph.digest]
-
-    def ranked(self, graph: Graph) -> RankedSimulator:
-        """Return the simulator of a graph's plans with ranks; warnings and errors as of :meth:`simulator`."""
-        if graph.digest not in self._ranked:
-            self._ranked[graph.digest] = RankedSimulator(graph, self._simulator)
-        return self._ranked[graph.digest]
-
-    def _simulator(self, graph: Graph) -> PlanSimulator:
-        table = prices(self._profile, graph, self._platform, warn=False)
+    def prices(self, lowered: Lowered) -> Prices:
+        """See :class:`~evaluators.simulated.SimulatedSession`; what the profile cannot vouch for is told once."""
+        graph = lowered.graph
+        table = prices(self._profile, graph, self.platform, warn=False)
         if self._state is not None:
-            return PlanSimulator(graph, self._platform, slowed(table, self._state, self._platform))
+            return slowed(table, self._state, self.platform)
         features = operator_features(graph)
-        keys = {lane.name: profile_key(self._profile, lane) for lane in self._platform.processors}
+        keys = {lane.name: profile_key(self._profile, lane) for lane in self.platform.processors}
         concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
         doubtful = doubts(self._profile.name, concerns, self._told.setdefault(graph.name, set()))
         if doubtful is not None:  # of a model that is decomposed in many ways once, too
             _LOGGER.warning("%s: %s", graph.name, doubtful)
-        return PlanSimulator(graph, self._platform, table)
+        return table
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
         """See :class:`~evaluators.base.Session`."""
-        lane = [p.name for p in self._platform.processors].index(processor)
+        lane = [p.name for p in self.platform.processors].index(processor)
         return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[lane]))]
 
     def powers_w(self) -> dict[str, float]:
         """See :class:`~evaluators.base.Session`."""
-        found = ((p.name, self._profile[profile_key(self._profile, p)].power_w) for p in self._platform.processors)
+        found = ((p.name, self._profile[profile_key(self._profile, p)].power_w) for p in self.platform.processors)
         return {name: power for name, power in found if power is not None}
 
     def in_state(self, state: State) -> CostModelSession:
         """See :class:`~evaluators.base.Session`."""
-        return CostModelSession(self._profile, self._platform, state)
+        return CostModelSession(self._profile, self.platform, state)
 
     def part_costs(self, graph: Graph) -> PartCosts:
         """See :class:`~evaluators.base.Session`."""
         return part_costs(self.simulator(graph))
-
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`; a rebuilt instance is predicted the same.
-
-        Raises:
-            PlanError: the plan is not for this graph or platform.
-            ProfileError: the profile has nothing that resembles some operator.
-            UnavailableError: a lane does not take an operator of its stage, or the session is over.
-        """
-        if self.closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
-        plan.validate(graph, self._platform)
-        if plan.ranks:
-            return SimulatedPlan(*self.ranked(graph).run(plan))
-        if is_split(plan):
-            lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
-            return SimulatedPlan(*run_split(self.simulator, lowering, plan, self._platform))
-        simulator = self.simulator(graph)
-        return SimulatedPlan(simulator.run(plan), simulator.errors(plan), lambda: simulator.stream_period_s(plan))
-
-
-class SimulatedPlan(Prediction):
-    """A plan with a predicted timeline.
-
-    Args:
-        errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
-        period_s: returns the period of a stream; None where streams of the plan are not simulated.
-    """
-
-    def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float] | None = None) -> None:
-        # Where the sides of a split meet is one more event of the first side.
-        took_s = np.array([e.end_s - e.start_s for e in timeline.events])
-        stage_s = np.asarray(np.bincount([e.stage for e in timeline.events], took_s), np.float64)
-        super().__init__(Batch(np.array([timeline.makespan_s]), stage_s[None], timeline, errors))
-        self._period_s = period_s
-
-    def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; every observation is the same.
-
-        Raises:
-            UnavailableError: the plan has split stages, or ranks.
-        """
-        if self._period_s is None:
-            raise UnavailableError("the cost model prices no streams of plans with split stages or ranks")
-        return replace(self.run(n), latency_s=np.full(n, self._period_s()))

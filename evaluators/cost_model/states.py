@@ -13,10 +13,8 @@ from evaluators.base import Session
 from evaluators.forwarding import ForwardingSession
 from evaluators.prediction import Prediction
 from evaluators.tabulated import PartCosts
-from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.rewrites.lowering import is_split
 from search_spaces.states import Robust, State
 
 
@@ -61,10 +59,8 @@ class StatesSession(ForwardingSession):
 
         Raises:
             PlanError: the plan is not for this graph or platform.
-            UnavailableError: a lane does not take an operator of its stage, or the plan has split stages.
+            UnavailableError: a lane does not take an operator of its stage.
         """
-        if is_split(plan):
-            raise UnavailableError("plans with split stages are not priced in states")
         with ExitStack() as stack:
             each = [stack.enter_context(closing(s.load(graph, plan, fresh=fresh))).run(1) for s in self._each]
         worst = max(range(len(each)), key=lambda i: float(each[i].latency_s[0]))

@@ -183,6 +183,17 @@ def _pad(placed: Placed) -> Made:
     return lambda x: functional.pad(x, around), operator.inputs[:1]
 
 
+def _slice(placed: Placed) -> Made:
+    operator = placed.operator
+    shape = placed.shape(operator.inputs[0])
+    begins, sizes = (placed.weights.whole_numbers(operator.inputs[i]) for i in (1, 2))
+    cuts = [slice(0, None)] * len(shape)
+    for axis, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
+        cuts[axis_of(axis, len(shape))] = slice(begin, shape[axis] if size == -1 else begin + size)
+    where = tuple(cuts)
+    return lambda x: x[where], operator.inputs[:1]
+
+
 def _reshape(placed: Placed) -> Made:
     operator = placed.operator
     before, after = placed.shape(operator.inputs[0]), placed.shape(operator.outputs[0])
@@ -220,6 +231,7 @@ MAKERS: Mapping[str, Callable[[Placed], Made]] = {
     "MEAN": _mean,
     "PAD": _pad,
     "RESHAPE": _reshape,
+    "SLICE": _slice,
     "SQUEEZE": _reshape,
     "TRANSPOSE": _transpose,
     "SOFTMAX": _softmax,

@@ -19,6 +19,7 @@ from evaluators.cuda.devices import check_streams, find_gpu, parse_stream, platf
 from evaluators.cuda.reference import References
 from evaluators.cuda.settings import EXTRA, MAX_INSTANCES, tolerance
 from evaluators.cuda.support import refused
+from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
 from evaluators.timeline import Event, Timeline
 from evaluators.workload.desk import Desk, Seat
@@ -28,8 +29,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of
-from search_spaces.rewrites.lowering import is_split
-from search_spaces.rewrites.ranked import Ranking, placed
+from search_spaces.rewrites.lower import Lowering
 
 if TYPE_CHECKING:
     from evaluators.cuda.workload import CudaWorkload
@@ -121,12 +121,12 @@ class CudaSession(Session):
     The stages of a plan run one after another, in the plan's order, each as one captured graph on its stream.
     """
 
-    capabilities = Capabilities(unsupported=True, outputs=True)
+    capabilities = Capabilities(rewrites=True, unsupported=True, outputs=True)
 
     def __init__(self, platform: Platform, bench: Bench) -> None:
         self._platform, self._bench = platform, bench
         self._references = References()
-        self._rankings: dict[str, Ranking] = {}
+        self._lowerings: dict[str, Lowering] = {}
         self._numbers = count(1)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -138,25 +138,22 @@ class CudaSession(Session):
         self._platform[processor]
         return sorted(refused(graph))
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> CudaCandidate:
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
         """See :class:`~evaluators.base.Session`; a rebuilt instance is captured anew, in memory of its own."""
         plan.validate(graph, self._platform)
-        if is_split(plan):
-            raise UnavailableError("the evaluator cuda does not split operators", "search --space chain")
-        run_graph, run_plan, allowed = graph, plan, tolerance([self._platform[s.processor] for s in plan.stages])
-        if plan.ranks:
-            ranking = self._rankings.setdefault(graph.digest, Ranking(graph))
-            made = ranking.model(plan)
-            run_graph, run_plan = made.graph, placed(graph, plan, made.graph, made.origins)
-            allowed = _RANKED_TOLERANCE
-        jobs = [(s.operators, self._platform[s.processor]) for s in run_plan.stages]
+        lowered = self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
+        allowed = tolerance([self._platform[s.processor] for s in plan.stages])
+        allowed = _RANKED_TOLERANCE if lowered.keeps == "approximation" else allowed
+        jobs = [(s.operators, self._platform[s.processor]) for s in lowered.plan.stages]
         inputs = tensors.model_inputs(graph, INPUT_SEED)
         owner = f"fresh {next(self._numbers)}" if fresh else ""
-        loaded = self._bench.take(run_graph, jobs, owner, owner, inputs)
-        return CudaCandidate(self._bench, loaded, plan, self._platform, lambda: self._compared(loaded, graph, allowed))
+        loaded = self._bench.take(lowered.graph, jobs, owner, owner, inputs)
+        compare = lambda: self._compared(loaded, graph, allowed)  # noqa: E731
+        candidate = CudaCandidate(self._bench, loaded, lowered.plan, self._platform, compare)
+        return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
 
     def _compared(self, loaded: Loaded, graph: Graph, allowed: float) -> Agreement:
-        return tensors.agreement(self._bench.outputs(loaded), self._references.outputs(graph), allowed)
+        return tensors.agreement(graph, self._bench.outputs(loaded), self._references.outputs(graph), allowed)
 
 
 class CudaCandidate(Candidate):

@@ -61,7 +61,7 @@ def _why_not(graph: Graph, operator: Operator) -> str:
 
 def _data(operator: Operator) -> Sequence[int]:
     """Return the inputs that hold data, not shapes or axes."""
-    first_only = ("MEAN", "PAD", "RESHAPE", "TRANSPOSE")
+    first_only = ("MEAN", "PAD", "RESHAPE", "SLICE", "TRANSPOSE")
     inputs = operator.inputs[:1] if operator.kind in first_only else operator.inputs
     return [t for t in inputs if t != -1]
 
@@ -90,6 +90,11 @@ def _numbers(graph: Graph, operator: Operator) -> str:
     return "" if integers(graph, operator.inputs[1]) is not None else "has axes or sizes that are computed"
 
 
+def _ranges(graph: Graph, operator: Operator) -> str:
+    known = all(integers(graph, t) is not None for t in operator.inputs[1:3])
+    return "" if known else "has a begin or a size that is computed"
+
+
 def _fine(_: Graph, __: Operator) -> str:
     return ""
 
@@ -106,6 +111,7 @@ _TESTS: Mapping[str, Callable[[Graph, Operator], str]] = {
     "CONCATENATION": _arithmetic,
     "MEAN": _numbers,
     "PAD": _numbers,
+    "SLICE": _ranges,
     "TRANSPOSE": _numbers,
     "RESHAPE": _fine,
     "SQUEEZE": _fine,

@@ -159,7 +159,7 @@ class CudaWorkload(MeasuredWorkload):
         """
         self._bench.ready(loaded)
         outputs = self._bench.outputs(loaded)
-        return tensors.agreement(outputs, self._references.outputs(graph), tolerance(lanes) + off)
+        return tensors.agreement(graph, outputs, self._references.outputs(graph), tolerance(lanes) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.base.Session`."""

@@ -252,15 +252,15 @@ class LitertCandidate(Candidate):
             return None
         reference = self._reference()
         if self._first_outputs is not None:
-            return tensors.agreement(self._first_outputs(), reference, self._tolerance)
+            return tensors.agreement(self._graph, self._first_outputs(), reference, self._tolerance)
         streamed = self._pipeline.last_outputs() if self._pipeline is not None else []
         for outputs in streamed:
-            found = tensors.agreement(outputs, reference, self._tolerance)
+            found = tensors.agreement(self._graph, outputs, reference, self._tolerance)
             if not found.accepted:
                 return found
         if not self._ran:
             self.run(1)
-        return tensors.agreement(self.outputs(), reference, self._tolerance)
+        return tensors.agreement(self._graph, self.outputs(), reference, self._tolerance)
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""

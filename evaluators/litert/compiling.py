@@ -11,15 +11,17 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from evaluators.litert import tflite
 from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.settings import ACCELERATORS, INTERPRETER, LITERT, compile_settings
+from evaluators.litert.runtimes import INTERPRETER, LITERT, runtime_of
+from evaluators.litert.settings import cache_settings, compile_settings, reads_files
 from search_spaces.errors import UnavailableError
 from search_spaces.models.flattened import flattened
-from search_spaces.models.joined import JoinedModel
+from search_spaces.models.joined import JoinedModel, join
 from search_spaces.models.shapes import needs_interpreter
+from search_spaces.models.stages import StageModel
 from search_spaces.platform import Processor
 
+COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
 _CUSTOM = schema.BuiltinOperator.CUSTOM
 
 
@@ -27,11 +29,11 @@ def compile_stages(
     lanes: Lanes,
     processor: Processor,
     number: int,
-    joined: JoinedModel,
+    stages: Sequence[StageModel],
     packed: Path | None,
     *,
     strict: bool = False,
-    limit_s: float = 300.0,
+    limit_s: float = COMPILE_LIMIT_S,
 ) -> dict[str, Any]:
     """Compile stages on a processor's lane, which will know them by ``number``; return its answer.
 
@@ -43,31 +45,53 @@ def compile_stages(
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
     """
-    signatures = len(joined.schema.signatureDefs or ())
-    engine = engine_of(processor, joined.schema)
-    settings = compile_settings(processor, packed, engine)
-    library = joined.sources[0].custom_ops
-    custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
-    if library is not None and custom and engine == LITERT:
-        operators = [[name.decode(errors="replace"), int(version)] for name, version in custom if name]
-        settings["custom_ops"] = {"library": str(library), "operators": operators}
-    if strict:
-        settings["accelerators"] = ACCELERATORS[processor.kind]
-    if processor.kind == "gpu":
-        joined = replace(joined, schema=flattened(joined.schema))
-    head = {"op": "compile", "id": number, "signatures": signatures, "settings": settings, "engine": engine}
+    engine = engine_of(processor, stages)
+    settings = compile_settings(processor, packed, engine, strict=strict)
+    if not strict:  # an operator alone is only asked about
+        settings |= cache_settings(processor)
+    head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings, "engine": engine}
     with ExitStack() as stack:
         if engine != LITERT:
-            return lanes.ask(processor.name, Request(head, fds=[_written(stack, joined)]), limit_s)
+            files = [_written(stack, join([stage])) for stage in stages]
+            return lanes.ask(processor.name, Request(head, fds=files), limit_s)
+        joined = join(stages)
+        library = joined.sources[0].custom_ops
+        custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
+        if library is not None and custom:
+            operators = [[name.decode(errors="replace"), int(version)] for name, version in custom if name]
+            settings["custom_ops"] = {"library": str(library), "operators": operators}
+        if processor.kind == "gpu":
+            joined = replace(joined, schema=flattened(joined.schema))
         files = _opened(stack, [source.path for source in joined.sources])
         return lanes.ask(processor.name, Request(head, joined.view(), files), limit_s)
 
 
-def engine_of(processor: Processor, model: Any) -> str:
-    """Return what runs a stage, the schema's ``ModelT``, on a processor: compiled models where they can."""
-    if tflite.runs(processor):
-        return tflite.RUNTIME
-    return INTERPRETER if processor.kind == "cpu" and needs_interpreter(model) else LITERT
+def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
+    """Return what runs stages that are compiled together on a processor: compiled models where they can."""
+    if reads_files(processor):
+        return runtime_of(processor)
+    alone = processor.kind == "cpu" and any(needs_interpreter(stage.schema) for stage in stages)
+    return INTERPRETER if alone else LITERT
+
+
+def pack_weights(lanes: Lanes, processor: Processor, number: int, model: StageModel, path: Path) -> None:
+    """Have LiteRT write its packed weights of a model to ``path``.
+
+    Raises:
+        UnavailableError: the runtime refuses the model.
+    """
+    joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
+    settings = compile_settings(processor, path, LITERT)
+    head = {"op": "compile", "id": number, "signatures": 0, "settings": settings, "engine": LITERT}
+    with ExitStack() as stack:
+        files = _opened(stack, [model.source.path])
+        lanes.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+    release_stages(lanes, processor.name, number)
+
+
+def release_stages(lanes: Lanes, lane: str, number: int) -> None:
+    """Have a lane forget what it knows by ``number``."""
+    lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
 
 def _written(stack: ExitStack, joined: JoinedModel) -> int:

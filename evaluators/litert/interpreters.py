@@ -67,9 +67,14 @@ class Interpreters:
         return importlib.import_module(self._name)
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """See :class:`~evaluators.litert.lane.Engine`; the one file is the whole model, and there is no header."""
-        if header or len(fds) != 1 or signatures != 1:
-            raise UnavailableError("an interpreter takes one stage at a time, as a file")
+        """See :class:`~evaluators.litert.lane.Engine`; each file is the model of a stage, and there is no header."""
+        if header or len(fds) != signatures:
+            raise UnavailableError("an interpreter takes each stage as a file")
+        stages = [self._stage(fd, settings) for fd in fds]
+        ports = tuple((into, out) for _, into, out in stages)
+        return Compiled(self, _run, stages, ports, accelerated=True)
+
+    def _stage(self, fd: int, settings: dict[str, Any]) -> tuple[Any, tuple[_Port, ...], tuple[_Port, ...]]:
         module = self.load()
         resolver = module.OpResolverType
         kernels = {
@@ -81,16 +86,18 @@ class Interpreters:
         try:
             # The runtime maps the file, so it can be closed as soon as this returns.
             made = module.Interpreter(
-                model_path=f"/proc/self/fd/{fds[0]}",
+                model_path=f"/proc/self/fd/{fd}",
                 num_threads=settings["num_threads"],
                 experimental_op_resolver_type=kernels[settings["kernels"]],
             )
             made.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise UnavailableError(" ".join(str(error).split())) from error
-        sides = (made.get_input_details(), made.get_output_details())
-        ports = tuple(tuple(_Port(made, int(detail["index"])) for detail in side) for side in sides)
-        return Compiled(self, _run, (made, *ports), (ports,), accelerated=True)  # type: ignore[arg-type]
+        into, out = (
+            tuple(_Port(made, int(detail["index"])) for detail in side)
+            for side in (made.get_input_details(), made.get_output_details())
+        )
+        return made, into, out
 
     @staticmethod
     def bind(kind: _Port, address: int, nbytes: int) -> c_void_p:
@@ -105,9 +112,9 @@ class Interpreters:
         """See :class:`~evaluators.litert.lane.Engine`; an interpreter goes when nobody refers to it."""
 
 
-def _run(handle: Any, _signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:
+def _run(handle: Any, signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:
     """Copy the inputs in, invoke, and copy the outputs out."""
-    made, into, out = handle
+    made, into, out = handle[signature]
     try:
         for port, address in zip(into, inputs, strict=True):
             port.fill(address)

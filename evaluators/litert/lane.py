@@ -31,7 +31,7 @@ from evaluators.litert.jobs import job_call, take_jobs
 from evaluators.litert.mapping import Mapping as Memory
 from evaluators.litert.pinning import pinned_pool
 from evaluators.litert.rounds import Turn, go_round
-from evaluators.litert.settings import INTERPRETER, LITERT
+from evaluators.litert.runtimes import INTERPRETER, LITERT
 from evaluators.litert.stretches import NO_LIMIT_NS, Step, by_parts, on_cpu, on_device, straight_on_cpu, stretches
 from search_spaces.errors import OptimizeError, UnavailableError
 

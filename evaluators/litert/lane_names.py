@@ -9,6 +9,11 @@
     cpu1:builtin         the runtime's own kernels instead of XNNPACK's; also :reference
     cpu1:f16             XNNPACK's kernels in float16, where the processor has them
     cpu1:tflite-runtime  run by tflite-runtime instead of LiteRT
+    cpu:openvino         run by OpenVINO in float32; also cpu0-3:threads=2:openvino and any other core set
+    cpu:openvino-bf16    in bfloat16; also openvino-f16; where the CPU has instructions for it
+    igpu:openvino        Intel's integrated GPU, run by OpenVINO in float32; igpu:openvino-f16 in float16
+    gpu:openvino         Intel's discrete GPU, likewise
+    npu:openvino         Intel's NPU, run by OpenVINO; it computes in float16
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
     gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
@@ -27,17 +32,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from evaluators.litert.tflite import RUNTIME
+from evaluators.litert.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
 from search_spaces.errors import UsageError
 
 Kernels = Literal["xnnpack", "builtin", "reference", "f16"]
 
 KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference", "f16")
-PRECISIONS = ("f16", "f32")
+GPU_PRECISIONS = ("f16", "f32")
+RUNTIMES = {TFLITE: (TFLITE, ""), OPENVINO: (OPENVINO, "f32")} | {
+    f"{OPENVINO}-{precision}": (OPENVINO, precision) for precision in PRECISIONS[1:]
+}
+"""Word of a name → the runtime that it means, and what that computes in."""
 BOTH = "+cpu"
 MAX_CORE = 1 << 16
-_HEAD = re.compile(r"(cpu|gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
-_HINT = "lanes are called like cpu, cpu0, cpu0-3:threads=2, cpu1:builtin, gpu, gpu:f32, gpu:swiftshader, npu"
+_HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
+_DEVICE = re.compile(r"(?:GPU|NPU)(?:\.[0-9]{1,3})?")
+_HINT = "lanes are called like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,9 @@ class LaneName:
         cores: for a CPU; empty for all that the process may use.
         threads: for a CPU; 0 for one per core.
         kernels: for a CPU.
-        other_runtime: for a CPU whether tflite-runtime runs it.
-        precision: for a GPU.
+        runtime: what runs its stages.
+        precision: for a GPU, and for OpenVINO.
+        integrated: for a GPU of OpenVINO.
         adapter: for a GPU a word of its name, "" for the first hardware adapter.
         folder: for an NPU where its dispatch library lies, or the name of that place; "" for where the runtime looks.
         fallback: whether LiteRT places what an accelerator does not take on the CPU.
@@ -59,8 +70,9 @@ class LaneName:
     cores: tuple[int, ...] = ()
     threads: int = 0
     kernels: Kernels = "xnnpack"
-    other_runtime: bool = False
-    precision: str = "f16"
+    runtime: str = LITERT
+    precision: str = ""
+    integrated: bool = False
     adapter: str = ""
     folder: str = ""
     fallback: bool = False
@@ -81,12 +93,23 @@ def parse_lane(text: str) -> LaneName:
         return _cpu(text, match[2] or "", words)
     if match[1] == "cpu" or (match[2] and not fallback):
         raise UsageError(f"processor {text!r}: adapters have no numbers", "name it by a word: gpu:nvidia")
+    kind: Literal["gpu", "npu"] = "npu" if match[1] == "npu" else "gpu"
+    runtime, precision = RUNTIMES.get(words[0], (LITERT, "")) if len(words) == 1 else (LITERT, "")
+    if runtime == OPENVINO:
+        if kind == "npu" and words[0] != OPENVINO:
+            raise UsageError(f"processor {text!r}: an NPU computes in float16", f"name it npu:{OPENVINO}")
+        if precision == "bf16":
+            raise UsageError(f"processor {text!r}: a GPU has no bfloat16", f"name it {head}:{OPENVINO}-f16")
+        precision = "f16" if kind == "npu" else precision
+        return LaneName(kind, runtime=runtime, precision=precision, integrated=match[1] == "igpu", fallback=fallback)
+    if match[1] == "igpu":
+        raise UsageError(f"processor {text!r}: only OpenVINO has integrated GPUs", f"name it igpu:{OPENVINO}")
     if match[1] == "npu":
         if len(words) > 1:
             raise UsageError(f"processor {text!r}: names two folders", _HINT)
         return LaneName("npu", folder=words[0] if words else "", fallback=fallback)
-    precisions = [word for word in words if word in PRECISIONS]
-    adapters = [word for word in words if word not in PRECISIONS]
+    precisions = [word for word in words if word in GPU_PRECISIONS]
+    adapters = [word for word in words if word not in GPU_PRECISIONS]
     if len(precisions) > 1 or len(adapters) > 1 or not all(words):
         raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
     return LaneName(
@@ -118,11 +141,19 @@ def lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
         options["kernels"] = data["kernels"]
     if "runtime" in data:
-        if kind != "cpu" or data["runtime"] != RUNTIME:
+        if data["runtime"] not in ((TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,)):
             raise ValueError(f"a runtime {reprlib.repr(data['runtime'])}")
-        options["runtime"] = RUNTIME
-    if kind == "gpu":
-        if data["precision"] not in PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
+        options["runtime"] = data["runtime"]
+    if options.get("runtime") == OPENVINO:
+        if data["precision"] not in (PRECISIONS if kind == "cpu" else GPU_PRECISIONS):
+            raise ValueError(f"a precision {reprlib.repr(data['precision'])}")
+        options["precision"] = data["precision"]
+        if kind != "cpu":
+            if not isinstance(data["device"], str) or not _DEVICE.fullmatch(data["device"]):
+                raise ValueError(f"a device {reprlib.repr(data['device'])}")
+            options |= {"device": data["device"], "adapter": str(data["adapter"])}
+    elif kind == "gpu":
+        if data["precision"] not in GPU_PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
             raise ValueError(f"an adapter {reprlib.repr(data['adapter'])}")
         options |= {"precision": data["precision"], "adapter": data["adapter"]}
     if kind != "cpu":
@@ -152,10 +183,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
     numbers = parse_cores(cores) if cores else ()
-    threads, kernels, other_runtime = 0, None, False
+    threads, kernels, runtime, precision = 0, None, LITERT, ""
     for word in words:
-        if word == RUNTIME and not other_runtime:
-            other_runtime = True
+        if word in RUNTIMES and runtime == LITERT:
+            runtime, precision = RUNTIMES[word]
         elif word in KERNELS and kernels is None:
             kernels = word
         elif re.fullmatch("threads=[0-9]{1,5}", word) and not threads:
@@ -163,9 +194,11 @@ def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
             if not threads or (numbers and threads > len(numbers)):
                 raise UsageError(f"processor {text!r}: {threads} threads on {len(numbers) or 'some'} cores", _HINT)
         else:
-            known = ", ".join((*KERNELS, RUNTIME))
+            known = ", ".join((*KERNELS, *RUNTIMES))
             raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
+    if runtime == OPENVINO and kernels is not None:
+        raise UsageError(f"processor {text!r}: {runtime} has kernels of its own", _HINT)
     kernels = kernels or "xnnpack"
-    if other_runtime and kernels == "f16":
-        raise UsageError(f"processor {text!r}: {RUNTIME} has no kernels in float16", _HINT)
-    return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels, other_runtime=other_runtime)
+    if runtime == TFLITE and kernels == "f16":
+        raise UsageError(f"processor {text!r}: {runtime} has no kernels in float16", _HINT)
+    return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels, runtime=runtime, precision=precision)

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert import wire
-from evaluators.litert.settings import LITERT, lane_starts
-from evaluators.litert.tflite import RUNTIME as TFLITE_RUNTIME
+from evaluators.litert.runtimes import PACKAGES
+from evaluators.litert.settings import lane_starts
 from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Platform
 
 _START_LIMIT_S = 60.0
-_MODULES = {LITERT: "ai_edge_litert", TFLITE_RUNTIME: "tflite_runtime.interpreter"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +214,8 @@ class Lanes:
                     answer = zygote.ask(head, [theirs.fileno(), self._log])
             except (EOFError, OSError) as error:
                 ours.close()
-                raise UnavailableError(
-                    f"the runtime {runtime} cannot be started", f"python -c 'import {_MODULES[runtime]}' tells more"
-                ) from error
+                hint = f"python -c 'import {PACKAGES[runtime].module}' tells more"
+                raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
             self._lanes[name] = _Process(answer["pid"], ours, runtime)
         return self._lanes[name]
 

@@ -14,14 +14,16 @@ import hashlib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.graph import Graph
 from search_spaces.models.cache import cache_dir, intact, kept
 
 _LOGGER = logging.getLogger("partition_optimizer")
 _KEEP_NBYTES = 4 << 30
+_WEIGHTS = {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "FULLY_CONNECTED": 1, "TRANSPOSE_CONV": 1}
 
 
 def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path | None:
@@ -97,7 +99,7 @@ class Holder:
 
 
 def _path(content_digest: str) -> Path:
-    key = hashlib.sha256(f"{content_digest} {_machine()}".encode()).hexdigest()[:32]
+    key = machine_digest(importlib.metadata.version("ai-edge-litert"), content_digest)
     return cache_dir() / "packed" / f"{key}.xnnpack"
 
 
@@ -125,13 +127,42 @@ def _remove(path: Path) -> None:
             mine.unlink(missing_ok=True)
 
 
-def _machine() -> str:
-    """Return what packing depends on: the runtime, and the processor's model and instruction sets."""
+def machine_digest(*words: str) -> str:
+    """Return a digest of some words, as a runtime's version, and of the processor's model and instruction sets."""
     wanted = ("model name", "flags", "Features", "CPU part")
-    found = [importlib.metadata.version("ai-edge-litert")]
+    found = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() in wanted:
-                found.append(" ".join(value.split()))
-    return "\n".join(sorted(set(found)))
+                found.add(" ".join(value.split()))
+    return hashlib.sha256("\n".join([*words, *sorted(found)]).encode()).hexdigest()[:32]
+
+
+def usable_packed(packed: Path | None, graph: Graph, whole: Graph, stages: Sequence[Sequence[int]]) -> Path | None:
+    """Return the packed weights that stages can use, which are compiled together.
+
+    None where they read weights that nobody has packed: parts of the model's, or what was made in their place.
+
+    Args:
+        packed: of ``whole``, the model that ``graph`` was rewritten from, or is.
+        stages: operators of each.
+    """
+    if graph is whole or whole.source is None:
+        return packed
+    buffers = len(whole.source.schema.buffers)
+    return None if any(_reads_parts_of_weights(graph, operators, buffers) for operators in stages) else packed
+
+
+def _reads_parts_of_weights(graph: Graph, operators: Sequence[int], buffers: int) -> bool:
+    """Return whether operators have weights that are parts of the model's, which nobody has packed.
+
+    Args:
+        buffers: how many the model had before it was rewritten.
+    """
+    for index in operators:
+        operator = graph.operators[index]
+        place = _WEIGHTS.get(operator.kind)
+        if place is not None and graph.tensors[operator.inputs[place]].buffer >= buffers:
+            return True
+    return False

@@ -12,15 +12,17 @@ import platform as host
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evaluators.cgroup import core_quota
-from evaluators.litert import tflite
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.lane_names import LaneName, lane_options, parse_lane
 from evaluators.litert.libraries import library_folder
+from evaluators.litert.openvino import computes_natively, find_devices
+from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed
 from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform, Processor, with_cpu
@@ -34,6 +36,7 @@ def local_platform() -> Platform:
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
+    Where OpenVINO is installed, ``cpu:openvino`` is all cores once more, and ``igpu:openvino`` Intel's integrated GPU.
     Where a control group leaves less time than the cores have, only as many cores are used as there is time for.
 
     Raises:
@@ -45,7 +48,24 @@ def local_platform() -> Platform:
     hardware = find_adapters(software=False)
     if hardware:
         found.append(_gpu("gpu", parse_lane("gpu"), hardware[0]))
+    found += _those_here(f"{names[0]}:{OPENVINO}", f"igpu:{OPENVINO}")
     return Platform(host.node() or "local", tuple(found))
+
+
+def reduced_processors() -> list[Processor]:
+    """Return the processors of this machine that OpenVINO computes on in bfloat16 or float16."""
+    whole = "cpu" if len(fair_cores()) > 1 else f"cpu{fair_cores()[0]}"
+    names = (f"{whole}:{OPENVINO}-bf16", f"{whole}:{OPENVINO}-f16", f"igpu:{OPENVINO}-f16", f"npu:{OPENVINO}")
+    return _those_here(*names)
+
+
+def _those_here(*names: str) -> list[Processor]:
+    """Return the processors among some names that this machine has."""
+    found = []
+    for name in names:
+        with suppress(UnavailableError):
+            found.append(make_processor(name))
+    return found
 
 
 def usable_cores() -> list[int]:
@@ -82,6 +102,8 @@ def make_processor(text: str) -> Processor:
     name = parse_lane(text)
     if name.kind == "cpu":
         return _cpu(text, name)
+    if name.runtime == OPENVINO:
+        return _openvino_device(text, name)
     if name.kind == "gpu":
         return _gpu(text, name, find_adapter(name.adapter))
     return _npu(text, name)
@@ -92,10 +114,16 @@ def with_reference(platform: Platform) -> Platform:
 
     One of ``tflite-runtime`` will do.
     """
-    if any(p.kind == "cpu" and "kernels" not in p.options for p in platform.processors):
+    if any(map(computes_with_xnnpack, platform.processors)):
         return platform
     core = _cpu("reference", LaneName("cpu", cores=(usable_cores()[0],)))
     return replace(platform, processors=(*platform.processors, replace(core, like="reference")))
+
+
+def computes_with_xnnpack(processor: Processor) -> bool:
+    """Return whether a lane computes with XNNPACK, of whichever runtime."""
+    other = "kernels" in processor.options or processor.options.get("runtime") == OPENVINO
+    return processor.kind == "cpu" and not other
 
 
 def check_is_here(platform: Platform) -> None:
@@ -169,6 +197,11 @@ def npu_folder(folder: str = "") -> Path:
     )
 
 
+def dispatch_libraries() -> list[Path]:
+    """Return LiteRT's libraries for neural processors that came with it or with a vendor's SDK."""
+    return [path for folder in _vendor_folders() for path in sorted(folder.glob("libLiteRtDispatch_*.so"))]
+
+
 def _why_not_loaded(library: Path) -> str:
     """Return why a library cannot be loaded, or ""; a process of its own tries, since vendors' code may crash."""
     command = [sys.executable, "-I", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library)]
@@ -204,10 +237,14 @@ def _cpu(text: str, name: LaneName) -> Processor:
     if name.kernels != "xnnpack":
         options["kernels"] = name.kernels
         like += f":{name.kernels}"
-    if name.other_runtime:
-        tflite.check_installed()
-        options["runtime"] = tflite.RUNTIME
-        like += f":{tflite.RUNTIME}"
+    if name.runtime != LITERT:
+        check_installed(name.runtime)
+        options["runtime"] = name.runtime
+        like += f":{name.runtime}"
+    if name.runtime == OPENVINO:
+        _check_precision(text, name.precision)
+        options["precision"] = name.precision
+        like += f"-{name.precision}"
     return Processor(text, "cpu", {f"core{core}": 1.0 for core in cores}, like, options)
 
 
@@ -240,6 +277,44 @@ def _gpu(text: str, name: LaneName, adapter: Adapter) -> Processor:
         options["software"] = True
         resources |= {f"core{core}": 1.0 for core in cores}
     return _with_fallback(Processor(text, "gpu", resources, f"{adapter.name}:{name.precision}", options), name)
+
+
+def _check_precision(text: str, precision: str) -> None:
+    cpu = next((device for device in find_devices() if device.device == "CPU"), None)
+    if cpu is None:
+        raise UnavailableError(f"processor {text!r}: OpenVINO does not support this CPU")
+    listed = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}[precision]
+    if listed not in cpu.precisions or not computes_natively(precision):
+        raise UnavailableError(
+            f"processor {text!r}: this CPU has no instructions for {precision}; OpenVINO would emulate it, slowly",
+            "use the same processor in float32, as cpu:openvino",
+        )
+
+
+def _openvino_device(text: str, name: LaneName) -> Processor:
+    """Return a GPU or NPU of OpenVINO; its stages share memory with other lanes' by copies that OpenVINO makes."""
+    wanted = name.kind.upper()
+    devices = [d for d in find_devices() if d.device.partition(".")[0] == wanted]
+    found = next((d for d in devices if name.kind == "npu" or d.integrated == name.integrated), None)
+    if found is None:
+        listed = ", ".join(f"{d.device} ({d.name})" for d in find_devices())
+        raise UnavailableError(
+            f"processor {text!r}: OpenVINO finds no such device", f"it finds: {listed}; install the device's driver"
+        )
+    options: dict[str, Any] = {
+        "cores": tuple(usable_cores()),
+        "threads": 1,
+        "runtime": OPENVINO,
+        "precision": name.precision,
+        "device": found.device,
+        "adapter": found.name,
+    }
+    like = f"{found.name}:{OPENVINO}-{name.precision}"
+    # Vulkan knows the same adapter by a name that differs in what is in parentheses.
+    maker = found.name.partition(" (")[0]
+    same = (a.name for a in find_adapters(software=False) if a.name.partition(" (")[0] == maker)
+    resource = f"adapter {next(same, found.name)}" if name.kind == "gpu" else f"npu {found.name}"
+    return _with_fallback(Processor(text, name.kind, {resource: 1.0}, like, options), name)
 
 
 def _npu(text: str, name: LaneName) -> Processor:

@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from evaluators.litert.compiling import compile_stages
-from evaluators.litert.lanes import LaneError, Lanes, Request
+from evaluators.litert.compiling import COMPILE_LIMIT_S, compile_stages, release_stages
+from evaluators.litert.lanes import LaneError, Lanes
+from evaluators.litert.settings import reads_files
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.models.joined import join
 from search_spaces.models.shapes import why_it_fails
 from search_spaces.models.stages import cut_stage
 from search_spaces.platform import Processor
 
-_RELEASE_LIMIT_S = 60.0
+_FILES_LIMIT_S = 60.0
 _MOST_SHOWN = 8
 # How the runtime ends what it says of an operator, and the place in its own sources before that.
 _NODE = re.compile(r"Node number (\d+) \((.*?)\) failed to (\w+)")
@@ -52,7 +52,9 @@ class Refusals:
 
         asked = [o for o in operators if o not in taken]
         alone = _refused(takes, asked)
-        refused = {o for o in alone if len(operators) == 1 or not self._taken_beside_others(graph, processor, o, alone)}
+        refused = set(alone)
+        if len(operators) > 1 and not reads_files(processor):
+            refused = {o for o in alone if not self._taken_beside_others(graph, processor, o, alone)}
         taken |= {o: o not in refused for o in asked}
         return self.known(graph, processor, operators)
 
@@ -63,14 +65,17 @@ class Refusals:
 
     def _takes(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> bool:
         number = next(self._numbers)
-        joined = join([cut_stage(graph, operators)])
+        apart = reads_files(processor)  # a front end takes operators one by one; a delegate sees their neighbours
+        stages = [cut_stage(graph, (o,)) for o in operators] if apart else [cut_stage(graph, operators)]
+        limit_s = _FILES_LIMIT_S if apart else COMPILE_LIMIT_S
         try:
-            answer = compile_stages(self._lanes, processor, number, joined, None, strict=True)
+            answer = compile_stages(self._lanes, processor, number, stages, None, strict=True, limit_s=limit_s)
         except LaneError as error:
-            if error.fatal:
+            # A front end crashes or hangs on a model; a driver does so on all of them.
+            if error.fatal and not apart:
                 raise
             return False
-        self._lanes.ask(processor.name, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+        release_stages(self._lanes, processor.name, number)
         return bool(answer["accelerated"])
 
 
@@ -84,9 +89,10 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
             f"{processor.name} takes none of the operators {operators[0]} to {operators[-1]}",
             "its driver may not work with the runtime: runtime.log in the run folder tells more",
         )
+    unseen = "" if processor.kind == "cpu" else ", or let the CPU run them unseen by the search: --allow-fallback"
     return UnavailableError(
         f"{processor.name} refuses {where}: it does not take {describe(graph, refused)}",
-        "place them on another processor, or let the CPU run them unseen by the search: --allow-fallback",
+        f"place them on another processor{unseen}",
     )
 
 

@@ -112,7 +112,7 @@ class Replay:
                     self._crew.end(process)
                     self._lost(shared, process, str(answer["error"]), working)
                 for seat, status in (answer or {}).get("failed", ()):
-                    self.failures[seat] = f"LiteRT failed in a job: status {status}"
+                    self.failures[seat] = f"the runtime failed in a job: status {status}"
             self._end_what_hangs(shared, working)
             if due:
                 with board.held():

@@ -32,7 +32,6 @@ from evaluators.litert.stages import compiled_together
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.models.inputs import read_inputs
-from search_spaces.models.joined import join
 from search_spaces.models.litert import graph_of
 from search_spaces.models.stages import StageModel
 from search_spaces.plan import Plan
@@ -92,7 +91,7 @@ class PlanRunner:
         for number, (lane, indices) in enumerate(lanes, 1):
             processor = deployment.platform[lane]
             models = opened(graph, processor, [plan.stages[i].operators for i in indices], [stages[i] for i in indices])
-            compile_stages(self._lanes, processor, number, join(models), packed)
+            compile_stages(self._lanes, processor, number, models, packed)
             for signature, (index, model) in enumerate(zip(indices, models, strict=True)):
                 compiled[index] = (number, signature)
                 ports[index] = (model.inputs, model.outputs)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert import tflite
 from evaluators.litert.adapters import driver_environment
-from evaluators.litert.processors import check_cores, find_adapter, npu_folder
+from evaluators.litert.packed import machine_digest
+from evaluators.litert.processors import check_cores, computes_with_xnnpack, find_adapter, npu_folder
+from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
+from search_spaces.graph import Graph
+from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.platform import Platform, Processor
 
-INTERPRETER = "interpreter"
-LITERT = "litert"
 _LOGGER = logging.getLogger("partition_optimizer")
 # litert_common.h: one bit for each accelerator.
 CPU, GPU, NPU = 1, 2, 4
@@ -29,7 +31,13 @@ _PRECISION_F32 = 2
 # Errors relative to the largest value of an output, up to which outputs of unlike processors count as the same: other
 # kernels add float32 numbers up in another order; float16 has 11 bits, and errors grow from layer to layer. On an
 # NVIDIA H200 the zoo's CNNs are off by 8e-4 to 2.7e-2 (VGG16, whose sums are the longest), and a wrong kernel by 0.98.
-TOLERANCE_F32, TOLERANCE_F16 = 1e-4, 5e-2
+# bfloat16 has 8 bits: on a CPU with AMX OpenVINO's outputs of the same networks are off by 9e-3 to 6e-2.
+TOLERANCE_F32, TOLERANCE_F16, TOLERANCE_BF16 = 1e-4, 5e-2, 1e-1
+# Kernels that round the same sum differently differ by a step of 1/128 in an 8-bit tensor: MobileNet's outputs by one.
+TOLERANCE_INT8 = 2e-2
+# A compiled stage on disk is as large as its weights. Reading one back saves a third of the time to compile a stage of
+# 5 MB and a tenth for 550 MB (2.6 s); writing the latter takes another 1.4 s.
+_CACHED_NBYTES, _CACHE_NBYTES = 64 << 20, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,11 @@ def lane_starts(platform: Platform) -> dict[str, LaneStart]:
         cores = tuple(processor.options["cores"])
         check_cores(processor.name, cores)
         accelerators = accelerators_of(processor)
-        if processor.kind == "gpu":
+        runtime = runtime_of(processor)
+        if runtime != LITERT:
+            check_installed(runtime)
+            starts[processor.name] = LaneStart(cores, runtime=runtime)
+        elif processor.kind == "gpu":
             file = find_adapter(processor.options["adapter"]).driver_file
             starts[processor.name] = LaneStart(cores, accelerators, driver_environment(file))
         elif processor.kind == "npu":
@@ -75,21 +87,30 @@ def lane_starts(platform: Platform) -> dict[str, LaneStart]:
             libraries = ", ".join(path.name for path in sorted(Path(folder).glob("libLiteRtDispatch_*.so")))
             _LOGGER.warning("processor %s: a process of its own loads %s from %s", processor.name, libraries, folder)
             starts[processor.name] = LaneStart(cores, accelerators, dispatch_folder=folder)
-        elif tflite.runs(processor):
-            tflite.check_installed()
-            starts[processor.name] = LaneStart(cores, runtime=tflite.RUNTIME)
         else:
             starts[processor.name] = LaneStart(cores)
     return starts
 
 
 def accelerators_of(processor: Processor) -> int:
-    """Return the bit set of the accelerators that a stage may run on."""
+    """Return the bit set of LiteRT's accelerators that a stage may run on; other runtimes read and write our memory."""
+    if runtime_of(processor) != LITERT:
+        return CPU
     return ACCELERATORS[processor.kind] | (CPU if processor.options.get("fallback") else 0)
 
 
-def compile_settings(processor: Processor, packed: Path | None, engine: str = LITERT) -> dict[str, Any]:
-    """Return the runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them."""
+def compile_settings(
+    processor: Processor, packed: Path | None, engine: str = "", *, strict: bool = False
+) -> dict[str, Any]:
+    """Return a runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them.
+
+    Args:
+        engine: what runs the stages there; the processor's own runtime where it is not told.
+        strict: nothing may be left to the CPU, even where the processor's options allow that.
+    """
+    engine = engine or runtime_of(processor)
+    if engine == OPENVINO:
+        return _openvino_settings(processor, strict=strict)
     cpu: dict[str, Any] = {"num_threads": processor.options["threads"]}
     kernels = processor.options.get("kernels", "xnnpack")
     if engine != LITERT:
@@ -100,7 +121,8 @@ def compile_settings(processor: Processor, packed: Path | None, engine: str = LI
         cpu["kernel_mode"] = _KERNEL_MODES[kernels]
     elif packed is not None and processor.kind == "cpu":
         cpu["weight_cache_file_path"] = str(packed)
-    settings: dict[str, Any] = {"accelerators": accelerators_of(processor), "xnnpack": cpu}
+    accelerators = ACCELERATORS[processor.kind] if strict else accelerators_of(processor)
+    settings: dict[str, Any] = {"accelerators": accelerators, "xnnpack": cpu}
     if processor.kind == "gpu":
         settings["gpu_options"] = {"preferred_device_substr": processor.options["adapter"]}
         if processor.options["precision"] == "f32":
@@ -108,35 +130,76 @@ def compile_settings(processor: Processor, packed: Path | None, engine: str = LI
     return settings
 
 
+def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
+    """Return the device, and the properties that a stage is compiled with, as OpenVINO names them."""
+    options, cpu = processor.options, processor.kind == "cpu"
+    device = str(options.get("device", "CPU"))
+    if options.get("fallback") and not strict:
+        device = f"HETERO:{device},CPU"
+    properties = {"PERFORMANCE_HINT": "LATENCY"}
+    if processor.kind != "npu":
+        properties |= {"NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": options["precision"]}
+        # By default layers with int8 weights have their activations quantised, too.
+        properties["EXECUTION_MODE_HINT"] = "ACCURACY" if options["precision"] == "f32" else "PERFORMANCE"
+    if cpu:
+        properties |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
+    return {"device": device, "properties": properties}
+
+
+def cache_settings(processor: Processor) -> dict[str, Any]:
+    """Return where a lane keeps compiled stages, and up to which size; nothing where it keeps none."""
+    if runtime_of(processor) != OPENVINO or (folder := _cache_folder(cache_dir())) is None:
+        return {}
+    # Other devices take seconds to compile the smallest stage.
+    return {"cache": str(folder), "cached_nbytes": _CACHED_NBYTES if processor.kind == "cpu" else 1 << 62}
+
+
+@cache
+def _cache_folder(root: Path) -> Path | None:
+    """Return where OpenVINO keeps compiled stages; it names them by their content and settings, but not by the CPU."""
+    top = private_folder(root / OPENVINO)
+    if top is None:
+        return None
+    prune(top, "*/*.blob", _CACHE_NBYTES)
+    return private_folder(top / machine_digest(version(OPENVINO)))
+
+
+def reads_files(processor: Processor) -> bool:
+    """Return whether a lane reads each stage as a model of its own, in a file of its own."""
+    return runtime_of(processor) != LITERT
+
+
+def may_refuse(processor: Processor) -> bool:
+    """Return whether there are operators that a lane does not take."""
+    return processor.kind != "cpu" or runtime_of(processor) == OPENVINO
+
+
 def packs_weights(processor: Processor) -> bool:
     """Return whether a lane computes with LiteRT's XNNPACK, whose packed weights are kept."""
-    return computes_with_xnnpack(processor) and not tflite.runs(processor)
+    return computes_with_xnnpack(processor) and runtime_of(processor) == LITERT
 
 
-def computes_with_xnnpack(processor: Processor) -> bool:
-    """Return whether a lane computes with XNNPACK, of whichever runtime."""
-    return processor.kind == "cpu" and processor.options.get("kernels", "xnnpack") == "xnnpack"
-
-
-def tolerance(used: Iterable[Processor], reference: Processor) -> float:
+def tolerance(used: Iterable[Processor], reference: Processor, graph: Graph | None = None) -> float:
     """Return the relative error that is accepted of a plan: none where all its processors compute like the reference.
 
-    Otherwise 1e-4 where all compute in float32, and 5e-2 where one computes in float16.
+    Otherwise 1e-4 where all compute in float32, 5e-2 where one computes in float16, 1e-1 where one does in bfloat16.
+    It is at least 2e-2 for a graph that computes with integers of 8 bits.
     """
-    found = 0.0
-    for processor in used:
-        if "f16" in (_arithmetic(processor), _arithmetic(reference)):
-            return TOLERANCE_F16
-        if _arithmetic(processor) != _arithmetic(reference):
-            found = TOLERANCE_F32
-    return found
+    reduced = {_arithmetic(reference): 0.0, "f16": TOLERANCE_F16, "bf16": TOLERANCE_BF16}
+    unlike = TOLERANCE_INT8 if graph is not None and _is_quantised(graph) else TOLERANCE_F32
+    return max((reduced.get(_arithmetic(processor), unlike) for processor in used), default=0.0)
+
+
+def _is_quantised(graph: Graph) -> bool:
+    return any(graph.tensors[t].dtype in {"int8", "uint8"} for t in graph.producer)
 
 
 def _arithmetic(processor: Processor) -> str:
-    if processor.kind == "gpu":
-        precision: str = processor.options["precision"]
-        return precision if precision == "f16" else f"gpu {precision}"
     if processor.kind == "npu":
         return "f16"  # most compute in 16 bits or fewer
+    runtime = runtime_of(processor)
+    if processor.kind == "gpu" or runtime == OPENVINO:
+        precision: str = processor.options["precision"]
+        return f"{processor.kind} {runtime} {precision}" if precision == "f32" else precision
     kernels = str(processor.options.get("kernels", "xnnpack"))
-    return f"{tflite.RUNTIME} {kernels}" if tflite.runs(processor) else kernels
+    return kernels if kernels == "f16" or runtime == LITERT else f"{runtime} {kernels}"

@@ -9,20 +9,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.compiling import compile_stages, engine_of
+from evaluators.litert.compiling import compile_stages, engine_of, pack_weights, release_stages
 from evaluators.litert.inner import opened
-from evaluators.litert.lanes import LaneError, Lanes, Request
+from evaluators.litert.lanes import LaneError, Lanes
 from evaluators.litert.memory import available_nbytes
 from evaluators.litert.refusals import Refusals, describe, failure, refusal
-from evaluators.litert.settings import LITERT
+from evaluators.litert.runtimes import LITERT
+from evaluators.litert.settings import may_refuse, reads_files
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.models.joined import JoinedModel, join
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 
-_RELEASE_LIMIT_S = 60.0
 _SHARE_OF_MEMORY = 8
 _LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
 
@@ -109,13 +108,13 @@ class StageCache:
         return entry
 
     def refused(self, graph: Graph, lane: str, operators: Sequence[int]) -> list[int]:
-        """Return those of ``operators`` that a lane's accelerator does not take; a CPU takes all.
+        """Return those of ``operators`` that a lane does not take; LiteRT takes all on a CPU.
 
         Raises:
             UnavailableError: the lane died, or does not answer.
         """
         processor = self._platform[lane]
-        return [] if processor.kind == "cpu" else self._refusals.find(graph, processor, operators)
+        return self._refusals.find(graph, processor, operators) if may_refuse(processor) else []
 
     def _compile(
         self,
@@ -132,12 +131,12 @@ class StageCache:
             raise refusal(graph, processor, operators, refused)
         try:
             limit_s = self._platform.limits.load_s
-            answer = compile_stages(self._lanes, processor, number, join(models), packed, limit_s=limit_s)
+            answer = compile_stages(self._lanes, processor, number, models, packed, limit_s=limit_s)
         except LaneError as error:
             where = f"while it compiled operators {operators[0]} to {operators[-1]}"
-            if processor.kind == "cpu":
+            if processor.kind == "cpu" and not reads_files(processor):
                 raise failure(graph, operators, f"{error.what} {where}") from error
-            if error.fatal or fallback:
+            if error.fatal or not may_refuse(processor) or fallback:
                 raise UnavailableError(f"{error.what} {where}") from error
             found = self._refusals.find(graph, processor, operators)
             raise refusal(graph, processor, operators, found) from error
@@ -179,10 +178,7 @@ class StageCache:
         Raises:
             UnavailableError: the runtime refuses it.
         """
-        number = next(self._numbers)
-        joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
-        compile_stages(self._lanes, self._platform[lane], number, joined, packed)
-        self._lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+        pack_weights(self._lanes, self._platform[lane], next(self._numbers), model, packed)
 
     def cut(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
         """Return a stage as a model."""
@@ -206,20 +202,20 @@ class StageCache:
                 self._release(entry)
 
     def _release(self, entry: Entry) -> None:
-        self._lanes.ask(entry.lane, Request({"op": "release", "id": entry.number}), _RELEASE_LIMIT_S)
+        release_stages(self._lanes, entry.lane, entry.number)
 
 
 def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageModel]) -> list[tuple[str, list[int]]]:
     """Return lanes and the stages that are compiled together there.
 
     On a CPU all stages of a lane share their workspace and threads. An accelerator has neither, and takes seconds to
-    compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of an
-    interpreter, which reads a stage as a file of its own.
+    compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of
+    runtimes that read a stage as a file of its own.
     """
     found: list[tuple[str, list[int]]] = []
     for lane, indices in plan.by_processor().items():
         processor = platform[lane]
-        joint = [i for i in indices if processor.kind == "cpu" and engine_of(processor, stages[i].schema) == LITERT]
+        joint = [i for i in indices if processor.kind == "cpu" and engine_of(processor, [stages[i]]) == LITERT]
         found += [(lane, joint)] if joint else []
         found += [(lane, [index]) for index in indices if index not in joint]
     return found

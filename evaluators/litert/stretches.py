@@ -123,7 +123,7 @@ def straight_on_cpu(steps: Sequence[Step], log: Log) -> Callable[[int, int], Non
             status = call()
             end = clock()
             if status:
-                raise UnavailableError(f"LiteRT failed in stage {steps[len(times) // 2].stage}: status {status}")
+                raise UnavailableError(f"the runtime failed in stage {steps[len(times) // 2].stage}: status {status}")
             for told in signals:
                 tell(told)
             stamp(begin)
@@ -156,7 +156,8 @@ def on_cpu(steps: Sequence[Step], log: Log) -> Callable[[int, int], bool]:
             end = clock()
             stamp(end)
             if status:
-                raise UnavailableError(f"LiteRT failed in stage {steps[len(times) // 2 - 1].stage}: status {status}")
+                failed = steps[len(times) // 2 - 1].stage
+                raise UnavailableError(f"the runtime failed in stage {failed}: status {status}")
             deadline = deadline or (log[at] or times[0]) + limit_ns
             if end > deadline:
                 break
@@ -177,7 +178,7 @@ def _one_on_cpu(step: Step, log: Log) -> Callable[[int, int], bool]:
         status = call()
         end = clock()
         if status:
-            raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+            raise UnavailableError(f"the runtime failed in stage {step.stage}: status {status}")
         log[at + place], log[at + place + 1] = begin, end
         return end - (log[at] or begin) <= limit_ns
 
@@ -230,7 +231,7 @@ def _device_call(
         copied_in = clock()
         status = run()
         if status:
-            raise UnavailableError(f"LiteRT failed in stage {step.stage}: status {status}")
+            raise UnavailableError(f"the runtime failed in stage {step.stage}: status {status}")
         if must_wait:
             device.wait()
         ran = clock()

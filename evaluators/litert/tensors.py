@@ -53,20 +53,24 @@ def model_inputs(graph: Graph, seed: int) -> list[NDArray[Any]]:
 
 
 def agreement(
-    outputs: Sequence[NDArray[np.generic]], reference: Sequence[NDArray[np.generic]], tolerance: float
+    graph: Graph, outputs: Sequence[NDArray[np.generic]], reference: Sequence[NDArray[np.generic]], tolerance: float
 ) -> Agreement:
-    """Compare a plan's outputs with the whole model's."""
+    """Compare a plan's outputs with the whole model's, in the order of the graph's outputs."""
     if all(a.tobytes() == b.tobytes() for a, b in zip(outputs, reference, strict=True)):
         return Agreement(identical=True, max_abs_error=0.0, max_rel_error=0.0, tolerance=tolerance)
-    worst_abs = worst_rel = 0.0
-    for mine, wanted in zip(outputs, reference, strict=True):
+    worst_abs, worst = 0.0, (0.0, 0.0, "")
+    for tensor, mine, wanted in zip(graph.outputs, outputs, reference, strict=True):
+        name = graph.tensors[tensor].name
         a, b = np.asarray(mine, np.complex128), np.asarray(wanted, np.complex128)
         if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            worst_abs = worst_rel = math.inf
+            worst_abs, worst = math.inf, max(worst, (math.inf, math.inf, name))
             continue
         finite = np.isfinite(b)
-        error = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+        errors = np.abs(a[finite] - b[finite])
+        error = float(np.max(errors, initial=0.0))
         scale = float(np.max(np.abs(b[finite]), initial=0.0))
         worst_abs = max(worst_abs, error)
-        worst_rel = max(worst_rel, error / scale if scale else math.inf if error else 0.0)
-    return Agreement(identical=False, max_abs_error=worst_abs, max_rel_error=worst_rel, tolerance=tolerance)
+        if error:
+            largest, mean = (error / scale, float(errors.mean()) / scale) if scale else (math.inf, math.inf)
+            worst = max(worst, (largest, mean, name))
+    return Agreement(False, worst_abs, worst[0], tolerance, worst[1], worst[2])

@@ -8,20 +8,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from evaluators.litert.compiling import compile_stages, engine_of
+from evaluators.litert.compiling import compile_stages, engine_of, pack_weights, release_stages
 from evaluators.litert.crew import Crew
 from evaluators.litert.inner import opened
-from evaluators.litert.lanes import Request
-from evaluators.litert.settings import INTERPRETER
+from evaluators.litert.runtimes import INTERPRETER
 from evaluators.workload.setting import HOST
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.models.joined import JoinedModel, join
 from search_spaces.models.stages import StageModel, packing_model
-from search_spaces.platform import Platform, Processor
+from search_spaces.platform import Platform
 
 _KEPT = 24
-_RELEASE_LIMIT_S = 60.0
 
 Key = tuple[str, str, tuple[tuple[int, ...], ...], str]
 
@@ -84,16 +81,14 @@ class Workbench:
             return found
         processor = replace(self._platform[lane], name=process)
         limit_s = self._platform.limits.load_s
-        if not self._has_one_model(processor):
-            raise UnavailableError(f"lane {lane!r} does not run several models", "leave it out of --processors")
-        if len(jobs.stages) > 1 and any(engine_of(processor, m.schema) == INTERPRETER for m in jobs.stages):
+        if len(jobs.stages) > 1 and engine_of(processor, jobs.stages) == INTERPRETER:
             raise UnavailableError(
                 f"{jobs.graph.name!r} has state, or sizes known only at run time: of several models it runs whole",
                 "give --max-stages 1, or search it alone",
             )
         models = opened(jobs.graph, processor, jobs.operators, jobs.stages)
         number = next(self._numbers)
-        compile_stages(self._crew, processor, number, join(models), jobs.packed, limit_s=limit_s)
+        compile_stages(self._crew, processor, number, models, jobs.packed, limit_s=limit_s)
         ports = tuple((m.inputs, m.outputs) for m in models)
         made = self._entries[key] = Compiled(number, ports, self._crew.births.get(process, 0))
         self._shrink()
@@ -105,15 +100,7 @@ class Workbench:
         Raises:
             UnavailableError: it refuses.
         """
-        model, number = packing_model(graph), next(self._numbers)
-        joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
-        compile_stages(self._crew, self._platform[lane], number, joined, path)
-        self._crew.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
-
-    @staticmethod
-    def _has_one_model(processor: Processor) -> bool:
-        """Return whether stages can be compiled together there."""
-        return "runtime" not in processor.options
+        pack_weights(self._crew, self._platform[lane], next(self._numbers), packing_model(graph), path)
 
     def give_back(self, found: Compiled) -> None:
         """Tell that jobs are no longer needed."""
@@ -127,4 +114,4 @@ class Workbench:
             if gone or (entry.users == 0 and (key[1][3] or len(self._entries) > _KEPT)):
                 del self._entries[key]
                 if not gone:
-                    self._crew.ask(process, Request({"op": "release", "id": entry.number}), _RELEASE_LIMIT_S)
+                    release_stages(self._crew, process, entry.number)

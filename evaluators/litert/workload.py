@@ -15,10 +15,10 @@ from evaluators.base import Agreement, Capabilities
 from evaluators.litert import tensors
 from evaluators.litert.berth import Berth
 from evaluators.litert.crew import Crew
-from evaluators.litert.lowered import usable_packed
-from evaluators.litert.packed import Holder, packed_weights
+from evaluators.litert.packed import Holder, packed_weights, usable_packed
+from evaluators.litert.processors import computes_with_xnnpack
 from evaluators.litert.replay import Replay
-from evaluators.litert.settings import computes_with_xnnpack, packs_weights, tolerance
+from evaluators.litert.settings import packs_weights, tolerance
 from evaluators.litert.workbench import Jobs, Workbench
 from evaluators.litert.workload_files import deploy_workload
 from evaluators.litert.workload_prices import PriceTable, measure_prices, one_seat
@@ -200,8 +200,8 @@ class LitertWorkload(MeasuredWorkload):
         model = self._model(graph)
         if not model.reference:
             model.reference = self._outputs(graph)
-        allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane)
-        return tensors.agreement(outputs, model.reference, allowed + off)
+        allowed = tolerance([self.platform[lane] for lane in lanes], self._reference_lane, graph)
+        return tensors.agreement(graph, outputs, model.reference, allowed + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.base.Session`."""

@@ -20,7 +20,8 @@ from evaluators.litert import lane, wire
 from evaluators.litert.adapters import vulkan_loader
 from evaluators.litert.capi import Runtime
 from evaluators.litert.interpreters import Interpreters
-from evaluators.litert.tflite import RUNTIME as TFLITE_RUNTIME
+from evaluators.litert.openvino import OpenVino
+from evaluators.litert.runtimes import LITERT, OPENVINO, TFLITE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -53,7 +54,19 @@ def _litert() -> Callable[[dict[str, Any]], lane.Lane]:
 def _tflite_runtime() -> Callable[[dict[str, Any]], lane.Lane]:
     engine = Interpreters("tflite_runtime.interpreter")
     engine.load()  # before the fork, which the lanes then need not do
-    return lambda start: lane.Lane({TFLITE_RUNTIME: engine}, cores=start["cores"])
+    return lambda start: lane.Lane({TFLITE: engine}, cores=start["cores"])
+
+
+def _openvino() -> Callable[[dict[str, Any]], lane.Lane]:
+    engine = OpenVino()
+    return lambda start: lane.Lane({OPENVINO: engine}, cores=start["cores"])
+
+
+_MAKERS: dict[str, Callable[[], Callable[[dict[str, Any]], lane.Lane]]] = {
+    LITERT: _litert,
+    TFLITE: _tflite_runtime,
+    OPENVINO: _openvino,
+}
 
 
 def main() -> None:
@@ -64,7 +77,7 @@ def main() -> None:
     """
     # The person's Ctrl-C is for the parent, which then ends the lanes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    make = _tflite_runtime() if sys.argv[2] == TFLITE_RUNTIME else _litert()
+    make = _MAKERS[sys.argv[2]]()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
             try:

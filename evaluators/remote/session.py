@@ -128,7 +128,7 @@ class RemoteSession(Session):
         data = {"plan": model.plan(plan).to_json()}
         answer = self._link.ask("Deploy", data, _load_limit_s(self._link, plan), model)
         told, agreement = answer.get("files"), wire.agreement_from_json(answer.get("agreement"))
-        if not isinstance(told, list) or len(told) > len(plan.stages) + 1 or agreement is None:
+        if not isinstance(told, list) or len(told) > 2 * len(plan.stages) + 1 or agreement is None:
             raise wire.WireError("the device tells of other files than a plan has")
         # plan.json comes first by name; it is written last, when all that it names is there.
         fetched = {self._link.fetch(folder, entry).name for entry in reversed(told)}

@@ -178,8 +178,8 @@ def agreement_from_json(data: Any) -> Agreement | None:
     if data is None:
         return None
     try:
-        numbers = (_number(data[key]) for key in ("max_abs_error", "max_rel_error", "tolerance"))
-        return Agreement(bool(data["identical"]), *numbers)
+        names = ("max_abs_error", "max_rel_error", "tolerance", "mean_rel_error")
+        return Agreement(bool(data["identical"]), **{n: _number(data[n]) for n in names}, output=str(data["output"]))
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {error!r}") from error
 
@@ -188,7 +188,9 @@ def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
     """Return an agreement as plain values; an error that is no number is told as None."""
     if agreement is None:
         return None
-    return {key: None if value != value else finite(value) for key, value in asdict(agreement).items()}  # noqa: PLR0124
+    numbers = asdict(agreement)
+    output = numbers.pop("output")
+    return {key: finite(value) for key, value in numbers.items()} | {"output": output}
 
 
 def _number(value: Any) -> float:

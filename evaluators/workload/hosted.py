@@ -16,7 +16,7 @@ from search_spaces.arrangement import RankSet, component_plan, ranks_by_componen
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
-from search_spaces.rewrites.ranked import Ranking, placed
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.workload import Workload
 
 Operators = tuple[int, ...]
@@ -85,7 +85,7 @@ class Rewriter:
 
     def __init__(self, workload: Workload, joined: JoinedGraph) -> None:
         self._workload, self._joined = workload, joined
-        self._rankings: dict[int, Ranking] = {}
+        self._lowerings: dict[int, Lowering] = {}
 
     def jobs(self, plan: Plan, component: int, stages: Sequence[int]) -> tuple[Graph, list[Operators]]:
         """Return the model that a component of a plan runs, and the operators of each of its jobs.
@@ -97,22 +97,19 @@ class Rewriter:
             RewriteError, ModelError: see :func:`~search_spaces.rewrites.tucker.decompose`.
         """
         graph = self._joined.components[component].graph
-        own = component_plan(plan, self._joined, component, stages)
-        if not own.ranks:
-            return graph, [stage.operators for stage in own.stages]
-        made = self._ranking(graph).model(own)
-        return made.graph, [s.operators for s in placed(graph, own, made.graph, made.origins).stages]
+        lowered = self._lowering(graph).lower(component_plan(plan, self._joined, component, stages))
+        return lowered.graph, [stage.operators for stage in lowered.plan.stages]
 
     def whole(self, graph: Graph, ranks: RankSet) -> tuple[Graph, tuple[int, ...]]:
         """Return a decomposed model, and of each of its operators the one that it came from; errors as :meth:`jobs`."""
-        made = self._ranking(graph).model(Plan(graph.digest, (), ranks=ranks))
+        made = self._lowering(graph).decomposed(ranks)
         return made.graph, made.origins
 
     def origin(self, graph: Graph) -> Graph:
         """Return the model that a graph was made of by decomposing it lately, or the graph where it was not."""
         for component in self._joined.components:
-            ranking = self._rankings.get(id(component.graph))
-            if ranking is not None and ranking.has_made(graph):
+            lowering = self._lowerings.get(id(component.graph))
+            if lowering is not None and lowering.has_made(graph):
                 return component.graph
         return graph
 
@@ -121,6 +118,6 @@ class Rewriter:
         ranks = ranks_by_component(plan, self._joined)
         return (self._workload.client_of(component).tucker or 0.0) if ranks and ranks[component] else 0.0
 
-    def _ranking(self, graph: Graph) -> Ranking:
+    def _lowering(self, graph: Graph) -> Lowering:
         # Graphs of one structure may have other weights.
-        return self._rankings.setdefault(id(graph), Ranking(graph))
+        return self._lowerings.setdefault(id(graph), Lowering(graph))

@@ -224,7 +224,7 @@ class CoexecutionModel:
             most: where chains that are split end at last.
         """
         found = [beliefs.whole(first, lasts, self._alone, rest_s)]
-        for axis in TILES if most > first else ():
+        for axis in self.space.axes if most > first else ():
             chains = self._tables.split(first, axis).between(int(lasts[0]), most)
             found.append(beliefs.shared(chains, self._pairs, rest_s))
         if branches:

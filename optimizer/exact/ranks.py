@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -18,13 +19,24 @@ from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
 from search_spaces.chain import chain_plan
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import Ranks
+from search_spaces.rewrites.tucker_layers import Ranks, ranks_of
 
 _STEPS = 24
 _NEAR = 1e-3  # relative: what is so near the bound is not worth another step
 _HAIR = 1e-9
+
+
+class Shape(Protocol):
+    """How plans without ranks are found and priced in an additive model."""
+
+    def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
+        """Return the best plan for such costs, and its cost."""
+        ...
+
+    def price(self, costs: ChainCosts, plan: Plan) -> float:
+        """Return what a plan costs."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +46,14 @@ class RankCosts:
     Attributes:
         costs: of the model as it is.
         triple_s: shape ``(P, choices)``: each triple on each lane, in the order of ``space.places``.
+        shape: returns the best plan without ranks for such costs, with its cost, and prices such plans; chains where it
+            is None.
     """
 
     space: RankChoices
     costs: ChainCosts
     triple_s: Seconds
+    shape: Shape | None = None
 
     @property
     def platform(self) -> Platform:
@@ -50,6 +65,11 @@ class RankCosts:
         lane = {p.name: i for i, p in enumerate(self.platform.processors)}
         on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
         ranks = ranks_of(plan)
+        if self.shape is not None:
+            operator_s = np.array(self.costs.operator_s)
+            for operator, found in ranks.items():
+                operator_s[:, operator] = self.triple_s[:, self.space.places[operator, found]]
+            return self.shape.price(replace(self.costs, operator_s=operator_s), replace(plan, ranks=()))
         gained = sum(self.gain_s(on[operator], operator, found) for operator, found in ranks.items())
         return chain_cost(self.costs, plan) - gained
 
@@ -141,12 +161,16 @@ def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, fl
                 if triple_s < whole_s and charged < operator_s[lane, operator]:
                     operator_s[lane, operator] = charged
                     chosen[lane, operator] = ranks
-    chain = best_chains(replace(model.costs, operator_s=operator_s), max_stages)[0]
-    plan = chain_plan(space.graph, chain.cuts, chain.processors)
+    charged_costs = replace(model.costs, operator_s=operator_s)
+    if model.shape is not None:
+        plan, cost_s = model.shape.solve(charged_costs)
+    else:
+        chain = best_chains(charged_costs, max_stages)[0]
+        plan, cost_s = chain_plan(space.graph, chain.cuts, chain.processors), chain.cost_s
     lane_of = {p.name: i for i, p in enumerate(model.platform.processors)}
     on = {o: lane_of[s.processor] for s in plan.stages for o in s.operators}
     taken = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
-    return space.with_ranks(plan, taken), chain.cost_s
+    return space.with_ranks(plan, taken), cost_s
 
 
 def _spend(model: RankCosts, plan: Plan, most_error: float) -> Plan:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.deployment import read_deployment
+from evaluators.litert.runtimes import LITERT, PACKAGES
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES
@@ -24,7 +25,7 @@ from search_spaces.platform import Processor
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
-_RUNNERS = ("run_plan.py", "run_plan.cc", "CMakeLists.txt")
+_CC = ("run_plan.cc", "CMakeLists.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def export_run(run: Path, out: Path) -> Exported:
         strangers = sorted(p.name for p in out.iterdir())
         if strangers and "plan.json" not in strangers:
             raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
-        for stale in (*out.glob("stage_*.tflite"), out / WHOLE):
+        for stale in (*out.glob("stage_*.tflite"), *(out / name for name in (WHOLE, "plan.txt", *_CC))):
             stale.unlink(missing_ok=True)
         for file in sorted(best.glob("stage_*.tflite")):
             shutil.copyfile(file, out / file.name)
@@ -84,8 +85,9 @@ def export_run(run: Path, out: Path) -> Exported:
             document["fallback"] = {"file": WHOLE, "processor": _plain(fallback)}
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))
-        write_atomic(out / "plan.txt", printable(_in_words(document)).encode())
-        for name in _RUNNERS:
+        if _runtimes(document) == [LITERT]:
+            write_atomic(out / "plan.txt", printable(_in_words(document)).encode())
+        for name in ("run_plan.py", *(_CC if _runtimes(document) == [LITERT] else ())):
             write_atomic(out / name, (_HERE / name).read_bytes())
         write_atomic(out / "README.md", printable(_readme(study, document)).encode())
     written = tuple(sorted(p.name for p in out.iterdir()))
@@ -125,8 +127,12 @@ def _plain(processor: Processor) -> dict[str, Any]:
     return {"name": processor.name, "kind": processor.kind, "options": dict(processor.options)}
 
 
+def _runtimes(document: Mapping[str, Any]) -> list[str]:
+    return sorted({p["options"].get("runtime", LITERT) for p in document["platform"]["processors"]})
+
+
 def _delegates(study: Study, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, for each processor of the plan, what LiteRT is set to."""
+    """Return, for each processor of the plan, what its runtime is set to."""
     used = [p["name"] for p in document["platform"]["processors"]]
     return {
         "schema_version": 1,
@@ -184,6 +190,7 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _readme(study: Study, document: Mapping[str, Any]) -> str:
+    needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
     lines = [
         f"# {escaped(document['model']['name'])} in {len(document['files'])} parts",
         "",
@@ -198,11 +205,13 @@ def _readme(study: Study, document: Mapping[str, Any]) -> str:
     ]
     lines += [
         "",
-        "- `python run_plan.py` times it (needs ai-edge-litert and numpy); `from run_plan import Plan` runs it.",
+        f"- `python run_plan.py` times it (needs {needs} and numpy); `from run_plan import Plan` runs it.",
         *_fallback_lines(document),
-        "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and the",
-        "  libLiteRt.so of the Python package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
-        "- `delegates.json` holds LiteRT's settings of each processor: accelerators, threads, precision.",
-        "",
     ]
+    if _runtimes(document) == [LITERT]:
+        lines += [
+            "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
+            "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
+        ]
+    lines += ["- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.", ""]
     return "\n".join(lines)

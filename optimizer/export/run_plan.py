@@ -1,4 +1,6 @@
-"""Run an exported plan: needs ai-edge-litert and numpy, and the files beside this one.
+"""Run an exported plan: needs the runtimes of its processors, numpy, and the files beside this one.
+
+The runtimes are ai-edge-litert, and openvino for processors that are named so.
 
 ::
 
@@ -38,6 +40,7 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+_Tensors = list["np.ndarray[Any, Any]"]
 
 SLOWER = 1.2
 """A stage that takes this many times as long as expected has drifted."""
@@ -102,17 +105,41 @@ class Comparison:
 
 
 class Stage:
-    """A stage file on its processor."""
+    """A stage file on its processor.
+
+    Attributes:
+        run: returns the stage's outputs, given its inputs and what the outputs look like.
+    """
+
+    run: Callable[[_Tensors, Sequence[Mapping[str, Any]]], _Tensors]
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
+        path, kind, options = str(folder / entry["file"]), processor["kind"], processor["options"]
+        if options.get("runtime") == "openvino":
+            self._make_openvino(path, kind, options)
+        elif kind != "cpu":
+            self._make_compiled(path, kind, both=bool(options.get("fallback")))
+        else:
+            self._make_interpreter(path, options)
+
+    def _make_openvino(self, path: str, kind: str, options: Mapping[str, Any]) -> None:
+        import openvino
+
+        config = {"PERFORMANCE_HINT": "LATENCY"}
+        if kind != "npu":
+            exact = options["precision"] == "f32"
+            config |= {"NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": options["precision"]}
+            config["EXECUTION_MODE_HINT"] = "ACCURACY" if exact else "PERFORMANCE"
+        if kind == "cpu":
+            config |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
+        device = "CPU" if kind == "cpu" else options["device"]
+        device = f"HETERO:{device},CPU" if options.get("fallback") else device
+        self._request = openvino.Core().compile_model(path, device, config).create_infer_request()
+        self.run = self._run_openvino
+
+    def _make_interpreter(self, path: str, options: Mapping[str, Any]) -> None:
         from ai_edge_litert import interpreter
 
-        options = processor["options"]
-        self._gpu = processor["kind"] != "cpu"
-        path = str(folder / entry["file"])
-        if self._gpu:
-            self._make_compiled(path, processor["kind"], both=bool(options.get("fallback")))
-            return
         resolver = interpreter.OpResolverType
         kernels = {
             "builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
@@ -124,6 +151,7 @@ class Stage:
         self._interpreter.allocate_tensors()
         self._into = [d["index"] for d in self._interpreter.get_input_details()]
         self._out = [d["index"] for d in self._interpreter.get_output_details()]
+        self.run = self._run_interpreter
 
     def _make_compiled(self, path: str, kind: str, *, both: bool) -> None:
         from ai_edge_litert.compiled_model import CompiledModel
@@ -134,20 +162,23 @@ class Stage:
             accelerator |= HardwareAccelerator.CPU
         self._model = CompiledModel.from_file(path, accelerator)
         self._buffers = self._model.create_input_buffers(0), self._model.create_output_buffers(0)
+        self.run = self._run_compiled
 
-    def run(
-        self, inputs: list[np.ndarray[Any, Any]], outputs: Sequence[Mapping[str, Any]]
-    ) -> list[np.ndarray[Any, Any]]:
-        """Return the outputs of the stage; ``outputs`` says what they look like."""
-        if self._gpu:
-            for buffer, array in zip(self._buffers[0], inputs, strict=True):
-                buffer.write(array)
-            self._model.run_by_index(0, *self._buffers)
-            found = []
-            for buffer, like in zip(self._buffers[1], outputs, strict=True):
-                count = int(np.prod(like["shape"]))
-                found.append(buffer.read(count, np.dtype(like["dtype"])).reshape(like["shape"]))
-            return found
+    def _run_openvino(self, inputs: _Tensors, outputs: Sequence[Mapping[str, Any]]) -> _Tensors:
+        self._request.infer(dict(enumerate(inputs)), share_inputs=True, share_outputs=True)
+        return [self._request.get_output_tensor(i).data.copy() for i in range(len(outputs))]
+
+    def _run_compiled(self, inputs: _Tensors, outputs: Sequence[Mapping[str, Any]]) -> _Tensors:
+        for buffer, array in zip(self._buffers[0], inputs, strict=True):
+            buffer.write(array)
+        self._model.run_by_index(0, *self._buffers)
+        found = []
+        for buffer, like in zip(self._buffers[1], outputs, strict=True):
+            count = int(np.prod(like["shape"]))
+            found.append(buffer.read(count, np.dtype(like["dtype"])).reshape(like["shape"]))
+        return found
+
+    def _run_interpreter(self, inputs: _Tensors, _: Sequence[Mapping[str, Any]]) -> _Tensors:
         for index, array in zip(self._into, inputs, strict=True):
             self._interpreter.set_tensor(index, array)
         self._interpreter.invoke()

@@ -105,7 +105,8 @@ def _outputs(best: dict[str, Any]) -> Iterator[Block]:
     elif best.get("max_rel_error") is not None:
         yield Text(
             f"Its outputs are within {best['max_rel_error']:.1e} of the whole model's on the CPU, relative to the "
-            f"largest of them; {best['tolerance']:.1e} is allowed."
+            f"largest of them ({best['output']}: {best['mean_rel_error']:.1e} on average); {best['tolerance']:.1e} is "
+            "allowed."
         )
 
 

@@ -235,6 +235,8 @@ def _auto(problem: Problem, seed: int) -> Proposer | None:
     from optimizer.samplers.ranks import RankProposer
     from search_spaces.coexecution import CoexecutionSpace
 
+    if problem.search is not None:
+        return None if problem.front else problem.search(seed)
     chains = _of_chains(problem)
     if problem.criteria is not None:
         return ParetoProposer(problem, seed, *problem.criteria) if chains else None
@@ -250,7 +252,7 @@ def _auto(problem: Problem, seed: int) -> Proposer | None:
 
 def _auto_parameters(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
     """Return who proposes parameters where no front is known in a model: plans of several objectives, and no chains."""
-    if problem.criteria is not None and not _of_chains(problem):
+    if problem.front or (problem.criteria is not None and not _of_chains(problem)):
         return _nsga2(seed, trial_seed)
     return _of_optuna("RandomSampler")(seed, trial_seed)
 

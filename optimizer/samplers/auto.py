@@ -73,6 +73,8 @@ class Problem:
         law: how parts add up, where something else than the latency is to be small; the model is in its unit.
         criteria: of several objectives, made of costs of the latency; and in what a lane's stages are told.
         ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
+        search: of plans of any shape: makes who proposes them, given the study's seed.
+        front: whether plans of any shape are searched for several objectives.
     """
 
     graph: Graph
@@ -83,6 +85,8 @@ class Problem:
     law: Literal["latency", "period"] | None = None
     criteria: tuple[Callable[[ChainCosts], Sequence[Criterion]], Callable[[str], float]] | None = None
     ranks: RankAim | None = None
+    search: Callable[[int], Proposer] | None = None
+    front: bool = False
 
 
 class AutoProposer:

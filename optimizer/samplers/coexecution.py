@@ -17,12 +17,11 @@ from evaluators.samples import Measurement
 from evaluators.timeline import Timeline
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.samplers.auto import Problem
-from search_spaces.coexecution import CoexecutionSpace, How, Part
+from search_spaces.coexecution import AXES, CoexecutionSpace, How, Part
 from search_spaces.plan import Plan
 from search_spaces.rewrites.splits import Axis
 
 _BEST = 3
-_AXES: tuple[Axis, ...] = ("height", "channels")
 _NEAR = 1.3  # what the other axis may cost by the model, to be tried
 _LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else went wrong
 
@@ -111,7 +110,7 @@ class CoexecutionProposer:
 
     def _across(self, parts: tuple[Part, ...]) -> Plan | None:
         """Return parts with what is split along the other axis, where nothing has been tried along that yet."""
-        if len(self._axes & set(_AXES)) != 1:
+        if len(self._space.axes) < 2 or len(self._axes & set(AXES)) != 1:
             return None
         turned = [self._turned(part) for part in parts]
         if not any(turned):
@@ -123,7 +122,7 @@ class CoexecutionProposer:
         """Return a part that is split along the other axis, at the same share, where that may be as good."""
         if part.axis is None or part.axis == "branches" or part.axis not in self._axes:
             return None
-        axis = _AXES[part.axis == _AXES[0]]
+        axis = AXES[part.axis == AXES[0]]
         found = self._at(self._space.step(part), part.first, part.last, part.on, axis)
         return found if found is not None and self._plain.part_s(found) <= _NEAR * self._plain.part_s(part) else None
 
@@ -146,7 +145,7 @@ class CoexecutionProposer:
         """Yield other ways to run the operators of a part."""
         for lane in self._space.lanes:
             yield Part(part.first, part.last, (lane,))
-        for axis in _AXES:
+        for axis in self._space.axes:
             for pair in self._space.pairs:
                 for cut in self._space.cuts(part.first, part.last, axis).values():
                     found = Part(part.first, part.last, pair, axis, cut)

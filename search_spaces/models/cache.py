@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +75,30 @@ def kept(path: Path, build: Callable[[Path], None]) -> Path:
             raise UsageError(error.what, _HINT) from error
         raise
     return path
+
+
+def private_folder(path: Path) -> Path | None:
+    """Return a folder for files that are trusted as they are, made if need be; None where others could write to it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        _LOGGER.warning("%s: the cache folder cannot be used: %s", path, (error.strerror or str(error)).lower())
+        return None
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        _LOGGER.warning("%s: the cache folder is not used: another user could write to it", path)
+        return None
+    return path
+
+
+def prune(folder: Path, pattern: str, most_nbytes: int) -> None:
+    """Remove the oldest files that match a pattern, so that the others have at most ``most_nbytes``."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.glob(pattern), key=lambda p: p.stat().st_mtime, reverse=True):
+            total += path.stat().st_size
+            if total > most_nbytes:
+                path.unlink(missing_ok=True)
 
 
 def intact(path: Path) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.allowed_code import is_allowed
@@ -45,6 +47,37 @@ def check_custom_ops(library: Path) -> None:
     if not library.is_file():
         raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
     _LOGGER.warning("processes of their own load %s, which has kernels of custom operators", library)
+
+
+class DeferredBytes:
+    """The data of a buffer that is computed when somebody reads it, once: the factors of a filter, a part of them.
+
+    So a rewritten model can be priced without its weights.
+
+    Args:
+        nbytes: how many there will be.
+        compute: returns them; called at the first look.
+    """
+
+    def __init__(self, nbytes: int, compute: Callable[[], NDArray[np.uint8]]) -> None:
+        self._nbytes = nbytes
+        self._compute = compute
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __bytes__(self) -> bytes:
+        return self._found.tobytes()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._found, dtype, copy=copy)
+
+    @cached_property
+    def _found(self) -> NDArray[np.uint8]:
+        found = self._compute()
+        if found.nbytes != self._nbytes:
+            raise ModelError(f"a buffer was to have {self._nbytes} bytes, and has {found.nbytes}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

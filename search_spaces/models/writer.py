@@ -148,6 +148,7 @@ class _Aligned:
         self._buffer = buffer
 
     def Pack(self, builder: Any) -> Any:  # noqa: N802 - the name that ModelT.Pack calls
-        if self._buffer.data is not None:
-            builder.Prep(ALIGNMENT, len(self._buffer.data))
-        return self._buffer.Pack(builder)
+        if self._buffer.data is None:
+            return self._buffer.Pack(builder)
+        builder.Prep(ALIGNMENT, len(self._buffer.data))
+        return schema.BufferT(data=np.asarray(self._buffer.data, np.uint8)).Pack(builder)

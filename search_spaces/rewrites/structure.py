@@ -7,7 +7,7 @@ there. Other parts (channels of a depthwise filter) are copied, and so are short
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.models.dtypes import tensor_nbytes
-from search_spaces.models.source import Extent, ModelSource
+from search_spaces.models.source import DeferredBytes, Extent, ModelSource
 from search_spaces.rewrites.locality import Part
 
 _COPIED_NBYTES = 4096  # parts of weights up to here are copied: they lie aligned then
@@ -77,16 +77,20 @@ class Structure:
         )
         return self._add(made, values.shape)
 
-    def weights(self, values: NDArray[np.float32], name: bytes) -> int:
-        """Add a constant of floats, and return its number."""
+    def weights(self, shape: tuple[int, ...], values: Callable[[], NDArray[np.float32]], name: bytes) -> int:
+        """Add a constant of floats, and return its number; ``values`` is called when somebody reads them."""
+
+        def compute() -> NDArray[np.uint8]:
+            return np.frombuffer(np.ascontiguousarray(values(), np.float32).tobytes(), np.uint8)
+
         made = schema.TensorT(
-            shape=np.array(values.shape, np.int32),
+            shape=np.array(shape, np.int32),
             type=schema.TensorType.FLOAT32,
-            buffer=self._data(np.frombuffer(values.tobytes(), np.uint8)),
+            buffer=self._data(DeferredBytes(4 * prod(shape), compute)),
             name=name,
             hasRank=True,
         )
-        return self._add(made, values.shape)
+        return self._add(made, shape)
 
     def part(self, tensor: int, part: Part) -> int:
         """Return a part of a constant as a constant; equal ones are one tensor."""
@@ -109,16 +113,18 @@ class Structure:
         each = tensor_nbytes((1,) * (part.dimension + 1) + shape[part.dimension + 1 :], held.dtype)
         nbytes = each * (part.last - part.first)
         leads = prod(shape[: part.dimension]) == 1
-        if extent is None:
-            whole = np.asarray(self._buffers[int(self.tensors[tensor].buffer)].data, np.uint8)
-        elif leads and nbytes > _COPIED_NBYTES:
+        if extent is not None and leads and nbytes > _COPIED_NBYTES:
             self._extents[len(self._buffers)] = Extent(extent.offset + part.first * each, nbytes, inline=False)
             return self._empty()
-        else:
-            whole = self._read(extent)
-        rows = whole[: prod(shape[: part.dimension]) * shape[part.dimension] * each]
-        rows = rows.reshape(-1, shape[part.dimension], each)[:, part.first : part.last]
-        return self._data(np.ascontiguousarray(rows).reshape(-1))
+        data = self._buffers[int(self.tensors[tensor].buffer)].data
+
+        def compute() -> NDArray[np.uint8]:
+            whole = np.asarray(data, np.uint8) if extent is None else self._read(extent)
+            rows = whole[: prod(shape[: part.dimension]) * shape[part.dimension] * each]
+            rows = rows.reshape(-1, shape[part.dimension], each)[:, part.first : part.last]
+            return np.ascontiguousarray(rows).reshape(-1)
+
+        return self._data(DeferredBytes(prod(shape[: part.dimension]) * nbytes, compute))
 
     def _read(self, extent: Extent) -> NDArray[np.uint8]:
         try:
@@ -133,7 +139,7 @@ class Structure:
         self._buffers.append(schema.BufferT())
         return len(self._buffers) - 1
 
-    def _data(self, data: NDArray[np.uint8]) -> int:
+    def _data(self, data: NDArray[np.uint8] | DeferredBytes) -> int:
         self._buffers.append(schema.BufferT(data=data))
         return len(self._buffers) - 1
 
@@ -181,6 +187,7 @@ class Structure:
         Args:
             how: what was done, in words that differ for whatever differs.
         """
+        how = "; ".join(filter(None, (self.source.rewritten, how)))
         self.main.tensors, self.main.operators = self.tensors, self.operators
         self.model.subgraphs = [self.main, *self.model.subgraphs[1:]]
         self.model.buffers, self.model.operatorCodes = self._buffers, self._codes

@@ -8,8 +8,9 @@ weights stay where they are in the model's file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,26 @@ _PLAIN_POINTWISE: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TuckerGraph:
     """A decomposed model.
 
     Attributes:
         origins: for each of its operators the number that it has in the model before, alike for the three of a triple.
-        errors: operator of the model before → how far its filter is from the one that its triple stands for: the
-            norm of the difference over the norm of the filter.
+        triples: operator of the model before → what factors its filter, once.
     """
 
     graph: Graph
     origins: tuple[int, ...]
-    errors: Mapping[int, float]
+    triples: Mapping[int, Callable[[], Triple]]
+
+    @cached_property
+    def errors(self) -> dict[int, float]:
+        """Operator of the model before → how far its filter is from the one that its triple stands for.
+
+        The norm of the difference over the norm of the filter; asking for it factors what nobody has factored yet.
+        """
+        return {operator: triple().error for operator, triple in self.triples.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ def decompose(
 ) -> TuckerGraph:
     """Return the model with convolutions decomposed by HOSVD and HOOI; inputs and outputs stay the same.
 
+    The filters are factored when somebody reads the weights, or asks for the errors.
+
     Args:
         ranks: operator → the ranks of its triple; all others stay as they are.
         known: triples of this model that were made before, by operator and ranks; new ones are added.
@@ -87,24 +97,27 @@ def decompose(
     recipes = sorted(set(source.recipes.values()))
     made.operators += [file_operators[i] for i in recipes]
     origins = [-1] * len(recipes)
-    errors = {}
-    known = {} if known is None else known
+    triples: dict[int, Callable[[], Triple]] = {}
+    kept = {} if known is None else known
+
+    def triple(layer: Layer) -> Triple:
+        key = layer.operator, ranks[layer.operator]
+        if key not in kept:
+            kept[key] = factored(graph, layer, ranks[layer.operator])
+        return kept[key]
+
     for index in range(len(graph.operators)):
         places = source.file_operators([index])
         if index in layers:
-            key = index, ranks[index]
-            if key not in known:
-                known[key] = factored(graph, layers[index], ranks[index])
-            triple = known[key]
-            errors[index] = triple.error
-            _write(made, graph, file_operators[places[0]], layers[index], triple)
+            triples[index] = partial(triple, layers[index])
+            _write(made, graph, file_operators[places[0]], layers[index], ranks[index], triples[index])
         else:
             made.operators += [file_operators[place] for place in places]
         origins += [index] * (len(made.operators) - len(origins))
     found = _read(made.finished("tucker " + "; ".join(f"{i} {ranks[i]}" for i in sorted(ranks))), graph.name)
     atoms = found.source.operators if found.source is not None else ()
     first = [atom[0] for atom in atoms] if atoms else range(len(found.operators))
-    return TuckerGraph(found, tuple(origins[i] for i in first), errors)
+    return TuckerGraph(found, tuple(origins[i] for i in first), triples)
 
 
 def outline(graph: Graph, ranks: Mapping[int, Ranks]) -> Graph:
@@ -153,28 +166,38 @@ def _checked(graph: Graph, ranks: Mapping[int, Ranks]) -> dict[int, Layer]:
     return {index: layers[index] for index in ranks}
 
 
-def _write(made: Structure, graph: Graph, original: Any, layer: Layer, triple: Triple) -> None:
+def _write(
+    made: Structure, graph: Graph, original: Any, layer: Layer, ranks: Ranks, triple: Callable[[], Triple]
+) -> None:
     """Add the three operators of a layer."""
     operator = graph.operators[layer.operator]
     data, output = operator.inputs[0], operator.outputs[0]
     name = layer.name.encode()
+    count, filters = layer.groups * ranks.inputs, layer.groups * ranks.outputs
     kernels = [
-        made.weights(np.ascontiguousarray(values), name + b"/" + part + b"/kernel")
-        for part, values in ((b"first", triple.first), (b"core", triple.core), (b"last", triple.last))
+        made.weights((count, 1, 1, layer.inputs), lambda: triple().first, name + b"/first/kernel"),
+        made.weights((filters, *layer.kernel, ranks.inputs), lambda: triple().core, name + b"/core/kernel"),
+        made.weights(
+            (layer.groups * layer.outputs, 1, 1, ranks.outputs), lambda: triple().last, name + b"/last/kernel"
+        ),
     ]
     # The runtime's fast kernels want a bias, and each layer its own, so that it can be quantised.
     biases = [
-        made.weights(np.zeros(len(values), np.float32), name + b"/" + part + b"/bias")
-        for part, values in ((b"first", triple.first), (b"core", triple.core))
+        made.weights((length,), partial(_zeros, length), name + b"/" + part + b"/bias")
+        for part, length in ((b"first", count), (b"core", filters))
     ]
     between = [
-        made.tensor(output, (*graph.tensors[data].shape[:3], len(triple.first)), "first"),
-        made.tensor(output, (*graph.tensors[output].shape[:3], len(triple.core)), "core"),
+        made.tensor(output, (*graph.tensors[data].shape[:3], count), "first"),
+        made.tensor(output, (*graph.tensors[output].shape[:3], filters), "core"),
     ]
     linear = {"fusedActivationFunction": _NO_ACTIVATION}
     made.copied(original, [data, kernels[0], biases[0]], between[0], _POINTWISE | linear)
     made.copied(original, [between[0], kernels[1], biases[1]], between[1], linear)
     made.copied(original, [between[1], kernels[2], *operator.inputs[2:]], output, _POINTWISE)
+
+
+def _zeros(length: int) -> Weights:
+    return np.zeros(length, np.float32)
 
 
 def _outlined(tensors: list[Tensor], operator: Operator, layer: Layer, ranks: Ranks) -> list[Operator]:

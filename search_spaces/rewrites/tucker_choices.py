@@ -16,9 +16,8 @@ from typing import Any
 
 from search_spaces.graph import Graph
 from search_spaces.plan import LayerRanks, Plan
-from search_spaces.rewrites.ranked import ranks_of
 from search_spaces.rewrites.tucker_factors import INPUTS, OUTPUTS, spectrum
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, read_filters, tucker_layers
+from search_spaces.rewrites.tucker_layers import Layer, Ranks, ranks_of, read_filters, tucker_layers
 from search_spaces.rewrites.tucker_ranks import MULTIPLE
 
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)

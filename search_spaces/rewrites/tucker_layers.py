@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from search_spaces.errors import ModelError, RewriteError, shown
 from search_spaces.graph import Graph, Tensor
 from search_spaces.models.source import ModelSource
+from search_spaces.plan import Plan
 
 Filter = NDArray[np.float64]
 
@@ -78,6 +79,11 @@ class Layer:
                     f"give 1 to {channels}",
                 )
         return ranks
+
+
+def ranks_of(plan: Plan) -> dict[int, Ranks]:
+    """Return operator → ranks of a plan's triples."""
+    return {operator: Ranks(*both) for operator, *both in plan.ranks}
 
 
 def tucker_layers(graph: Graph) -> tuple[Layer, ...]:

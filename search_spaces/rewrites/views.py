@@ -47,8 +47,7 @@ def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
     if all(platform[stage.processor].kind == "cpu" for stage in plan.stages):
         found = _Views(graph, plan)
     if found is None or not found.elided:
-        numbers = tuple(range(len(plan.stages)))
-        return Viewed(graph, plan, tuple(s.operators for s in plan.stages), numbers)
+        return as_it_is(graph, plan)
     kept = [o for o in range(len(graph.operators)) if o not in found.elided]
     place = {o: i for i, o in enumerate(kept)}
     operators = tuple(found.depending(graph.operators[o]) for o in kept)
@@ -57,6 +56,11 @@ def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
     left = [(i, rest) for i, rest in left if rest]
     stages = tuple(Stage(tuple(place[o] for o in rest), plan.stages[i].processor) for i, rest in left)
     return Viewed(made, Plan(made.digest, stages), tuple(rest for _, rest in left), tuple(i for i, _ in left))
+
+
+def as_it_is(graph: Graph, plan: Plan) -> Viewed:
+    """Return a plan with all its operators."""
+    return Viewed(graph, plan, tuple(s.operators for s in plan.stages), tuple(range(len(plan.stages))))
 
 
 class _Views:

@@ -60,7 +60,7 @@ def measure(graph: Graph, plan: Plan, platform: Platform, folder: Path) -> float
 def main() -> None:
     """Run the loop and print its best plan and how long it took."""
     path, trials, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    graph, platform = read_model(path), local_platform()
+    graph, platform = read_model(path), local_platform().restrict(["cpu", "cpu0", "cpu1"])
     space = ChainSpace(graph, platform, MAX_STAGES)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))

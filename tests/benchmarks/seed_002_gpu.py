@@ -306,7 +306,7 @@ def main() -> None:
             config = StudyConfig(
                 model=name,
                 budget=given.budget,
-                space="coexecution",
+                allow="cuts,branches,splits",
                 processors=tuple(given.lanes.split(",")),
                 out=Path(folder) / "run",
             )

@@ -39,7 +39,6 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.lowering import is_split
 
 SHARE = 0.10
 WANTED = 0.97
@@ -63,13 +62,13 @@ def replayed(
     else:
         operators = profile(session, graph, platform)
     proposer = CoexecutionProposer(Problem(graph, platform, space, operators.costs(platform)), space)
-    most = math.floor(SHARE * sum(is_split(plan) for plan in every_plan(space)))
+    most = math.floor(SHARE * sum(plan.is_split for plan in every_plan(space)))
     tried: list[Plan] = []
     while len(tried) < most:
         plan = proposer.propose()
         if plan is None:
             break
-        if is_split(plan):
+        if plan.is_split:
             tried.append(plan)
         proposer.observe(plan, known.get(plan.digest))
     return tried
@@ -82,7 +81,7 @@ def found(session: AnySession, graph: Graph, platform: Platform) -> Row:
     for plan in every_plan(space):
         with closing(session.load(graph, plan)) as candidate:
             known[plan.digest] = measure(candidate, EACH)
-    plans = [plan for plan in every_plan(space) if is_split(plan)]
+    plans = [plan for plan in every_plan(space) if plan.is_split]
     tried = replayed(space, graph, platform, session, known)
     ordered = sorted(plans, key=lambda p: known[p.digest].latency_s.median)
     chosen = min(tried, key=lambda p: known[p.digest].latency_s.median)

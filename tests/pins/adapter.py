@@ -23,7 +23,6 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from evaluators.base import Batch, Session
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
-from evaluators.objectives import find_objective
 from evaluators.table.placement import read_placement
 from evaluators.workload.predicted import PredictedSession
 from optimizer.config import StudyConfig, most_stages, parse_config
@@ -32,7 +31,6 @@ from optimizer.exact.placement import PlacementObjective, solve_placement
 from optimizer.goals import aim_of
 from optimizer.history import Trial
 from optimizer.limits import allowed_error
-from optimizer.objective import check_space
 from optimizer.profile import known_profile
 from optimizer.ranks import rank_profile
 from optimizer.storage import read_log
@@ -57,7 +55,6 @@ from tests.short_studies import Quiet
 
 Plain = dict[str, Any]
 ROOT = Path(__file__).parents[2]
-_SPACES = {"cuts": "chain", "branches": "branches", "splits": "coexecution", "ranks": "tucker"}
 _CUT = 0.15  # chance that a part begins at an operator, where operators may be split
 _DRAWS = 60  # for each plan that is wanted
 
@@ -100,8 +97,7 @@ def optimum(case: Plain) -> Plain:
     evaluator = CostModelEvaluator()
     graph, platform = choose_model_and_platform(evaluator, config)
     most = most_stages(config, len(graph.operators))
-    space = make_space(config.space, graph, platform, most)
-    check_space([find_objective(name) for name in config.objective], space)
+    space = make_space(config.allow, graph, platform, most)
     with evaluator.prepare(platform) as session:
         profiled = known_profile(session.part_costs(graph), platform)
         if isinstance(space, RankSpace):
@@ -225,7 +221,7 @@ def _opened(case: Plain) -> Iterator[_Opened]:
         return
     config = _config(case)
     graph, platform = choose_model_and_platform(evaluator, config)
-    space = make_space(config.space, graph, platform, most_stages(config, len(graph.operators)))
+    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
     with evaluator.prepare(platform) as alone:
         yield _Opened(_Shape.of(graph), space, lambda plan: _alone(alone, graph, plan))
 
@@ -283,11 +279,12 @@ def _config(case: Plain, folder: Path | None = None, **more: Any) -> StudyConfig
     if platform == "twins":
         platform = str(Path(__file__).with_name("twins.yaml"))
     known = {n: case[n] for n in ("processors", "objective", "max_stages", "power", "max_error") if n in case}
-    space = _SPACES[case["allow"][-1]] if "allow" in case else "chain"
+    last = case["allow"][-1] if "allow" in case else "cuts"
+    allow = "cuts,branches,splits" if last == "splits" else last  # as the pins were recorded
     if source.endswith(".yaml") and not _several(case):
         source = str(ROOT / source)
     values = {"model": source, "budget": case.get("budget", 1), "evaluator": case.get("evaluator", "cost-model")}
-    return parse_config(values | known | {"space": space, "platform": platform} | more)
+    return parse_config(values | known | {"allow": allow, "platform": platform} | more)
 
 
 @contextmanager

@@ -1,0 +1,223 @@
+"""Plans priced by tables and simulated instead of run: what the cost model and measured profiles have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Batch, Capabilities, Session
+from evaluators.cost_model.plans import UNSURE, Errors, PlanSimulator, by_origins
+from evaluators.cost_model.transfers import Prices
+from evaluators.prediction import Prediction
+from evaluators.timeline import Timeline
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.intensity import Cost, operator_costs
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.rewrites.lower import Lowered, Lowering
+from search_spaces.rewrites.tucker_layers import Ranks, tucker_layers
+
+_KEPT = 128  # simulators; rewritten models are many
+
+
+class SimulatedSession(Session, ABC):
+    """See :class:`~evaluators.base.Session`; loading a plan is lowering and simulating it.
+
+    Attributes:
+        platform: the processors.
+        closed: whether the session is over.
+    """
+
+    capabilities = Capabilities(stream=True, rewrites=True)
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.closed = False
+        self._simulators: OrderedDict[str, PlanSimulator] = OrderedDict()
+        self._lowerings: dict[str, Lowering] = {}
+
+    @abstractmethod
+    def prices(self, lowered: Lowered) -> Prices:
+        """Return what the operators of a lowered plan's graph, calls and transfers cost.
+
+        Raises:
+            ProfileError: nothing is known that resembles some operator.
+        """
+
+    def simulator(self, graph: Graph) -> PlanSimulator:
+        """Return the simulator of a graph's plans that rewrite nothing; errors as of :meth:`prices`."""
+        return self.simulator_of(self.lowering(graph).lower(Plan(graph.digest, ())))
+
+    def lowering(self, graph: Graph) -> Lowering:
+        """Return what lowers the plans of a graph."""
+        key = graph.digest if graph.source is None else f"{graph.digest} {graph.source.path}"
+        return self._lowerings.setdefault(key, Lowering(graph))
+
+    def errors(self, graph: Graph, plan: Plan) -> Errors:
+        """Return what a plan's prices may be wrong about, as :meth:`~evaluators.cost_model.plans.PlanSimulator.errors`.
+
+        Raises:
+            PlanError, RewriteError: the plan cannot be run.
+        """
+        lowered = self.lowering(graph).lower(plan)
+        return self._errors(graph, self._freed(lowered), lowered)
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
+        """See :class:`~evaluators.base.Session`; a rebuilt instance is predicted the same.
+
+        Raises:
+            PlanError, RewriteError: the plan is not for this graph or platform, or cannot be run.
+            ProfileError: see :meth:`prices`.
+            UnavailableError: a processor does not take an operator of its stage, or the session is over.
+        """
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        plan.validate(graph, self.platform)
+        lowered = self.lowering(graph).lower(plan)
+        simulator = self._freed(lowered)
+        timeline = simulator.run(lowered.plan)
+        if lowered.rewritten:
+            timeline = Timeline(tuple(replace(e, stage=lowered.stage_of[e.stage]) for e in timeline.events))
+        errors = self._errors(graph, simulator, lowered)
+        return SimulatedPlan(timeline, errors, lambda: simulator.stream_period_s(lowered.plan))
+
+    def _errors(self, graph: Graph, simulator: PlanSimulator, lowered: Lowered) -> Errors:
+        found = simulator.errors(lowered.plan)
+        kinds = len(self.platform.classes())
+        return by_origins(found, lowered.origins, len(graph.operators), kinds) if lowered.rewritten else found
+
+    def _freed(self, lowered: Lowered) -> PlanSimulator:
+        """Return what simulates a lowered plan; what moves nothing is free."""
+        simulator = self.simulator_of(lowered)
+        left = {operator for stage in lowered.viewed(self.platform).operators for operator in stage}
+        moves_nothing = [o for stage in lowered.plan.stages for o in stage.operators if o not in left]
+        if not moves_nothing:
+            return simulator
+        operator_s = np.array(simulator.prices.operator_s)
+        operator_s[:, moves_nothing] = np.where(np.isfinite(operator_s[:, moves_nothing]), 0.0, np.inf)
+        return PlanSimulator(lowered.graph, self.platform, replace(simulator.prices, operator_s=operator_s))
+
+    def simulator_of(self, lowered: Lowered) -> PlanSimulator:
+        """Return the simulator of a lowered plan's graph; errors as of :meth:`prices`."""
+        key = lowered.graph.digest
+        if key not in self._simulators:
+            self._simulators[key] = PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
+            if len(self._simulators) > _KEPT:
+                self._simulators.popitem(last=False)
+        self._simulators.move_to_end(key)
+        return self._simulators[key]
+
+
+class SimulatedPlan(Prediction):
+    """A plan with a predicted timeline.
+
+    Args:
+        errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
+        period_s: returns the period of a stream.
+    """
+
+    def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float]) -> None:
+        # Where the sides of a split meet is one more event of the first side.
+        took_s = np.array([e.end_s - e.start_s for e in timeline.events])
+        stage_s = np.asarray(np.bincount([e.stage for e in timeline.events], took_s), np.float64)
+        super().__init__(Batch(np.array([timeline.makespan_s]), stage_s[None], timeline, errors))
+        self._period_s = period_s
+
+    def stream(self, n: int) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; every observation is the same."""
+        return replace(self.run(n), latency_s=np.full(n, self._period_s()))
+
+
+COPY_S_PER_BYTE = 1.0 / 8e9
+"""What a slice or a concatenation takes on one core, where nobody has measured it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredPrices:
+    """What was timed of one model on P processors, n operators.
+
+    Attributes:
+        operator_s: shape ``(P, n)``; infinite where a processor does not take an operator.
+        call_s: what each stage adds, shape ``(P,)``.
+        transfer_s: from a stage to one that reads from it on another processor, ``[from, to]``, shape ``(P, P)``.
+        triple_s: convolution and ranks → seconds of its triple on each processor, shape ``(P,)``.
+    """
+
+    operator_s: NDArray[np.float64]
+    call_s: NDArray[np.float64]
+    transfer_s: NDArray[np.float64]
+    triple_s: Mapping[tuple[int, Ranks], NDArray[np.float64]] = field(default_factory=dict)
+
+
+class ProfiledSession(SimulatedSession):
+    """See :class:`SimulatedSession`; prices are those that were timed of one model's operators, on these processors.
+
+    A side of a split takes its share of its operator's multiply-accumulates; what slices and joins its bytes. A triple
+    that nobody timed takes its share of the multiply-accumulates of its convolution.
+
+    Args:
+        powers: watts of processors, where they are known.
+    """
+
+    def __init__(self, platform: Platform, graph: Graph, known: MeasuredPrices, powers: Mapping[str, float]) -> None:
+        super().__init__(platform)
+        self._graph, self._known, self._powers = graph, known, dict(powers)
+        self._before = operator_costs(graph)
+        self.capabilities = Capabilities(stream=True, powers=bool(powers), rewrites=True)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {"evaluator": "profile", "platform": self.platform.to_json()}
+
+    def powers_w(self) -> dict[str, float]:
+        """See :class:`~evaluators.base.Session`."""
+        return dict(self._powers)
+
+    def prices(self, lowered: Lowered) -> Prices:
+        """See :class:`SimulatedSession`."""
+        lanes, count = len(self.platform.processors), len(lowered.graph.operators)
+        nothing, alike = np.zeros(lanes), np.ones((lanes, lanes))
+        return Prices(
+            operator_s=self._operator_s(lowered) if lowered.rewritten else self._known.operator_s,
+            sigma=np.full((lanes, count), UNSURE),
+            traffic=np.full(count, 0.5),
+            invocation_s=self._known.call_s,
+            io_s_per_byte=nothing,
+            latency_s=self._known.transfer_s,
+            byte_s=np.zeros((lanes, lanes)),
+            slow_compute=alike,
+            slow_memory=alike,
+            capacity_bytes=nothing,
+            pressure_per_byte=nothing,
+            power_w=np.array([self._powers.get(p.name, np.nan) for p in self.platform.processors]),
+        )
+
+    def _operator_s(self, lowered: Lowered) -> NDArray[np.float64]:
+        layers = {x.operator: x for x in tucker_layers(self._graph)} if lowered.ranks else {}
+        found = np.empty((len(self.platform.processors), len(lowered.origins)))
+        for index, cost in enumerate(operator_costs(lowered.graph)):
+            origin, place = lowered.origins[index]
+            before, ranks = self._before[origin], lowered.ranks.get(origin)
+            own_s = self._known.operator_s[:, origin]
+            timed = self._known.triple_s.get((origin, ranks)) if ranks is not None else None
+            if ranks is not None and cost.macs:
+                tripled = layers[origin].macs(ranks)
+                whole_s = own_s * (tripled / max(before.macs, 1)) if timed is None else timed
+                found[:, index] = whole_s * (cost.macs / max(tripled, 1))
+            elif lowered.graph.operators[index].kind == self._graph.operators[origin].kind and not place:
+                work = (cost.macs, before.macs) if before.macs else (_moved(cost), _moved(before))
+                found[:, index] = own_s * (work[0] / max(work[1], 1))
+            else:
+                found[:, index] = _moved(cost) * COPY_S_PER_BYTE
+        return found
+
+
+def _moved(cost: Cost) -> int:
+    return cost.read_bytes + cost.written_bytes

@@ -1,0 +1,245 @@
+"""A plan as it is run: of the rewritten model, whose stages are operators on processors and nothing else.
+
+This is the only code that knows what a rewrite does to a plan. A stage that holds a convolution with ranks holds the
+three that take its place. Each side of a split becomes a stage of its own operators, the slices that it reads among
+them; what brings the sides together is one more stage, on the processor that goes on with it. Both may meet: triples
+within a split chain are split with it. Along channels a chain begins with the last of its three, since the two before
+it read all channels; these run first, with the first side.
+
+It works on structure: weights are factored and sliced when a stage that needs them is cut from the model.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal, TypeVar
+
+from search_spaces.errors import PlanError
+from search_spaces.graph import Graph
+from search_spaces.plan import LayerRanks, Plan, Stage
+from search_spaces.platform import Platform
+from search_spaces.rewrites.operator_split import SplitGraph, split_operators
+from search_spaces.rewrites.splits import Split, extent
+from search_spaces.rewrites.tucker import Triple, TuckerGraph, decompose, outline
+from search_spaces.rewrites.tucker_layers import Ranks, ranks_of
+from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
+
+_KEPT = 64
+_TRIPLE = 3
+
+Made = TypeVar("Made", TuckerGraph, SplitGraph)
+Keeps = Literal["bits", "rounding", "approximation"]
+Origin = tuple[int, int]
+"""The operator of the plan's graph that an operator came from, and which of its triple it is; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A plan as it is run.
+
+    Attributes:
+        graph: the rewritten model.
+        plan: of it; without rewrites.
+        stage_of: for each stage of ``plan`` the stage of the plan before that it belongs to; a join belongs to the
+            first side.
+        origins: for each operator of ``graph`` the one that it computes, or helps to.
+        split: whether operators are split.
+        ranks: operator of the plan's graph → those of its triple.
+        keeps: how well ``graph`` computes what the model before does: the very bits, up to rounding, or approximately.
+    """
+
+    graph: Graph
+    plan: Plan
+    stage_of: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    keeps: Keeps = "bits"
+    split: bool = False
+    ranks: Mapping[int, Ranks] = field(default_factory=dict)
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the graph is another one than the plan's."""
+        return self.keeps != "bits"
+
+    def viewed(self, platform: Platform) -> Viewed:
+        """Return the plan without the slices and concatenations of its splits that move nothing on a platform."""
+        return without_copies(self.graph, self.plan, platform) if self.split else as_it_is(self.graph, self.plan)
+
+
+class Lowering:
+    """Lowers the plans of one model, and keeps what it rewrote lately: triples of any, models of the last ones."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._origins: tuple[Origin, ...] = tuple((o, 0) for o in range(len(graph.operators)))
+        self._triples: dict[tuple[int, Ranks], Triple] = {}
+        self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
+        self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
+
+    def lower(self, plan: Plan) -> Lowered:
+        """Return a plan as it is run; one without rewrites stays as it is.
+
+        Raises:
+            PlanError: its shares do not go together.
+            RewriteError: an operator cannot be split or decomposed like that.
+            ModelError: the model has no file, and the plan splits operators.
+        """
+        if not (plan.is_split or plan.ranks):
+            return Lowered(self._graph, plan, tuple(range(len(plan.stages))), self._origins)
+        made = self.decomposed(plan.ranks)
+        if not plan.is_split:
+            members = _members(made.origins, len(self._graph.operators))
+            stages = tuple(Stage(_all(members, s.operators), s.processor) for s in plan.stages)
+            numbers = tuple(range(len(stages)))
+            placed = Plan(made.graph.digest, stages, plan.dispatch)
+            return Lowered(made.graph, placed, numbers, _places(made.origins), "approximation", ranks=ranks_of(plan))
+        splits = _Splits(self._graph, plan, made.origins)
+        whole = _kept(self._splits, (plan.ranks, splits.made), lambda: split_operators(made.graph, splits.made))
+        places = _places(made.origins)
+        origins = tuple(places[role.operator] for role in whole.roles)
+        found = splits.lowered(whole, origins, "approximation" if plan.ranks else "rounding")
+        return replace(found, ranks=ranks_of(plan))
+
+    def decomposed(self, ranks: tuple[LayerRanks, ...]) -> TuckerGraph:
+        """Return the model with triples in the place of some convolutions; without weights where it has no file.
+
+        Raises:
+            RewriteError: an operator cannot be decomposed, or a rank is above its channels.
+        """
+        if not ranks:
+            return TuckerGraph(self._graph, tuple(range(len(self._graph.operators))), {})
+        wanted = {operator: Ranks(*both) for operator, *both in ranks}
+        return _kept(self._models, ranks, lambda: self._decomposed(wanted))
+
+    def has_made(self, graph: Graph) -> bool:
+        """Return whether a graph is one of the rewritten models that are still known."""
+        known = [made.graph for made in self._models.values()] + [made.graph for made in self._splits.values()]
+        return any(made is graph for made in known)
+
+    def _decomposed(self, ranks: dict[int, Ranks]) -> TuckerGraph:
+        if self._graph.source is not None:
+            return decompose(self._graph, ranks, self._triples)
+        origins = (o for o in range(len(self._graph.operators)) for _ in range(_TRIPLE if o in ranks else 1))
+        return TuckerGraph(outline(self._graph, ranks), tuple(origins), {})
+
+
+class _Splits:
+    """What a plan splits, by the numbers of the decomposed model, and which stages that concerns.
+
+    Attributes:
+        made: the splits, in the order of operators.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, origins: Sequence[int]) -> None:
+        self.made: tuple[Split, ...] = ()
+        self._plan, self._groups = plan, plan.sides()
+        self._members = _members(origins, len(graph.operators))
+        self._number: dict[int, int] = {}  # first operator of a split → its place in ``made``
+        self._leads: dict[int, tuple[int, ...]] = {}  # the same → operators that run before the sides
+        for number, split in enumerate(splits_of(graph, plan)):
+            first, last = self._members[split.first], self._members[split.last - 1]
+            lead = first[:-1] if split.axis == "channels" else ()
+            self._number[split.first], self._leads[split.first] = number, lead
+            self.made += (Split(first[len(lead)], last[-1] + 1, split.axis, split.cuts),)
+
+    def lowered(self, whole: SplitGraph, origins: tuple[Origin, ...], keeps: Keeps) -> Lowered:
+        """Return the plan of the split model."""
+        kept: dict[int, int] = {}
+        sides: dict[tuple[int, int], list[int]] = {}
+        joins: dict[int, list[int]] = {}
+        for index, role in enumerate(whole.roles):
+            if role.what == "kept":
+                kept[role.operator] = index
+            elif role.what == "side":
+                sides.setdefault((role.split, role.side), []).append(index)
+            else:
+                joins.setdefault(role.split, []).append(index)
+        found: list[tuple[int, Stage]] = []  # with the stage of the plan that each belongs to
+        written: set[int] = set()
+        for index, stage in enumerate(self._plan.stages):
+            if index in written:
+                continue
+            if stage.share is None:
+                operators = tuple(sorted(kept[o] for o in _all(self._members, stage.operators)))
+                found.append((index, Stage(operators, stage.processor)))
+                continue
+            which, members = self._number[stage.operators[0]], self._groups[index]
+            written.update(members)
+            ordered = sorted(members, key=lambda i: _begin(self._plan.stages[i]))
+            if lead := self._leads[stage.operators[0]]:
+                first = self._plan.stages[ordered[0]].processor
+                found.append((ordered[0], Stage(tuple(kept[o] for o in lead), first)))
+            for side, member in sorted(enumerate(ordered), key=lambda pair: pair[1]):
+                found.append((member, Stage(tuple(sides[which, side]), self._plan.stages[member].processor)))
+            found.append((members[0], Stage(tuple(joins[which]), self._goes_on(index, members))))
+        plan = Plan(whole.graph.digest, tuple(stage for _, stage in found), self._plan.dispatch)
+        return Lowered(whole.graph, plan, tuple(index for index, _ in found), origins, keeps, split=True)
+
+    def _goes_on(self, index: int, members: Sequence[int]) -> str:
+        """Return the processor that brings the sides together: that of the stage after them, or of the first side."""
+        stages = self._plan.stages
+        after = next((s for i, s in enumerate(stages) if i > index and i not in members), stages[index])
+        return after.processor
+
+
+def splits_of(graph: Graph, plan: Plan) -> tuple[Split, ...]:
+    """Return what a plan splits, in the order of operators.
+
+    Raises:
+        PlanError: a split stage is no run of operators, or its shares do not add up to the whole.
+        RewriteError: it cannot be split.
+    """
+    found: dict[int, Split] = {}
+    for indices in dict.fromkeys(plan.sides().values()):
+        sides = [plan.stages[i] for i in indices]
+        shares = sorted((s.share.first, s.share.last) for s in sides if s.share is not None)
+        share = sides[0].share
+        if share is None:
+            continue
+        first, last = sides[0].operators[0], sides[0].operators[-1] + 1
+        if sides[0].operators != tuple(range(first, last)):
+            raise PlanError(f"stage {indices[0]} of the plan is split, and no run of consecutive operators")
+        length = extent(graph, first, last, share.axis)
+        if shares[-1][1] != length:
+            raise PlanError(
+                f"stage {indices[-1]} of the plan ends at {shares[-1][1]} of {length} along {share.axis}",
+                "shares must add up to the whole",
+            )
+        found[first] = Split(first, last, share.axis, tuple(end for _, end in shares[:-1]))
+    return tuple(found[first] for first in sorted(found))
+
+
+def _members(origins: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Return, for each operator of the model before, those of the decomposed model that came from it."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for index, origin in enumerate(origins):
+        found[origin].append(index)
+    return [tuple(each) for each in found]
+
+
+def _all(members: Sequence[tuple[int, ...]], operators: Sequence[int]) -> tuple[int, ...]:
+    return tuple(i for o in operators for i in members[o])
+
+
+def _places(origins: Sequence[int]) -> tuple[Origin, ...]:
+    """Return origins with the place of each operator among those of one origin, which follow each other."""
+    found: list[Origin] = []
+    for before, origin in pairwise((-1, *origins)):
+        found.append((origin, found[-1][1] + 1 if origin == before else 0))
+    return tuple(found)
+
+
+def _begin(stage: Stage) -> int:
+    return stage.share.first if stage.share is not None else 0
+
+
+def _kept(known: OrderedDict[Hashable, Made], key: Hashable, make: Callable[[], Made]) -> Made:
+    if key not in known:
+        known[key] = make()
+        if len(known) > _KEPT:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
