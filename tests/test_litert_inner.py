@@ -16,7 +16,6 @@ from evaluators.litert import inner
 from evaluators.litert.arena import Layout, largest, layout
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.inner import inner_tensors, told_apart
-from evaluators.litert.processors import local_platform
 from evaluators.litert.program import Schedule, schedule
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
@@ -29,11 +28,11 @@ from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from tests import strategies
-from tests.litert_loading import loaded, single_cores
+from tests.litert_loading import litert_lanes, loaded, single_cores
 from tests.test_litert_program import Memory
 from tests.tflite_models import Net, nets
 
-PLATFORM = local_platform()
+PLATFORM = litert_lanes()
 SINGLES = single_cores(PLATFORM)
 ZOO = ["mobilenet_v1@0.25/64", "mobilenet_v1@0.25/64:int8", "squeezenet1_1@0.5/64:f16", "googlenet@0.25/64"]
 

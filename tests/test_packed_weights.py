@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from evaluators.litert.packed import Holder, existing_packed_weights, packed_weights
-from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
 from tests.disks import small_disk
-from tests.litert_loading import agrees
+from tests.litert_loading import agrees, litert_lanes
 
 pytestmark = pytest.mark.litert
 
-PLATFORM = local_platform()
+PLATFORM = litert_lanes()
 LANES = [p.name for p in PLATFORM.processors]
 
 

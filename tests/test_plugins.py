@@ -189,7 +189,6 @@ def test_built_ins_come_in_through_the_same_groups() -> None:
     assert {p.name for p in found if p.kind == "sampler"} >= set(SAMPLERS)
     assert {p.name for p in found if p.kind == "model"} >= set(ZOO)
     assert {"litert", "synthetic"} <= {p.name for p in found if p.kind == "evaluator"}
-    assert "chain" in {p.name for p in found if p.kind == "space"}
     ours = [p for p in found if p.distribution.startswith(f"{OURS} ")]
     assert not [p for p in ours if p.problem]
     assert {p.contract for p in ours} == {1}
@@ -281,8 +280,8 @@ def test_a_model_whose_function_writes_nothing_is_told() -> None:
 def test_unknown_names_get_suggestions() -> None:
     with pytest.raises(UsageError, match="did you mean negative"):
         make_evaluator("negativ")
-    with pytest.raises(UsageError, match="did you mean chain"):
-        make_space("chian", example_graph(), SyntheticEvaluator().platform(), 2)
+    with pytest.raises(UsageError, match="did you mean halves"):
+        make_space("halvs", example_graph(), SyntheticEvaluator().platform(), 2)
 
 
 def test_two_distributions_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ EVALUATOR = SyntheticEvaluator(
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_evaluator", lambda _: EVALUATOR)
-    monkeypatch.setattr("search_spaces.models.load", lambda *_: example_graph(9))
+    monkeypatch.setattr("search_spaces.models.load", lambda *_, **__: example_graph(9))
 
 
 @pytest.fixture(scope="module")

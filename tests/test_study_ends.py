@@ -68,7 +68,7 @@ class Evaluator(base.Evaluator):
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "make_evaluator", lambda _: Evaluator())
-    monkeypatch.setattr("search_spaces.models.load", lambda *_: example_graph(6))
+    monkeypatch.setattr("search_spaces.models.load", lambda *_, **__: example_graph(6))
 
 
 def go(folder: Path, watcher: Quiet | None = None) -> Result:
