@@ -30,9 +30,7 @@ SUBSETS = [",".join(("cuts", *more)) for n in range(4) for more in combinations(
 EVERY = SUBSETS[-1]
 NAMES = list(OBJECTIVES)
 CELLS = dict.fromkeys(
-    [(subset, NAMES[i % len(NAMES)]) for i, subset in enumerate(SUBSETS)]
-    + [(subset, "latency") for subset in SUBSETS]
-    + [(EVERY, name) for name in NAMES]
+    [(subset, NAMES[i % len(NAMES)]) for i, subset in enumerate(SUBSETS)] + [(EVERY, name) for name in NAMES]
 )
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
