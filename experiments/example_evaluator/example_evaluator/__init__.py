@@ -81,7 +81,7 @@ class BoardPlan:
 
     def verify(self):
         whole = self.session.load(self.graph, chain_plan(self.graph, (), [self.session.platform.processors[0].name]))
-        found = agreement(self.outputs(), whole.outputs(), TOLERANCE)
+        found = agreement(self.graph, self.outputs(), whole.outputs(), TOLERANCE)
         whole.close()
         return found
 
