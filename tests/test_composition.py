@@ -53,7 +53,7 @@ def test_freedoms_and_objectives_go_together(capsys: pytest.CaptureFixture[str],
     assert found["unique_plans"] == 6
 
 
-@pytest.mark.parametrize("allow", ["cuts,branches", "cuts,branches,splits", EVERY])
+@pytest.mark.parametrize("allow", ["cuts,branches", EVERY])
 def test_several_give_a_front(capsys: pytest.CaptureFixture[str], allow: str) -> None:
     found = study(capsys, allow, "--objective", "latency", "--objective", "energy", "--budget", "12")
     table = [list(each["values"].values()) for each in found["front"]["plans"]]
@@ -62,7 +62,7 @@ def test_several_give_a_front(capsys: pytest.CaptureFixture[str], allow: str) ->
 
 def test_states_go_with_all_freedoms_and_with_the_latency_alone(capsys: pytest.CaptureFixture[str]) -> None:
     states = ("--state", "cool:", "--state", "hot:gpu=3")
-    for allow in ("cuts,branches", "cuts,ranks", EVERY):
+    for allow in ("cuts,ranks", EVERY):
         found = study(capsys, allow, *states, "--out", allow)
         assert found["best"]["latency_ms"]["median"] > 0
     assert main(["--model", MODEL, *STUDY, *states, "--objective", "energy"]) == 2
@@ -157,7 +157,7 @@ def test_no_plan_does_less_than_the_least(seed: int, operators: int, lanes: int)
 @pytest.mark.litert
 @pytest.mark.parametrize(
     ("allow", "name"),
-    [("cuts,branches", "latency-p99"), ("cuts,branches,splits", "throughput"), (EVERY, "latency"), (EVERY, "memory")],
+    [("cuts,branches", "latency-p99"), (EVERY, "latency"), (EVERY, "memory")],
 )
 def test_they_are_measured(capsys: pytest.CaptureFixture[str], allow: str, name: str) -> None:
     words = ["--model", MODEL, "--allow", allow, "--processors", "cpu0,cpu1", "--budget", "4"]

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -190,6 +190,20 @@ def test_a_device_that_only_gets_slower_decides_all_the_same_and_everything_is_c
     assert found.speedup == pytest.approx(1.0, abs=0.01), "plans take turns, so the ratio stands"
     assert found.ci95[0] <= 1.0 <= found.ci95[1]
     assert opened == [0]
+
+
+def test_rounds_that_have_nothing_in_common_give_wide_intervals_and_no_error() -> None:
+    rng = np.random.default_rng(11)
+
+    def load() -> SyntheticCandidate:
+        latency_s = 0.01 * math.exp(float(rng.uniform(-12.0, 8.0)))
+        return SyntheticCandidate(Timeline((Event(0, "cpu", 0.0, latency_s),)), QUIET, np.random.default_rng(1))
+
+    short = replace(POLICY, min_rounds=2, max_rounds=2)
+    for _ in range(20):
+        found = run_final([load] * 12, short, rng)
+        ratios = [found.ratio(a, b) for a in found.measured for b in found.measured if a != b]
+        assert all(0.0 < r.low <= r.high < math.inf for r in ratios)
 
 
 def test_timers_with_coarse_resolution() -> None:

@@ -58,6 +58,7 @@ _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictio
 _ERRORS_IN_HALF = 2.5  # standard errors in the half of a simultaneous interval, about
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
+_WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
 
 Array = NDArray[np.float64]
 
@@ -224,6 +225,7 @@ class Final:
         if plan != other and not self.exact:
             built = [self.standings[i].kept for i in (plan, other)]
             half = math.hypot(half, _NORMAL * INSTANCE_NOISE * math.sqrt(sum(1.0 / n for n in built if n)))
+        half = min(half, _WIDEST)
         return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
 
     def model_sigma(self, plan: int, other: int) -> float:
