@@ -33,9 +33,6 @@ class BranchSpace:
             parts as there are runs.
     """
 
-    any_stages = True
-    """Where nobody limits the parts of a plan, it may have as many as it needs."""
-
     def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
         self._runs = BranchRuns.of(graph)
         self._platform = platform
