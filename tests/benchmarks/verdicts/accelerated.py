@@ -41,8 +41,10 @@ def wanted(only: Sequence[str]) -> list[str]:
 
 
 def platform_of(processors: Sequence[str]) -> Platform:
-    """Return the processors of these names."""
-    return Platform("device", tuple(map(make_processor, processors)))
+    """Return the processors of these names, and LiteRT's own placements of whole networks on them."""
+    platform = Platform("device", tuple(map(make_processor, processors)))
+    own = LitertEvaluator().own_placements(platform)
+    return Platform("device", (*platform.processors, *own)) if own else platform
 
 
 def run(name: str, processors: Sequence[str], budget: int, seconds: float) -> Row:
