@@ -24,6 +24,7 @@ REACH = 0.15
 """A plan is measured again when its interval reaches within this share of the best one."""
 
 LEAST_FINALISTS, MOST_FINALISTS = 10, 64
+_TOLD_UP_TO = 2.0  # a ratio that may be larger says nothing
 UNDECIDED = 0.02
 """Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
 study ends undecided: with an interval of some ±12 % around equal plans."""
@@ -304,7 +305,7 @@ def decide(
         scale,
         sigma,
         after,
-        _open(final.ratio(best, rival), titles[rival], stages[rival]) if undecided else "",
+        _open(final, best, rival, titles[rival], stages[rival]) if undecided else "",
         tuple(eligible),
         left_out,
         how.cores,
@@ -398,9 +399,12 @@ def _after_pause(
     return found
 
 
-def _open(ratio: Ratio, name: str, stages: int) -> str:
+def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
     """Return in a sentence which plan may still be faster than the best known one."""
     plan = f"“{name}”" if name else "a plan of 1 stage" if stages == 1 else f"a plan of {stages} stages"
+    ratio = final.ratio(best, rival)
+    if ratio.high > _TOLD_UP_TO:
+        return f"{plan} may be faster than the best known plan: {final.rounds} rounds were too few to tell"
     return (
         f"{plan} may be up to {ratio.high - 1.0:.0%} faster or {1.0 / ratio.low - 1.0:.0%} slower than the best known "
         "plan: the machine was too disturbed to decide"

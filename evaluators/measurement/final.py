@@ -43,7 +43,7 @@ _PRIOR_ROUNDS = 5  # how many rounds' worth of variance the other pairs contribu
 _GROSS = 0.5  # a plan that is slower by more than this in every sense leaves after its first round
 _DECIDED = 0.25  # an interval within a quarter of the difference needs no more rounds
 _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
-_GAIN, _IDLE = 0.99, 4  # runs that are no faster than that, so many times, gain no more
+_GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
 _FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
 _SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
 _FOCUS, _KEPT_SHARE = 6, 0.75
@@ -679,23 +679,21 @@ class _Runner:
         return math.log(median_s)
 
     def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
-        """Run until the plan is about as fast as it has been, and return the seconds that this took.
+        """Run until the plan is about as fast as it has been or gains nothing more; return the seconds that this took.
 
-        Another plan's turn lets clocks fall: on an H100 a network of 1.0 ms in a loop takes 1.3 to 1.9 ms in turns of
-        20 ms. An application that runs the plan in a loop sees the former.
+        Another plan's turn cools caches and lets clocks fall; an application that runs the plan in a loop sees neither.
+        Waiting longer than that does harm: on a virtual machine with an H100, an inference of 0.95 ms takes 1.2 ms for
+        0.2 to 2 s at a time, whoever runs. Plans that take turns within such a spell share it.
         """
-        spent_s, idle, fastest_s = 0.0, 0, math.inf
+        spent_s, fastest_s = 0.0, math.inf
         while True:
             latency_s = _checked(candidate.run(runs), runs)
             spent_s += float(latency_s.sum())
             median_s = float(np.median(latency_s))
-            if spent_s >= _MOST_SETTLING_S or median_s <= _SETTLED * self._best_s.get(plan, math.inf):
+            fast = median_s <= _SETTLED * self._best_s.get(plan, math.inf)
+            if fast or median_s > _GAIN * fastest_s or spent_s >= _MOST_SETTLING_S:
                 return spent_s
-            # A device that has become slower for good is settled where it gains no more.
-            idle = idle + 1 if median_s >= _GAIN * fastest_s else 0
-            fastest_s = min(fastest_s, median_s)
-            if idle == _IDLE:
-                return spent_s
+            fastest_s = median_s
 
     def _failed(self, plan: int, error: UnavailableError) -> None:
         self._failures[plan].append(str(error))

@@ -65,17 +65,19 @@ def calibrate(folder: Path, minutes: float, tell: Callable[[str], None]) -> dict
             return record(loads, [str(count) for count in counts], session.counters, seconds, rng, blocks=4)
 
         tell(f"networks with {', '.join(map(str, LADDER))} extra operators")
-        ladder = long(LADDER, 60.0 * minutes / 2)
+        ladder = long(LADDER, 60.0 * minutes / 3)
         steps = {count: ratio(ladder, i, 0)[0] for i, count in enumerate(LADDER) if i}
         # Measured one by one, since the latency does not grow evenly: more operators lie elsewhere in memory.
-        nearest = [min(steps, key=lambda count: abs(steps[count] - math.log1p(share))) for share in SHARES]
-        counts = [0, *nearest]
-        tell(f"{counts[1]} and {counts[2]} extra operators, over many rebuilt instances")
-        found = long(counts, 60.0 * minutes / 2)
+        near = {count for share in SHARES for count in _nearest(steps, share)[:2]}
+        counts = [0, *sorted(near)]
+        tell(f"{', '.join(map(str, counts[1:]))} extra operators, over many rebuilt instances")
+        found = long(counts, 60.0 * minutes * 2 / 3)
+    known = {count: ratio(found, i, 0) for i, count in enumerate(counts) if i}
     pairs: dict[str, Any] = {}
-    for index, share in enumerate(SHARES, 1):
-        value, half = ratio(found, index, 0)
-        pairs[label(share)] = {"extra": counts[index], "truth": math.expm1(value), "half": half}
+    for share in SHARES:
+        extra = _nearest({count: value for count, (value, _) in known.items()}, share)[0]
+        value, half = known[extra]
+        pairs[label(share)] = {"extra": extra, "truth": math.expm1(value), "half": half}
     return {
         "latency_ms": float(found.typical_s[0]) * 1e3,
         "ladder": {str(count): math.expm1(value) for count, value in steps.items()},
@@ -84,6 +86,11 @@ def calibrate(folder: Path, minutes: float, tell: Callable[[str], None]) -> dict
         "known": all(pair["half"] <= KNOWN_TO for pair in pairs.values()),
         "near": all(abs(pairs[label(share)]["truth"] - share) <= NEAR for share in SHARES),
     }
+
+
+def _nearest(steps: dict[int, float], share: float) -> list[int]:
+    """Return the numbers of extra operators, that first which comes nearest to taking a share longer."""
+    return sorted(steps, key=lambda count: abs(steps[count] - math.log1p(share)))
 
 
 def label(share: float) -> str:

@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 _POLICY = FinalPolicy()
 _TRIMMED = 0.1  # share of the rounds at either end that do not count
-_SETTLED, _MOST_SETTLING_S = 1.03, 0.2
+_SETTLED, _GAIN, _FORGETS, _MOST_SETTLING_S = 1.03, 0.97, 1.01, 0.2
 _KEPT_INSTANCES = 2
 _SLOW_LOAD_S = 0.3  # where building takes longer, instances are kept
 
@@ -141,16 +141,16 @@ class _Instances:
     _best_s: dict[int, float] = field(default_factory=dict)
 
     def settle(self, plan: int, runs: int) -> None:
-        """Run until the plan is about as fast as it has been: clocks fall while others have their turns."""
-        spent_s = 0.0
+        """Run until the plan is about as fast as it has been or gains nothing more, as the product's final does."""
+        spent_s, fastest_s = 0.0, math.inf
         while runs and plan not in self.failed and spent_s < _MOST_SETTLING_S:
             latency_s = self.run(plan, runs)
             spent_s += float(latency_s.sum())
-            median_s = float(np.median(latency_s))
-            settled = median_s <= _SETTLED * self._best_s.get(plan, math.inf)
-            self._best_s[plan] = min(median_s, self._best_s.get(plan, math.inf))
-            if settled:
+            median_s, best_s = float(np.median(latency_s)), self._best_s.get(plan, math.inf)
+            self._best_s[plan] = min(median_s, _FORGETS * best_s)
+            if median_s <= _SETTLED * best_s or not median_s <= _GAIN * fastest_s:
                 return
+            fastest_s = median_s
 
     def build(self, plan: int, number: int) -> float:
         """Build the instance of a round and return the seconds of its first run; NaN where the plan fails."""
