@@ -99,9 +99,9 @@ class Conditions:
     def now(self) -> dict[str, Any]:
         """Return plain values; what the kernel does not tell is left out.
 
-        ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor), and
-        since the answer before: ``load``, the share of the cores' time that others used, and ``steal``, the share that
-        the machine below took.
+        ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor),
+        ``memory_free_nbytes`` (what can be had without swapping), and since the answer before: ``load``, the share of
+        the cores' time that others used, and ``steal``, the share that the machine below took.
         """
         begin_s = time.monotonic()
         if begin_s >= self._next_s:
@@ -129,6 +129,7 @@ class Conditions:
             "temperature_c": _temperature(),
             "load": None if load is None else round(load, 3),
             "steal": None if steal is None else round(steal, 4),
+            "memory_free_nbytes": available_nbytes(),
         }
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ _TOLD_UP_TO = 2.0  # a ratio that may be larger says nothing
 UNDECIDED = 0.02
 """Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
 study ends undecided: with an interval of some ±12 % around equal plans."""
+
+_LOADING_SHARE = 0.1  # of the final, for loading all plans once
+_MEMORY_SHARE = 0.5  # of the memory that is free, for instances that are kept
 
 CRITERIA = ("layer length", "layer type", "parameter count")
 """What the names of the cut criteria of Gaddam et al. (IJCNN 2024) begin with."""
@@ -267,11 +270,13 @@ def decide(
     def shared(plan: Plan) -> Callable[[], Candidate]:
         return lambda: session.load(how.graph, plan)
 
-    slow = [i for i, t in enumerate(trials) if t.measurement and t.measurement.load_s > how.policy.slow_load_s]
+    free_nbytes = conditions_of(session)().get("memory_free_nbytes")
+    policy = replace(how.policy, slow_load_s=_slow_load_s(how, len(trials), free_nbytes))
+    slow = [i for i, t in enumerate(trials) if t.measurement and t.measurement.load_s > policy.slow_load_s]
     how.progress(f"final: measuring the {len(plans)} plans that may be the best against each other")
     final = run_final(
         [load(p) for p in plans],
-        how.policy,
+        policy,
         np.random.default_rng([how.seed, 1]),
         reuse={i: shared(plans[i]) for i in slow},
         conditions=conditions_of(session),
@@ -310,6 +315,18 @@ def decide(
         left_out,
         how.cores,
     )
+
+
+def _slow_load_s(how: FinalSettings, count: int, free_nbytes: int | None) -> float:
+    """Return from how many seconds on loading is slow, so that two instances of a plan are kept.
+
+    Rebuilding all plans is to take a small share of the final. Instances are only kept where memory has room for them:
+    a runtime holds weights twice, as they are in the file and as its kernels want them.
+    """
+    weights_nbytes = sum(t.nbytes for t in how.graph.tensors if t.constant)
+    if 4 * count * weights_nbytes > _MEMORY_SHARE * (free_nbytes or 0):
+        return how.policy.slow_load_s
+    return min(how.policy.slow_load_s, _LOADING_SHARE * how.policy.max_s / count)
 
 
 def finalists(
