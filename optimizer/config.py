@@ -6,8 +6,10 @@ Importing this imports pydantic: the command line does so only after it has pars
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -38,9 +40,10 @@ class StudyConfig(BaseModel):
     """The settings of one study. Values may be given as text, as the command line has them.
 
     Attributes:
-        model: name of a built-in model, or path of a ``.tflite`` file; several as ``NAME×COUNT,NAME``, or a workload's
+        model: name of a built-in model, or path of a ``.tflite`` file; several as ``NAME*4,NAME``, or a workload's
             YAML file (:mod:`search_spaces.workload`).
-        budget: distinct plans to measure.
+        budget: distinct plans to measure at most.
+        minutes: the search ends after so long; the final comparison follows. None for any.
         max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it, and spaces
             whose plans have as many as they need have no limit.
         sampler, evaluator: names in their registries.
@@ -78,6 +81,7 @@ class StudyConfig(BaseModel):
 
     model: str = Field(min_length=1)
     budget: int = Field(ge=1)
+    minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_stages: int = Field(default=4, ge=1)
     sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
@@ -220,6 +224,11 @@ def most_stages(config: StudyConfig, operators: int) -> int:
     if "max_stages" in config.model_fields_set:
         return config.max_stages
     return operators if needs_any_stages(config.allow) else min(config.max_stages, operators)
+
+
+def end_of_search(config: StudyConfig) -> float:
+    """Return when a search that begins now ends, by :func:`time.monotonic`."""
+    return math.inf if config.minutes is None else time.monotonic() + 60.0 * config.minutes
 
 
 def parse_config(values: Mapping[str, Any]) -> StudyConfig:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _MOST_STAGES_SHOWN = 12
 _MOST_FRONT = 16
-_MOST_PROPOSED = 5
 _TIMES = 2.0  # from here on people think in factors
 UNDECIDED = "not decided"
 _TELLING = 25.0  # per cent: a wider interval says nothing
@@ -176,24 +175,11 @@ def _baselines(result: Result) -> Table:
     against = "" if result.verdict is None else "against the recommended plan"
     for name, justify in (("plan", "left"), (what, "left"), (against, "left"), ("stages", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name, plan in _rows(result):
+    for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
         cells = Text(name), Text(_figure(result, plan)), Text(_against(result, plan)), Text(str(len(plan.stages)))
         table.add_row(*cells, style=style)
     return table
-
-
-def _rows(result: Result) -> list[tuple[str, Plan]]:
-    """Return the plans of the table: the baselines, and the best of the proposed plans, as the final orders them."""
-    rows = list(result.baselines.items())
-    if result.verdict is None:
-        return rows
-    final, known = result.verdict.final, {plan.digest for _, plan in rows}
-    order = sorted(final.measured, key=lambda i: final.effect(i, final.fastest))
-    proposed = [plan for i in order if (plan := result.verdict.plans[i]).digest not in known]
-    if result.verdict.best in proposed:  # whatever its place, it is shown
-        proposed = [result.verdict.best, *(p for p in proposed if p != result.verdict.best)]
-    return rows + [("proposed", plan) for plan in proposed[:_MOST_PROPOSED]]
 
 
 def _figure(result: Result, plan: Plan) -> str:

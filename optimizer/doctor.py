@@ -131,21 +131,36 @@ def render(diagnosis: Diagnosis) -> str:
             lines.append(f"  {'':{width}}  → {finding.advice}")
     if diagnosis.platform is not None:
         lines += ["", "processors"]
-        wide = max(len(p.name) for p in diagnosis.platform.processors)
-        for processor in diagnosis.platform.processors:
-            options = processor.options
-            if processor.kind == "gpu":
-                driver = f", driver {options['driver_version']}" if "driver_version" in options else ""
-                what = f"{options['adapter']}{driver}, {options['precision']}"
-            else:
-                what = f"cores {', '.join(map(str, options['cores']))}; threads: {options['threads']}"
-            if "runtime" in options:
-                what += f"; {options['runtime']}"
-            lines.append(f"  {processor.name:{wide}}  {what}")
+        lines += processor_lines(diagnosis.platform)
     if diagnosis.model is not None:
         lines += ["", f"operators of {diagnosis.model} that are refused"]
         lines += [f"  {refusal.processor}: {_refused_text(refusal)}" for refusal in diagnosis.refusals]
     return "\n".join(lines)
+
+
+def processor_lines(platform: Platform) -> list[str]:
+    """Return a line for each processor: its name, and what it is."""
+    wide, found = max(len(p.name) for p in platform.processors), []
+    for processor in platform.processors:
+        options = processor.options
+        if processor.kind == "gpu":
+            driver = f", driver {options['driver_version']}" if "driver_version" in options else ""
+            what = f"{options['adapter']}{driver}, {options['precision']}"
+        else:
+            what = f"cores {', '.join(map(str, options['cores']))}; threads: {options['threads']}"
+        if "runtime" in options:
+            what += f"; {options['runtime']}"
+        found.append(f"  {processor.name:{wide}}  {what}")
+    return found
+
+
+def processors_here() -> Platform:
+    """Return the processors of this machine, those of less precision and software adapters, too.
+
+    Raises:
+        OptimizeError: there is none that can be used.
+    """
+    return _platform(find_adapters(software=True))
 
 
 def _refused_text(refusal: Refusal) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -53,6 +54,7 @@ class Loop:
         proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
+        end_s: begin no trial later, by :func:`time.monotonic`.
         known: plans of the space that were known before, and cost none of the budget.
         asks_all: whether plans that lost their race are asked for their outputs too, since an error of them is limited.
         notify: told after every trial.
@@ -78,6 +80,7 @@ class Loop:
     proposer: Proposer | None = None
     known: int = 0
     asks_all: bool = False
+    end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
@@ -104,7 +107,7 @@ class Loop:
                 _observe(proposer, trial)
         if proposer is None and not resumes(self.sampler):
             self.history.sampler_of = lambda number: make_sampler(self.sampler, self.seed, number, self.problem)
-        while self.history.measured < self.budget and not self.proven:
+        while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
             if self.history.measured + self.known >= cardinality:
                 return True
             trial = self._next(cardinality, proposer)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluators.base import Agreement
 from evaluators.measurement.disturbance import Disturbance, in_words
@@ -17,11 +17,43 @@ from optimizer.bounds import Bounds
 from optimizer.decide import Verdict, shown_samples
 from optimizer.history import History
 from optimizer.pareto import Front
+from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 
+if TYPE_CHECKING:
+    from evaluators.litert.runner import PlanRunner
+
 SCHEMA_VERSION = 1
+_MOST_PROPOSED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan of the table.
+
+    Attributes:
+        name: of a baseline, or ``proposed``.
+        value: the objective's median, in ``unit``; None where the plan has no figure.
+        low, high: its 95 % interval.
+        source: ``final``, ``search``, ``predicted`` or "".
+        slower: how much longer than the recommended plan it takes, relative; None unless both were in the final.
+        failure: why it has no figure, or "".
+    """
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    source: str
+    slower: float | None
+    stages: int
+    processors: tuple[str, ...]
+    recommended: bool
+    failure: str
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +178,95 @@ class Result:
         """By what share of the bound the best plan's median is below it: the model is wrong by so much at least."""
         samples = self.samples(self.best) if self.best else None
         return self.bounds.error(samples.median) if samples is not None and self.bounds is not None else None
+
+    @property
+    def plan(self) -> Plan:
+        """The recommended plan.
+
+        Raises:
+            UnavailableError: no plan could be measured.
+        """
+        if self.best is None:
+            raise UnavailableError("the study measured no plan", "see the failures in its trial log")
+        return self.best
+
+    def rows(self) -> list[tuple[str, Plan]]:
+        """Return the table's plans: the baselines, then the best of those that were proposed, by the final's order."""
+        rows = list(self.baselines.items())
+        if self.verdict is None:
+            return rows
+        final, known = self.verdict.final, {plan.digest for _, plan in rows}
+        order = sorted(final.measured, key=lambda i: final.effect(i, final.fastest))
+        proposed = [plan for i in order if (plan := self.verdict.plans[i]).digest not in known]
+        if self.verdict.best in proposed:  # whatever its place, it is shown
+            proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
+        return rows + [("proposed", plan) for plan in proposed[:_MOST_PROPOSED]]
+
+    def table(self) -> list[Row]:
+        """Return what the terminal shows, as typed rows."""
+        found = []
+        for name, plan in self.rows():
+            samples, interval, ratio = self.samples(plan), self.interval(plan), self.against_best(plan)
+            has, trial = samples is not None and interval is not None, self.history.known.get(plan.digest)
+            source = ("predicted" if self.predicted else "final" if self.in_final(plan) else "search") if has else ""
+            failure = "" if has else trial.failure if trial else "not measured"
+            low, high = (x * 1e3 for x in interval) if has and interval else (None, None)
+            value = samples.median * 1e3 if has and samples else None
+            slower = ratio.value - 1.0 if ratio else None
+            lanes = tuple(dict.fromkeys(s.processor for s in plan.stages))
+            best, unit = plan == self.best, self.objective.shown
+            row = Row(name, value, low, high, unit, source, slower, len(plan.stages), lanes, best, failure, plan)
+            found.append(row)
+        return found
+
+    def to_dataframe(self) -> Any:
+        """Return the table as a ``pandas.DataFrame``, a row for each plan.
+
+        Raises:
+            UnavailableError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UnavailableError("a data frame needs pandas", "pip install pandas") from error
+        rows = [{f.name: getattr(row, f.name) for f in fields(Row) if f.name != "plan"} for row in self.table()]
+        return pd.DataFrame(rows)
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write the report for a browser, into the run folder or another one; return the page's path.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        from optimizer.report.write import report
+
+        return report(self.run_dir, Path(folder) if folder is not None else None).page
+
+    def runner(self) -> PlanRunner:
+        """Return what runs the recommended plan from its files; close it, or use it in a ``with``.
+
+        Raises:
+            PlanError: the study wrote no files, as where plans were predicted.
+            UnavailableError: this machine lacks the plan's processors.
+        """
+        from evaluators.litert.runner import PlanRunner
+
+        return PlanRunner(self.run_dir / "best")
+
+    def __str__(self) -> str:
+        """Return what the terminal shows."""
+        from optimizer.console import make_console, render
+
+        console = make_console()
+        with console.capture() as captured:
+            console.print(render(self), crop=False)
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""

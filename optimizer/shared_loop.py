@@ -69,7 +69,7 @@ class SharedLoop(Loop):
             if self._take_up(proposer) or not known:
                 known = sum(t.origin == WARM and in_space(self.space, t.plan) for t in self.history.outside)
             most = min(self.budget, cardinality - known)
-            if self.history.measured >= most or self.proven:
+            if self.history.measured >= most or self.proven or time.monotonic() >= self.end_s:
                 return self.history.measured + known >= cardinality
             if self.history.measured + len(self.shared.pending) >= most:
                 time.sleep(_POLL_S)  # the last plans are with others, who may yet die

@@ -16,7 +16,7 @@ from optimizer.shared_storage import close_storage, open_storage
 from search_spaces.errors import UsageError
 
 # What a worker decides for itself; all else is the study's.
-_OWN = ("study", "out", "storage", "device", "heartbeat", "warm_start")
+_OWN = ("minutes", "study", "out", "storage", "device", "heartbeat", "warm_start")
 # What a number means, and which plans there are: in these all workers agree.
 _AGREED = ("evaluator", "objective", "max_stages", "allow", "state", "robust", "power")
 

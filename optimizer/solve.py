@@ -19,7 +19,7 @@ from optimizer.exact.dag import best_plan
 from optimizer.exact.graph_costs import GraphCosts
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
-from optimizer.exact.placement import CPU, PlacementObjective, loads, solve_placement
+from optimizer.exact.placement import CPU, PlacementObjective, device_names, loads, solve_placement
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
 
@@ -100,10 +100,9 @@ def solve_file(path: Path, objective: str | None, time_limit_s: float) -> Solved
         return _instance(path, objective or "period", time_limit_s)
     table = read_table(path)
     wanted = check_objective(objective, table)
-    if table.one_part_per_device and len(table.chains) > 1:
-        hint = "leave it out, or solve the chains one by one"
-        raise UsageError(f"{table.name}: one_part_per_device with several chains is not solved", hint)
-    if len(table.chains) == 1:
+    if table.one_part_per_device and not (len(table.networks) == 1 and table.linear):
+        raise UsageError(f"{table.name}: one_part_per_device is solved for one network that is a chain", "leave it out")
+    if len(table.networks) == 1 and table.linear:
         return _chain(table, wanted, time_limit_s)
     return _period(table, time_limit_s) if wanted == "period" else _latency(table, time_limit_s)
 
@@ -118,7 +117,9 @@ def _instance(path: Path, objective: str, time_limit_s: float) -> Solved:
         raise UsageError(f"--objective {objective}: an instance has the objectives latency and period")
     problem = read_placement(path)
     found = solve_placement(problem, wanted, time_limit_s)
-    names = {d: "cpu" if d == CPU else f"accelerator{d}" for d in range(CPU, problem.accelerators)}
+    names = device_names(problem)
+    if wanted == "latency" and problem.cpus > 1:
+        names[CPU] = "cpus"
     parts = tuple(
         Part(names[device], "", tuple(problem.names[v] for v in problem.order if found.devices[v] == device))
         for device in sorted(set(found.devices), key=found.devices.index)
@@ -129,14 +130,14 @@ def _instance(path: Path, objective: str, time_limit_s: float) -> Solved:
 
 
 def table_costs(table: Table, platform: Platform) -> ChainCosts:
-    """Return the costs of all layers, chain after chain; a hand-over before layer ``i`` is that of layer ``i - 1``."""
-    after = table.hand_over_s(platform)
+    """Return the costs of all operators; before operator ``i`` stands what moving the output of ``i - 1`` takes."""
+    after = table.transfer_s(platform)
     return ChainCosts(
         platform,
         table.operator_s(platform),
         table.overhead_s(platform),
         np.concatenate((np.zeros_like(after[:1]), after[:-1])),
-        np.array([layer.memory_bytes for layer in table.layers]),
+        np.array([o.memory_bytes for o in table.operators]),
         table.memory_bytes(platform),
     )
 
@@ -145,7 +146,7 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
     begin_s = time.monotonic()
     platform = table.platform()
     costs = table_costs(table, platform)
-    most = min(table.max_stages or len(table.layers), len(table.layers))
+    most = min(table.max_stages or len(table.operators), len(table.operators))
     if table.one_part_per_device:
         best = best_pipeline(costs, most, objective, stop_s=begin_s + time_limit_s)
     else:
@@ -156,9 +157,9 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
             if objective != "period":
                 raise
             return _period(table, (1.0 - share) * time_limit_s)
-    borders = [0, *best.cuts, len(table.layers)]
+    borders = [0, *best.cuts, len(table.operators)]
     lane = {p.name: i for i, p in enumerate(platform.processors)}
-    lanes = [0] * len(table.layers)
+    lanes = [0] * len(table.operators)
     for first, last, device in zip(borders, borders[1:], best.processors, strict=False):
         lanes[first:last] = [lane[device]] * (last - first)
     value = best.cost_s * 1e3
@@ -168,7 +169,11 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
 
 def _period(table: Table, time_limit_s: float) -> Solved:
     platform = table.platform()
-    found = least_period(table_costs(table, platform), _ranges(table), table.max_stages, time_limit_s)
+    ranges = _ranges(table)
+    reads = [
+        [first.start + i for i in o.reads] for first, (_, own) in zip(ranges, table.networks, strict=True) for o in own
+    ]
+    found = least_period(table_costs(table, platform), ranges, table.max_stages, time_limit_s, reads)
     parts = _parts(table, platform, found.lanes)
     return Solved(table.name, "period", found.period_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
 
@@ -177,46 +182,48 @@ def _latency(table: Table, time_limit_s: float) -> Solved:
     for limited, what in ((table.max_stages is not None, "max_stages"), (_tight(table), "memory_bytes of devices")):
         if limited:
             raise UsageError(
-                f"{table.name}: {what} with several chains is solved for the objective period only",
-                "leave it out, give --objective period, or solve the chains one by one",
+                f"{table.name}: {what} of several networks, or of one with branches, is solved for the period only",
+                "leave it out, or give --objective period; optimize --evaluator table searches with all limits",
             )
     platform, graph = table.platform(), table.graph()
+    transfer_s = table.transfer_s(platform)
     between = np.zeros((len(graph.tensors), len(platform.processors), len(platform.processors)))
     for layer, operator in enumerate(graph.operators):
-        between[operator.outputs[0]] = table.hand_over_s(platform)[layer]
+        between[operator.outputs[0]] = transfer_s[layer]
     costs = GraphCosts(platform, table.operator_s(platform), table.overhead_s(platform), between)
     found = best_plan(graph, costs, time_limit_s)
-    starts = {r.start: name for r, (name, _) in zip(_ranges(table), table.chains, strict=True)}
-    chain_of = {o: starts[max(s for s in starts if s <= o)] for o in range(len(table.layers))}
+    starts = {r.start: name for r, (name, _) in zip(_ranges(table), table.networks, strict=True)}
+    chain_of = {o: starts[max(s for s in starts if s <= o)] for o in range(len(table.operators))}
     parts = tuple(
-        Part(s.processor, chain_of[s.operators[0]], tuple(table.layers[o].name for o in s.operators))
+        Part(s.processor, chain_of[s.operators[0]], tuple(table.operators[o].name for o in s.operators))
         for s in found.plan.stages
     )
     return Solved(table.name, "latency", found.makespan_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
 
 
 def _tight(table: Table) -> bool:
-    total = sum(layer.memory_bytes for layer in table.layers)
+    total = sum(o.memory_bytes for o in table.operators)
     return any(device.memory_bytes < total for device in table.devices)
 
 
 def _ranges(table: Table) -> list[range]:
     found, first = [], 0
-    for _, layers in table.chains:
+    for _, layers in table.networks:
         found.append(range(first, first + len(layers)))
         first += len(layers)
     return found
 
 
 def _parts(table: Table, platform: Platform, lanes: list[int] | tuple[int, ...]) -> tuple[Part, ...]:
+    """Return runs of operators that follow and read each other on one processor."""
     found: list[Part] = []
-    for (chain, _), operators in zip(table.chains, _ranges(table), strict=True):
-        for operator in operators:
-            device, name = platform.processors[lanes[operator]].name, table.layers[operator].name
-            if operator > operators[0] and lanes[operator - 1] == lanes[operator]:
-                found[-1] = Part(device, chain, (*found[-1].nodes, name))
+    for (network, members), operators in zip(table.networks, _ranges(table), strict=True):
+        for index, (member, operator) in enumerate(zip(members, operators, strict=True)):
+            device = platform.processors[lanes[operator]].name
+            if index - 1 in member.reads and lanes[operator - 1] == lanes[operator]:
+                found[-1] = Part(device, network, (*found[-1].nodes, member.name))
             else:
-                found.append(Part(device, chain, (name,)))
+                found.append(Part(device, network, (member.name,)))
     return tuple(found)
 
 

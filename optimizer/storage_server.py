@@ -8,7 +8,6 @@ silent.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 import warnings
@@ -16,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from optimizer.server_options import add_server_options, server_options
 from search_spaces.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from evaluators.remote.credentials import ServerCredentials
     from evaluators.remote.server import Served
 
-_PORT = 13000
 _THREADS = 16
 MOST_NBYTES = 32 << 20
 """Of one request: twice the largest record of a log (:mod:`optimizer.records`)."""
@@ -33,25 +30,17 @@ MOST_CALLS_PER_S = 1000.0
 """Of all workers together; eight workers on two cores make 330."""
 
 
-def storage(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    """Do ``optimize storage``."""
-    add = parser.add_argument
-    add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
-    add("--heartbeat", metavar="S", default="10", help="seconds between two signs of life of a worker (default 10)")
-    add_server_options(add, _PORT)
-    add("--debug", action="store_true", help="a traceback with every error")
-    options = parser.parse_args(arguments)
-    if not options.heartbeat.isdecimal() or not 1 <= int(options.heartbeat) <= 3600:
-        parser.error(f"--heartbeat {options.heartbeat}: must be a whole number from 1 to 3600")
-    if options.url.startswith("grpc://"):
-        parser.error(f"{options.url}: is a server like this one; give what it stands before")
+def serve_storage(url: str, heartbeat_s: int, host: str, port: int, credentials: ServerCredentials) -> None:
+    """Serve a shared storage until an interrupt.
+
+    Raises:
+        UnavailableError: an extra is missing, or the storage cannot be opened.
+    """
     from evaluators.remote.credentials import grpc_module
     from optimizer.shared_storage import open_storage
 
-    host, port, credentials = server_options(options, _PORT)
     grpc = grpc_module("shared storages by grpc://", "grpc")
-    heartbeat_s = int(options.heartbeat)
-    backend = open_storage(options.url, heartbeat_s)
+    backend = open_storage(url, heartbeat_s)
     server = _server(grpc, backend, host, port, credentials)
     ended = threading.Event()
     keeper = threading.Thread(target=_keep, args=(backend, heartbeat_s, ended), daemon=True)
@@ -63,7 +52,6 @@ def storage(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         ended.set()
         server.close()
         keeper.join()
-    return 0
 
 
 def _server(grpc: Any, backend: BaseStorage, host: str, port: int, credentials: ServerCredentials) -> Served:

@@ -19,7 +19,7 @@ from optimizer.bounds import Beliefs, Bounds
 from optimizer.branch_profile import branch_profile
 from optimizer.branches import branch_baselines
 from optimizer.coexecution import coexecution_baselines, coexecution_profile
-from optimizer.config import StudyConfig, most_stages
+from optimizer.config import StudyConfig, end_of_search, most_stages
 from optimizer.deadline import missed, too_late, unreachable
 from optimizer.decide import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.devices import asks_for_several, choose_model_and_platform, error_hint
@@ -202,6 +202,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         asks_all=allowed_error(config) is not None,
         known=sum(t.origin == WARM and in_space(study.space, t.plan) for t in history.outside),
         runs=study.runs,
+        end_s=end_of_search(config),
     )
     monitor = DriftMonitor(aim.session, study.graph, history, run.log, study.runs, study.watcher.warn)
     monitor.restore(run.contents.records)

@@ -85,6 +85,8 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     processes = evaluator.capabilities.sliced_lanes
     wanted: str | Sequence[str] = config.objective
     objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
+    if objective == "misses" and not workload.deadlines:
+        raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
     named = workload_baselines(space, threads=threads, processes=processes)
     lanes = baseline_lanes(space, threads=threads, processes=processes)
     return Problem(workload, joined, space, lanes, objective, named, choices_of(workload, graphs))

@@ -20,7 +20,7 @@ from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.baselines import Baseline
-from optimizer.config import StudyConfig
+from optimizer.config import StudyConfig, end_of_search
 from optimizer.decide import FinalSettings, Verdict, decide
 from optimizer.drift_monitor import DriftMonitor
 from optimizer.history import OPTIMUM, History, Trial
@@ -191,6 +191,7 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
         violations=memory.violations,
         proposer=proposer if config.sampler == AUTO else None,
         runs=study.runs,
+        end_s=end_of_search(config),
     )
     monitor = DriftMonitor(session, problem.joined.graph, history, run.log, study.runs, study.watcher.warn)
     monitor.restore(run.contents.records)

@@ -1,6 +1,6 @@
 """Several models at once (seed 001): who asks for inferences of what, when, and until when they are due.
 
-On the command line a workload is models with counts, ``squeezenet1_1×4,mobilenet_v1``, whose requests all come at once;
+On the command line a workload is models with counts, ``squeezenet1_1*4,mobilenet_v1``, whose requests all come at once;
 a file (:mod:`search_spaces.workload_file`) says the rest.
 """
 
@@ -22,7 +22,7 @@ MAX_INSTANCES, MAX_REQUESTS = 256, 1_000_000
 QUEUE = 64
 RANKED_ERROR = 0.1
 """By how much outputs may be off, relative, where convolutions may be decomposed and nobody has said by how much."""
-_COUNT = re.compile(r"(?P<model>.+?)(?:×|x)(?P<count>[0-9]+)")
+_COUNT = re.compile(r"(?P<model>.+?)(?:[×*:]|x)(?P<count>[0-9]+)")
 _SIZE = re.compile(r".*/[0-9]+x[0-9]+")
 _FILES = (".yaml", ".yml")
 
@@ -191,18 +191,18 @@ def is_workload(text: str) -> bool:
 
 
 def counted(text: str) -> tuple[str, int | None]:
-    """Return model and count of ``NAME×COUNT`` or ``NAMExCOUNT``; the count is None where there is none.
+    """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; no count is None.
 
-    ``posenet/240x320`` asks for a size: a count behind a size is written with ``×``.
+    ``posenet/240x320`` asks for a size: a count behind a size is written with ``*``.
     """
     match = _COUNT.fullmatch(text)
-    if match is None or ("×" not in text and _SIZE.fullmatch(text)):
+    if match is None or _SIZE.fullmatch(text):
         return text, None
     return match["model"], int(match["count"])
 
 
 def workload_of(text: str) -> Workload:
-    """Return the workload of ``NAME×COUNT,NAME,…``: one request for each instance, all at once.
+    """Return the workload of ``NAME*4,NAME,…``: one request for each instance, all at once.
 
     Raises:
         UsageError: a count is 0 or too large, a word is empty, or a model is named twice.
@@ -211,7 +211,7 @@ def workload_of(text: str) -> Workload:
     for word in text.split(","):
         model, count = counted(word.strip())
         if not model:
-            raise UsageError(f"--model {text}: a name is missing", "write NAME×COUNT, and commas between several")
+            raise UsageError(f"--model {text}: a name is missing", "write NAME*4, and commas between several")
         if count == 0:
             raise UsageError(f"--model {word.strip()}: the count must be at least 1", "leave the model out")
         clients.append(Client(model, model, 1 if count is None else count))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from optimizer.cli import main
+from evaluators.remote.devices import ENVIRONMENT as DEVICES
+from optimizer.cli import COMMANDS, main
 from optimizer.storage import read_log
 from search_spaces.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
-from tests.commands import SYNTHETIC, command, one_line
+from tests.commands import ROOT, SYNTHETIC, answered, command, one_line
 from tests.disks import small_disk
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -42,10 +45,19 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
 @pytest.mark.parametrize(
     ("arguments", "statement"),
     [
-        ([], "--model is missing"),
+        ([], "no model is given"),
+        (["zzz", "-q"], "'zzz'; give a .tflite file, or one of: "),
+        (["vgg17", "--budget", "3", "-q"], "did you mean vgg"),
+        (["text.tflite", "-q"], "text.tflite: is not a .tflite model"),
+        (["squeezenet1_1*0", "-q"], "the count must be at least 1"),
+        (["squeezenet1_1", "--minutes", "0"], "--minutes 0: must be greater than 0"),
+        (["squeezenet1_1", "--power", "cpu=2"], "--power has no effect here: it goes with --objective energy"),
+        (["squeezenet1_1", "--robust", "worst"], "--robust has no effect here: it goes with --state"),
+        (["squeezenet1_1", "--heartbeat", "5"], "--heartbeat has no effect here: it goes with --storage"),
+        (["squeezenet1_1*2", "--objective", "misses", "-q"], "no model has a deadline"),
+        (["help", "nothing"], "there is no command 'nothing'; commands are: "),
         (["--model"], "expected one argument"),
         (["--modle", "vgg16"], "unrecognized arguments: --modle"),
-        (["squeezenet1_1"], "there is no command 'squeezenet1_1'; a model is given as --model"),
         (["--model", "vgg17"], "did you mean vgg"),
         (["--model", "MobileNet_v1.tflit"], "did you mean mobilenet_v1"),
         (["--model", "zzz"], "'zzz'; give a .tflite file, or one of: "),
@@ -75,8 +87,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
         (["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"], "must be different names"),
         (["--model", "squeezenet1_1", "--processors", ""], "must be different names"),
         (["--model", "squeezenet1_1", "--out", ""], "--out '': must not be empty"),
-        (["inspec"], "there is no command 'inspec'; did you mean optimize inspect?"),
-        (["vgg16"], "there is no command 'vgg16'; a model is given as --model NAME|FILE; commands are: "),
+        (["inspec"], "there is no command or model 'inspec'; did you mean optimize inspect?"),
         (["execute"], "PLAN"),
         (["execute", "nothing.json"], "nothing.json: no such file"),
         (["execute", "text.tflite"], "text.tflite"),
@@ -113,6 +124,67 @@ def test_words_are_checked_before_the_model_is_built(
     for wrong in (["--budget", "0"], ["--sampler", "tpee"], ["--evaluator", "x"], ["--processors", "cpu99"]):
         refused(capsys, ["--model", "mobilenet_v1", "-q", *wrong])
         assert not (tmp_path / "cache").exists()
+
+
+def test_a_model_needs_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--budget", "2", "-q", "--out", str(tmp_path / "run")]
+    assert answered(capsys, words)["model"]["name"] == "squeezenet1_1@0.25/64"
+    several = ["--evaluator", "cost-model", "--platform", "pixel4", "squeezenet1_1@0.25/64*2", "posenet/64x96"]
+    found = answered(capsys, [*several, "--budget", "2", "-q", "--out", str(tmp_path / "several")])
+    assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 0", "squeezenet1_1@0.25/64 1", "posenet/64x96"]
+
+
+def test_help_tells_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help"])
+    text = capsys.readouterr().out
+    for name, (summary, _) in COMMANDS.items():
+        assert any(line.split()[:1] == [name] and summary in line for line in text.splitlines())
+        with pytest.raises(SystemExit, match="0"):
+            main(["help", name])
+        assert capsys.readouterr().out.startswith(f"usage: optimize {name}")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("optimize ")
+
+
+def test_devices_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "devices.yaml"
+    listed.write_text("devices:\n  board: {agent: 127.0.0.1:7450}\n")
+    monkeypatch.setenv(DEVICES, str(listed))
+    assert main(["devices"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  cpu0 +cores 0", text, re.MULTILINE)
+    assert re.search(r"^  pixel4 +[a-z]", text, re.MULTILINE)
+    assert re.search(r"^  board  127.0.0.1:7450$", text, re.MULTILINE)
+    found = answered(capsys, ["devices"])
+    assert found["agents"] == {"board": "127.0.0.1:7450"}
+    assert "pixel4" in found["platforms"]
+    listed.write_text("devices: [\n")
+    assert "devices.yaml:" in refused(capsys, ["devices"])
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "unwanted"),
+    [
+        ("optimize ins", {"inspect"}, {"run"}),
+        ("optimize report --o", {"--out"}, {"--budget"}),
+        ("optimize vgg16 --bud", {"--budget"}, {"--out"}),
+    ],
+)
+def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    told = tmp_path / "told"
+    environment = os.environ | {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_LINE": line} | {
+        "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(told), "COMP_TYPE": "9"
+    }  # fmt: skip
+    command = 'exec 8>"$1" 9>/dev/null; shift; exec "$@"'
+    words = ["bash", "-c", command, "bash", str(told), sys.executable, "-m", "optimizer.cli"]
+    subprocess.run(words, env=environment, check=True, timeout=60, cwd=ROOT)
+    found = {word.strip() for word in told.read_text().split()}
+    assert wanted <= found
+    assert not unwanted & found
 
 
 # Folders

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from evaluators.table.placement import PlacementProblem, read_placement
 from optimizer.cli import main
 from optimizer.exact.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
+from optimizer.exact.placement_latency import improve, lower_bound
 from optimizer.exact.placement_merge import merge
+from optimizer.solve import solve_file
 from search_spaces.errors import InfeasibleError, UsageError
 
 ROOT = Path(__file__).parents[1]
@@ -41,11 +43,12 @@ def problems(draw: st.DrawFn) -> PlacementProblem:
         tuple(draw(st.lists(st.integers(0, count), min_size=count, max_size=count))),
         2,
         draw(st.sampled_from((3.0, 6.0, 100.0))),
+        draw(st.integers(1, 2)),
     )
 
 
 def _best(problem: PlacementProblem, objective: PlacementObjective) -> float:
-    devices = range(CPU, problem.accelerators)
+    devices = range(-problem.cpus, problem.accelerators)
     return min(value(problem, d, objective) for d in product(devices, repeat=len(problem.names)))
 
 
@@ -70,7 +73,7 @@ def test_the_best_placement_is_the_one_that_brute_force_finds(
 @given(problems(), st.booleans())
 def test_what_is_merged_is_together_in_every_better_solution(problem: PlacementProblem, parallel: bool) -> None:
     objective: PlacementObjective = "latency" if parallel else "period"
-    devices = range(CPU, problem.accelerators)
+    devices = range(-problem.cpus, problem.accelerators)
     every = sorted((value(problem, d, objective), d) for d in product(devices, repeat=len(problem.names)))
     known = every[len(every) // 3][0]
     if known == float("inf"):
@@ -81,9 +84,34 @@ def test_what_is_merged_is_together_in_every_better_solution(problem: PlacementP
         d
         for d in better
         if all(d[v] == d[c] for v, c in enumerate(clusters.of))
-        and all(d[c] != CPU for c in clusters.of if c in clusters.on_accelerator)
+        and all(d[c] >= 0 for c in clusters.of if c in clusters.on_accelerator)
     ]
     assert not better or min(value(problem, d, objective) for d in kept) == every[0][0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(0, 3))
+def test_no_placement_goes_below_the_bound_of_its_paths(problem: PlacementProblem, seed: int) -> None:
+    best = _best(problem, "latency")
+    starts = list(product(range(CPU, problem.accelerators), repeat=len(problem.names)))
+    start = starts[len(starts) * seed // 4]
+    assert lower_bound(problem, start) <= best * (1 + 1e-9)
+    if value(problem, start, "latency") < float("inf"):
+        clusters = merge(problem, float("inf"), parallel_cpu=True)
+        found = improve(problem, clusters, start, 0.02, seed)
+        assert best <= value(problem, found, "latency") * (1 + 1e-9)
+        assert value(problem, found, "latency") <= value(problem, start, "latency")
+
+
+def test_several_cpus_share_the_load(tmp_path: Path) -> None:
+    nodes = [{"id": i, "cpuLatency": 1.0, "fpgaLatency": 1.0, "size": 1.0, "supportedOnFpga": 0} for i in range(5)]
+    path = _file(tmp_path, _instance(maxCPUs=3, nodes=nodes, edges=[]))
+    found = solve_file(path, "period", 5.0)
+    assert (found.value, found.proven) == (2.0, True)
+    assert {p.device for p in found.parts} == {"cpu0", "cpu1", "cpu2"}
+    side_by_side = solve_file(path, "latency", 5.0)
+    assert side_by_side.value == 1.0
+    assert [p.device for p in side_by_side.parts] == ["cpus"]
 
 
 def _instance(**changes: Any) -> dict[str, Any]:
@@ -120,7 +148,7 @@ def test_a_chain_is_cut_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixt
         ([], "is a JSON object"),
         (_instance(nodes=[]), "there are no nodes"),
         (_instance(edges=None), "'edges' is missing"),
-        (_instance(maxCPUs=2), "one CPU, or none"),
+        (_instance(maxCPUs=1.5), "maxCPUs is 1.5: not a whole number"),
         (_instance(maxFPGAs=-1), "maxFPGAs is -1; it must be a number of at least 0"),
         (_instance(edges=[{"sourceId": 0, "destId": 9, "cost": 1}]), "edge 0 names node 9, which is not there"),
         (_instance(edges=[{"sourceId": 0, "destId": 1, "cost": -1}]), "edge 0: cost is -1"),

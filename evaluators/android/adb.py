@@ -131,6 +131,22 @@ class Phone:
         raise kind(f"phone {self.serial}: {reason}", "see `adb devices`")
 
 
+def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> dict[str, str] | None:
+    """Return serial → state (``device``, ``unauthorized``, …) of the phones that an adb server knows.
+
+    None where no server answers: nothing is started for that.
+    """
+    try:
+        with socket.create_connection((host, port), timeout=limit_s) as connection:
+            Phone("", host, port)._ask(connection, "host:devices")  # noqa: SLF001 - the same protocol
+            nbytes = int(_exactly(connection, 4), 16)
+            lines = _exactly(connection, nbytes).decode(errors="replace").splitlines()
+    except (OSError, EOFError, ValueError, UnavailableError):
+        return None
+    pairs = (line.partition("\t") for line in lines)
+    return {serial: state for serial, _, state in pairs if serial}
+
+
 def _text(connection: socket.socket, nbytes: int) -> str:
     return " ".join(_exactly(connection, nbytes).decode(errors="replace").split())
 

@@ -68,7 +68,7 @@ class TableEvaluator(Evaluator):
         return self.table.platform()
 
     def graph_of(self, source: str) -> Graph:
-        """Read the table, and return its layers as a graph; see :class:`~evaluators.base.Evaluator`."""
+        """Read the table, and return its operators as a graph; see :class:`~evaluators.base.Evaluator`."""
         self.described(source)
         return self.table.graph()
 
@@ -95,7 +95,7 @@ class TableSession(Session):
         self._table, self._platform, self._graph = table, platform, table.graph()
         self._operator_s = table.operator_s(platform)
         self._overhead_s = table.overhead_s(platform)
-        self._hand_over_s = table.hand_over_s(platform)
+        self._transfer_s = table.transfer_s(platform)
         self._memory_bytes = table.memory_bytes(platform)
         self.closed = False
 
@@ -107,12 +107,12 @@ class TableSession(Session):
             "platform": self._platform.to_json(),
             "operator_s": [[s if math.isfinite(s) else None for s in row] for row in self._operator_s.tolist()],
             "overhead_s": self._overhead_s.tolist(),
-            "hand_over_s": self._hand_over_s.tolist(),
+            "transfer_s": self._transfer_s.tolist(),
             "memory_bytes": [m if math.isfinite(m) else None for m in self._memory_bytes.tolist()],
         }
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:
-        """See :class:`~evaluators.base.Session`: the layers with ``never``."""
+        """See :class:`~evaluators.base.Session`: the operators with ``never``."""
         self._check(graph)
         lane = [p.name for p in self._platform.processors].index(self._platform[processor].name)
         return np.flatnonzero(~np.isfinite(self._operator_s[lane])).tolist()
@@ -121,18 +121,21 @@ class TableSession(Session):
         """See :class:`~evaluators.base.Session`."""
         self._check(graph)
         lanes, count = self._operator_s.shape
-        hand_over_s = np.zeros((count, lanes, lanes))
-        for layer in range(1, count):
-            if layer - 1 in graph.predecessors(layer):
-                hand_over_s[layer] = self._hand_over_s[layer - 1]
+        hand_over_s, least_s = np.zeros((2, count, lanes, lanes))
+        last = [max((r for r in range(count) if o in graph.predecessors(r)), default=o) for o in range(count)]
+        for first in range(1, count):
+            # A cut moves what is read beyond it, as far as one cut can know; surely what the next operator reads.
+            hand_over_s[first] = self._transfer_s[[o for o in range(first) if last[o] >= first]].sum(axis=0)
+            if first - 1 in graph.predecessors(first):
+                least_s[first] = self._transfer_s[first - 1]
         limited = bool(np.isfinite(self._memory_bytes).any())
         return PartCosts(
             operator_s=self._operator_s,
             overhead_s=self._overhead_s,
             beyond_s=np.zeros((lanes, count + 1, count + 1)),
             hand_over_s=hand_over_s,
-            least_hand_over_s=hand_over_s,
-            operator_nbytes=np.array([layer.memory_bytes for layer in self._table.layers]) if limited else None,
+            least_hand_over_s=least_s,
+            operator_nbytes=np.array([o.memory_bytes for o in self._table.operators]) if limited else None,
             memory_bytes=self._memory_bytes if limited else None,
         )
 
@@ -141,8 +144,8 @@ class TableSession(Session):
 
         Raises:
             PlanError: the plan is not for this graph.
-            UnavailableError: the graph is not the table's, a device refuses a layer or lacks memory for its layers, or
-                the session is over.
+            UnavailableError: the graph is not the table's, a device refuses an operator or lacks memory for what it
+                holds, or the session is over.
         """
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
@@ -151,7 +154,7 @@ class TableSession(Session):
         lanes = {p.name: i for i, p in enumerate(self._platform.processors)}
         kept = np.zeros(len(lanes))
         for stage in plan.stages:
-            kept[lanes[stage.processor]] += sum(self._table.layers[o].memory_bytes for o in stage.operators)
+            kept[lanes[stage.processor]] += sum(self._table.operators[o].memory_bytes for o in stage.operators)
         for name, lane in lanes.items():
             if kept[lane] > self._memory_bytes[lane]:
                 raise UnavailableError(f"{name!r} has {self._memory_bytes[lane]:g} B of memory, not {kept[lane]:g}")
@@ -172,7 +175,7 @@ class TableSession(Session):
                 raise UnavailableError(f"{stage.processor!r} cannot run stage {index}: the table says `never`")
             writers = {b for o in stage.operators for b in graph.predecessors(o)} - set(stage.operators)
             for writer in writers:
-                work_s += float(self._hand_over_s[writer, lanes[plan.stages[place[writer]].processor], lane])
+                work_s += float(self._transfer_s[writer, lanes[plan.stages[place[writer]].processor], lane])
             needs = tuple((before, 0.0) for before in sorted({place[w] for w in writers}))
             tasks.append(Task(lane, max(work_s, _LEAST_S), needs))
         return tasks

@@ -1,13 +1,13 @@
-"""Published device-placement instances: a graph of nodes timed on a CPU and on accelerators that are all alike.
+"""Published device-placement instances: a graph of nodes timed on CPUs and on accelerators that are all alike.
 
 The problem, and its JSON, are those of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
-Operators" (NeurIPS 2020). Every node goes to the CPU or to one of ``accelerators`` accelerators:
+Operators" (NeurIPS 2020). Every node goes to one of ``cpus`` CPUs or of ``accelerators`` accelerators:
 
 - the nodes of an accelerator fit into its memory, and are one contiguous part that runs once: no way leads out of it
-  and back into it, and the parts do not depend on each other in a circle (the CPU's nodes may be anywhere);
+  and back into it, and the parts do not depend on each other in a circle (a CPU's nodes may be anywhere);
 - nodes of one colour are on one device;
-- to move a node's output between an accelerator's memory and the CPU's takes the accelerator ``transfer``: once to
-  send it out, if anybody elsewhere reads it, and once for each accelerator that reads it in. The CPU pays nothing.
+- to move a node's output between an accelerator's memory and that of all CPUs takes the accelerator ``transfer``: once
+  to send it out, if anybody elsewhere reads it, and once for each accelerator that reads it in. CPUs pay nothing.
 
 Costs have the unit of the file; the published ones are milliseconds.
 """
@@ -24,6 +24,7 @@ from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import UsageError, shown
 
 MAX_NBYTES = 64 << 20
+MOST_DEVICES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class PlacementProblem:
         successors: the nodes that read each node's output, ascending.
         colours: nodes with the same number are on one device.
         accelerators, memory_bytes: how many there are, and what each can keep.
+        cpus: how many there are, all alike; each runs its nodes one after another where the load counts. Where the
+            latency does, there are taken to be as many as nodes that can run at once.
         predecessors: the nodes that each node reads from.
         order: the nodes in a topological order.
 
@@ -56,6 +59,7 @@ class PlacementProblem:
     colours: tuple[int, ...]
     accelerators: int
     memory_bytes: float
+    cpus: int = 1
     predecessors: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     order: tuple[int, ...] = field(init=False, repr=False)
 
@@ -111,8 +115,6 @@ class _Reader:
     data: Mapping[str, Any]
 
     def problem(self) -> PlacementProblem:
-        if self._number(self.data, "maxCPUs", "the instance") > 1:
-            raise UsageError(f"{self.path}: maxCPUs: instances with one CPU, or none, can be solved")
         nodes, edges = self._entries("nodes"), self._entries("edges")
         index: dict[Any, int] = {}
         for position, node in enumerate(nodes):
@@ -121,7 +123,7 @@ class _Reader:
                 raise UsageError(f"{self.path}: node {position} has the id {shown(number)}: not one of its own")
             index[number] = position
         successors, transfer = self._edges(edges, index, len(nodes))
-        cpus = self._number(self.data, "maxCPUs", "the instance") >= 1
+        cpus = self._count("maxCPUs")
         times = [[self._number(n, key, f"node {n['id']}") for n in nodes] for key in ("cpuLatency", "fpgaLatency")]
         colours: dict[Any, int] = {}
         return PlacementProblem(
@@ -138,8 +140,9 @@ class _Reader:
                 colours.setdefault(str(n["colorClass"]) if n.get("colorClass") is not None else i, i)
                 for i, n in enumerate(nodes)
             ),
-            accelerators=int(self._number(self.data, "maxFPGAs", "the instance")),
+            accelerators=self._count("maxFPGAs"),
             memory_bytes=self._number(self.data, "maxSizePerFPGA", "the instance"),
+            cpus=cpus,
         )
 
     def _edges(
@@ -169,6 +172,12 @@ class _Reader:
         if key == "nodes" and not found:
             raise UsageError(f"{self.path}: there are no nodes")
         return found
+
+    def _count(self, key: str) -> int:
+        number = self._number(self.data, key, "the instance")
+        if number != int(number) or number > MOST_DEVICES:
+            raise UsageError(f"{self.path}: {key} is {number:g}: not a whole number of at most {MOST_DEVICES}")
+        return int(number)
 
     def _number(self, entry: Mapping[str, Any], key: str, what: str) -> float:
         value = entry.get(key)

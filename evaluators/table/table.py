@@ -1,48 +1,58 @@
-"""A table of times as it stands in a paper: what each layer takes on each kind of device, and what lies between them.
+"""A table of times as it stands in a paper: what each operator takes on each processor, and what lies between them.
 
 The file is YAML. Times have one ``unit`` for the whole file; every number must be at least 0::
 
     name: two kinds of boards
     unit: ms                        # of all times: s, ms (usual in papers) or us
     objective: period               # or latency; what `optimize solve` makes small
-    max_stages: 4                   # parts of a chain at most; as many as layers where this is missing
-    one_part_per_device: false      # whether a device runs one part of the chain at most
-    devices:                        # groups of devices that are alike
-      - {kind: big, count: 4, memory_bytes: 4.0e+6, overhead: 0.1}   # only the kind must be given
-      - {kind: little, count: 4}
-    hand_over:                      # what a part waits for the one before it on another device; 0 where none is named
-      - {from: big, to: little, takes: 0.3, bandwidth_bytes_per_s: 1.0e+9}
-      - {from: little, to: big, takes: 0.4}
-      - {from: big, to: big, takes: 0.1}
-    chains:                         # one, or several that run at the same time
+    max_stages: 4                   # stages of a network at most; as many as operators where this is missing
+    one_part_per_device: false      # whether a processor runs one part of the network at most
+    devices:                        # groups of processors that are alike; only the kind must be given
+      - {kind: gpu, memory_bytes: 4.0e+6, overhead: 0.1}
+      - {kind: cpu, count: 4}       # four cores, each a processor of its own: they take operators side by side
+    transfers:                      # what a stage waits for a tensor from another processor; 0 where none is named
+      - {from: gpu, to: cpu, takes: 0.3, bandwidth_bytes_per_s: 1.0e+9}
+      - {from: cpu, to: gpu, takes: 0.4}
+    networks:                       # one, or several that run at the same time
       - name: net
-        layers:
-          - {name: conv1, times: {big: 1.5, little: 4.0}, memory_bytes: 2.0e+6, output_bytes: 8.0e+5}
-          - name: fc
-            times: {big: 0.7, little: never}                         # a kind that cannot run the layer
-            hand_over: [{from: big, to: little, takes: 0.9}]         # of this layer's output, instead of the above
+        operators:                  # in an order in which they can run
+          - {name: conv1, times: {gpu: 0.5, cpu: 4.0}, memory_bytes: 2.0e+6, output_bytes: 8.0e+5}
+          - {name: left, times: {gpu: 0.7, cpu: 2.0}}                # reads the operator before it
+          - {name: right, times: {gpu: 0.7, cpu: 2.0}, reads: [conv1]}
+          - name: join
+            reads: [left, right]
+            times: {gpu: 0.1, cpu: never}                            # a kind that cannot run the operator
+            transfers: [{from: gpu, to: cpu, takes: 0.9}]            # of this operator's output, instead of the above
 
-``takes`` is paid once for each cut between devices, and ``output_bytes / bandwidth_bytes_per_s`` of the layer before
-the cut is added where both are given. Parts next to each other on one device pay only the overhead.
+``takes`` is paid once for each stage that reads the output on another processor, and
+``output_bytes / bandwidth_bytes_per_s`` is added where both are given. Parts next to each other on one processor pay
+only the overhead. The operators may also be a CSV file beside the YAML file (``operators: net.csv``), with the columns
+``name``, ``reads`` (names, with spaces between them), ``memory_bytes``, ``output_bytes`` and one for each kind; all but
+the name and the kinds may be missing or empty, and an empty ``reads`` is the operator before, ``-`` the network's
+input.
 """
 
 from __future__ import annotations
 
+import csv
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.errors import UsageError
+from search_spaces.bounded import read_bounded
+from search_spaces.errors import UsageError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.platform import Platform, Processor
 from search_spaces.yaml_file import Value, parsed
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _MOST_DEVICES = 64
+_MAX_CSV_NBYTES = 4 << 20
 _NEVER = "never"
 Objective = Literal["latency", "period"]
 Pair = tuple[str, str]
@@ -59,21 +69,24 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of a chain.
+class TimedOperator:
+    """One operator of a network.
 
     Attributes:
         name: as in the file.
-        seconds: on each kind of device; infinite where it does not run.
-        memory_bytes: what it keeps on its device.
-        hand_over_s: of its output, from one kind to another.
+        seconds: on each kind of processor; infinite where it does not run.
+        memory_bytes: what it keeps on its processor.
+        output_bytes: the size of what it writes.
+        transfer_s: of its output, from one kind to another.
+        reads: the operators whose outputs it reads, by their positions in the network; none: the network's input.
     """
 
     name: str
     seconds: dict[str, float]
     memory_bytes: float
     output_bytes: float
-    hand_over_s: dict[Pair, float]
+    transfer_s: dict[Pair, float]
+    reads: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +94,9 @@ class Table:
     """What a file says.
 
     Attributes:
-        chains: name and layers of each; they run at the same time.
-        max_stages: parts of a chain at most; None for as many as layers.
-        one_part_per_device: whether a device runs one part at most.
+        networks: name and operators of each; they run at the same time.
+        max_stages: stages of a network at most; None for as many as operators.
+        one_part_per_device: whether a processor runs one part at most.
     """
 
     name: str
@@ -91,12 +104,21 @@ class Table:
     max_stages: int | None
     one_part_per_device: bool
     devices: tuple[Device, ...]
-    chains: tuple[tuple[str, tuple[Layer, ...]], ...]
+    networks: tuple[tuple[str, tuple[TimedOperator, ...]], ...]
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers, chain after chain: layer ``i`` is operator ``i`` of the graph."""
-        return tuple(layer for _, layers in self.chains for layer in layers)
+    def operators(self) -> tuple[TimedOperator, ...]:
+        """All operators, network after network: entry ``i`` is operator ``i`` of the graph."""
+        return tuple(operator for _, operators in self.networks for operator in operators)
+
+    @property
+    def linear(self) -> bool:
+        """Whether every operator reads the one before it and nothing else."""
+        return all(
+            operator.reads == ((index - 1,) if index else ())
+            for _, operators in self.networks
+            for index, operator in enumerate(operators)
+        )
 
     def platform(self) -> Platform:
         """Return the devices as processors: ``big0``, ``big1``, … or ``big`` where there is one."""
@@ -108,7 +130,7 @@ class Table:
         return Platform(self.name, tuple(lanes))
 
     def graph(self) -> Graph:
-        """Return the chains as one graph; what a layer keeps in memory is a constant that it reads."""
+        """Return the networks as one graph; what an operator keeps in memory is a constant that it reads."""
         tensors: list[Tensor] = []
         operators, inputs, outputs = [], [], []
 
@@ -117,34 +139,35 @@ class Table:
             tensors.append(Tensor(name, (size,), "int8", size, constant=constant))
             return len(tensors) - 1
 
-        for chain, layers in self.chains:
-            inputs.append(tensor(f"{chain}/input", 0))
-            before = inputs[-1]
-            for layer in layers:
-                reads = [before]
-                if layer.memory_bytes:
-                    reads.append(tensor(f"{chain}/{layer.name}/kept", layer.memory_bytes, constant=True))
-                before = tensor(f"{chain}/{layer.name}", layer.output_bytes)
-                operators.append(Operator("LAYER", tuple(reads), (before,), {"name": layer.name}))
-            outputs.append(before)
+        for network, members in self.networks:
+            inputs.append(tensor(f"{network}/input", 0))
+            written: list[int] = []
+            for member in members:
+                reads = [written[i] for i in member.reads] or [inputs[-1]]
+                if member.memory_bytes:
+                    reads.append(tensor(f"{network}/{member.name}/kept", member.memory_bytes, constant=True))
+                written.append(tensor(f"{network}/{member.name}", member.output_bytes))
+                operators.append(Operator("OPERATOR", tuple(reads), (written[-1],), {"name": member.name}))
+            read = {i for member in members for i in member.reads}
+            outputs += [t for i, t in enumerate(written) if i not in read]
         return Graph(self.name, tuple(tensors), tuple(operators), tuple(inputs), tuple(outputs))
 
     def operator_s(self, platform: Platform) -> NDArray[np.float64]:
-        """Return seconds of each layer on each processor, shape ``(P, n)``."""
-        return np.array([[layer.seconds[p.like] for layer in self.layers] for p in platform.processors])
+        """Return seconds of each operator on each processor, shape ``(P, n)``."""
+        return np.array([[operator.seconds[p.like] for operator in self.operators] for p in platform.processors])
 
     def overhead_s(self, platform: Platform) -> NDArray[np.float64]:
         """Return seconds that a part adds on each processor, shape ``(P,)``."""
         overhead = {d.kind: d.overhead_s for d in self.devices}
         return np.array([overhead[p.like] for p in platform.processors])
 
-    def hand_over_s(self, platform: Platform) -> NDArray[np.float64]:
-        """Return seconds that handing over a layer's output takes, shape ``(n, P, P)``; 0 on one processor."""
+    def transfer_s(self, platform: Platform) -> NDArray[np.float64]:
+        """Return seconds that moving an operator's output takes, shape ``(n, P, P)``; 0 on one processor."""
         lanes = platform.processors
         return np.array(
             [
-                [[0.0 if a is b else layer.hand_over_s.get((a.like, b.like), 0.0) for b in lanes] for a in lanes]
-                for layer in self.layers
+                [[0.0 if a is b else operator.transfer_s.get((a.like, b.like), 0.0) for b in lanes] for a in lanes]
+                for operator in self.operators
             ]
         )
 
@@ -161,26 +184,27 @@ def read_table(path: Path) -> Table:
         UsageError: the file is missing or no table; the text begins with ``file:line``.
     """
     root = parsed(path, "a table of times")
-    known = ("name", "unit", "objective", "max_stages", "one_part_per_device", "devices", "hand_over", "chains")
+    known = ("name", "unit", "objective", "max_stages", "one_part_per_device", "devices", "transfers", "networks")
     fields = root.fields("a table", known)
-    for key in ("devices", "chains"):
+    for key in ("devices", "networks"):
         if key not in fields:
             raise root.error(f"a table must have {key!r}")
     scale = _choice(fields["unit"], "the unit", tuple(_UNITS)) if "unit" in fields else "s"
-    reader = _Reader(_UNITS[scale], tuple(_device(e, _UNITS[scale]) for e in fields["devices"].each("devices")))
+    devices = tuple(_device(e, _UNITS[scale]) for e in fields["devices"].each("devices"))
+    reader = _Reader(_UNITS[scale], devices)
     reader.check_devices(fields["devices"])
-    usual = reader.hand_overs(fields["hand_over"]) if "hand_over" in fields else {}
-    chains = tuple(reader.chain(entry, usual) for entry in fields["chains"].each("chains"))
-    names = [name for name, _ in chains]
+    usual = reader.transfers(fields["transfers"]) if "transfers" in fields else {}
+    networks = tuple(reader.network(entry, usual) for entry in fields["networks"].each("networks"))
+    names = [name for name, _ in networks]
     if len(set(names)) < len(names):
-        raise fields["chains"].error("two chains have one name")
+        raise fields["networks"].error("two networks have one name")
     objective: Objective = "latency"
     if "objective" in fields and _choice(fields["objective"], "the objective", ("latency", "period")) == "period":
         objective = "period"
     most = _whole(fields["max_stages"], "max_stages") if "max_stages" in fields else None
     name = fields["name"].text("the table's name") if "name" in fields else path.stem
     once = "one_part_per_device" in fields and _truth(fields["one_part_per_device"], "one_part_per_device")
-    return Table(name, objective, most, once, reader.devices, chains)
+    return Table(name, objective, most, once, devices, networks)
 
 
 def _device(entry: Value, scale: float) -> Device:
@@ -211,55 +235,150 @@ class _Reader:
         if len(set(names)) < len(names):
             raise entry.error("two devices would have one name", "rename a kind")
 
-    def hand_overs(self, entry: Value) -> dict[Pair, tuple[float, float]]:
+    def transfers(self, entry: Value) -> dict[Pair, tuple[float, float]]:
         """Return seconds and seconds per byte for each pair of kinds."""
         found: dict[Pair, tuple[float, float]] = {}
-        for one in entry.each("hand_over"):
-            fields = one.fields("a hand-over", ("from", "to", "takes", "bandwidth_bytes_per_s"))
+        for one in entry.each("transfers"):
+            fields = one.fields("a transfer", ("from", "to", "takes", "bandwidth_bytes_per_s"))
             for key in ("from", "to"):
                 if key not in fields:
-                    raise one.error(f"a hand-over must say {key!r}")
+                    raise one.error(f"a transfer must say {key!r}")
             pair = self._kind(fields["from"]), self._kind(fields["to"])
             if pair in found:
-                raise one.error(f"the hand-over from {pair[0]} to {pair[1]} is given twice")
+                raise one.error(f"the transfer from {pair[0]} to {pair[1]} is given twice")
             takes = fields["takes"].number("takes") * self.scale if "takes" in fields else 0.0
             rate = fields.get("bandwidth_bytes_per_s")
             found[pair] = takes, 1.0 / rate.number("the bandwidth", above=1e-9) if rate else 0.0
         return found
 
-    def chain(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[str, tuple[Layer, ...]]:
-        fields = entry.fields("a chain", ("name", "layers"))
-        for key in ("name", "layers"):
+    def network(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[str, tuple[TimedOperator, ...]]:
+        fields = entry.fields("a network", ("name", "operators"))
+        for key in ("name", "operators"):
             if key not in fields:
-                raise entry.error(f"a chain must have {key!r}")
-        layers = tuple(self._layer(e, usual) for e in fields["layers"].each("layers"))
-        return fields["name"].text("the chain's name"), layers
+                raise entry.error(f"a network must have {key!r}")
+        name, rows = fields["name"].text("the network's name"), fields["operators"]
+        if rows.node.id == "scalar":
+            return name, self._rows(rows, usual)
+        found: list[TimedOperator] = []
+        for row in rows.each("operators"):
+            found.append(self._operator(row, usual, found))
+        return name, tuple(found)
 
-    def _layer(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> Layer:
-        fields = entry.fields("a layer", ("name", "times", "memory_bytes", "output_bytes", "hand_over"))
+    def _operator(
+        self, entry: Value, usual: dict[Pair, tuple[float, float]], before: Sequence[TimedOperator]
+    ) -> TimedOperator:
+        known = ("name", "times", "reads", "memory_bytes", "output_bytes", "transfers")
+        fields = entry.fields("an operator", known)
         for key in ("name", "times"):
             if key not in fields:
-                raise entry.error(f"a layer must have {key!r}")
-        name = fields["name"].text("the layer's name")
+                raise entry.error(f"an operator must have {key!r}")
+        name = fields["name"].text("the operator's name")
         times = fields["times"].fields("times", [d.kind for d in self.devices])
         for device in self.devices:
             if device.kind not in times:
                 hint = f"give its time, or `{_NEVER}` where {device.kind} cannot run it"
-                raise fields["times"].error(f"layer {name!r} has no time on {device.kind!r}", hint)
+                raise fields["times"].error(f"operator {name!r} has no time on {device.kind!r}", hint)
         seconds = {kind: self._time(value, f"the time of {name!r} on {kind!r}") for kind, value in times.items()}
         if all(math.isinf(s) for s in seconds.values()):
-            raise fields["times"].error(f"layer {name!r} runs on no device")
-        own = self.hand_overs(fields["hand_over"]) if "hand_over" in fields else {}
+            raise fields["times"].error(f"operator {name!r} runs on no processor")
+        own = self.transfers(fields["transfers"]) if "transfers" in fields else {}
         nbytes = fields["output_bytes"].number("output_bytes") if "output_bytes" in fields else 0.0
         kept = fields["memory_bytes"].number("memory_bytes") if "memory_bytes" in fields else 0.0
-        hand_over_s = {pair: takes + nbytes * rate for pair, (takes, rate) in {**usual, **own}.items()}
-        return Layer(name, seconds, kept, nbytes, hand_over_s)
+        reads: tuple[int, ...] = (len(before) - 1,) if before else ()
+        if "reads" in fields:
+            listed = fields["reads"]
+            empty = listed.node.id == "sequence" and not listed.node.value
+            words = [] if empty else [(e, e.text("what an operator reads")) for e in listed.each("reads")]
+            reads = tuple(_position(word, name, before, where) for where, word in words)
+        prices = {pair: takes + nbytes * rate for pair, (takes, rate) in {**usual, **own}.items()}
+        return TimedOperator(name, seconds, kept, nbytes, prices, tuple(sorted(set(reads))))
+
+    def _rows(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[TimedOperator, ...]:
+        """Return the operators of a CSV file."""
+        path = entry.path.parent / entry.text("the file of operators")
+        try:
+            lines = read_bounded(path, _MAX_CSV_NBYTES).decode().splitlines()
+        except (OSError, ValueError) as error:
+            raise entry.error(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+        kinds = [d.kind for d in self.devices]
+        rows = csv.DictReader(lines, strict=True)
+        found: list[TimedOperator] = []
+        try:
+            header = list(rows.fieldnames or ())
+            known = ["name", "reads", "memory_bytes", "output_bytes", *kinds]
+            strange = next((name for name in header if name not in known), None)
+            if strange is not None or len(set(header)) < len(header):
+                raise UsageError(f"{path}:1: strange column {shown(strange)}", f"it may have: {', '.join(known)}")
+            for key in ("name", *kinds):
+                if key not in header:
+                    raise UsageError(f"{path}:1: there is no column {key!r}", "an operator needs a name and its times")
+            for row in rows:
+                found.append(self._row(_Row(path, rows.line_num, row), usual, found))
+        except csv.Error as error:
+            raise UsageError(f"{path}:{rows.line_num}: {error}") from error
+        if not found:
+            raise UsageError(f"{path}: has no operators")
+        return tuple(found)
+
+    def _row(self, row: _Row, usual: dict[Pair, tuple[float, float]], before: Sequence[TimedOperator]) -> TimedOperator:
+        name = row.text("name")
+        if not name:
+            raise row.error("an operator must have a name")
+        kinds = [d.kind for d in self.devices]
+        seconds = {k: math.inf if row.text(k) == _NEVER else row.number(k, None) * self.scale for k in kinds}
+        if all(math.isinf(s) for s in seconds.values()):
+            raise row.error(f"operator {name!r} runs on no processor")
+        nbytes = row.number("output_bytes", 0.0)
+        words = row.text("reads").split()
+        reads: tuple[int, ...] = (len(before) - 1,) if before and not words else ()
+        if words and words != ["-"]:
+            reads = tuple(_position(word, name, before, row) for word in words)
+        prices = {pair: takes + nbytes * rate for pair, (takes, rate) in usual.items()}
+        return TimedOperator(name, seconds, row.number("memory_bytes", 0.0), nbytes, prices, tuple(sorted(set(reads))))
 
     def _time(self, value: Value, what: str) -> float:
         return math.inf if value.node.value == _NEVER else value.number(what) * self.scale
 
     def _kind(self, value: Value) -> str:
         return _choice(value, "the kind", tuple(d.kind for d in self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of a CSV file."""
+
+    path: Path
+    line: int
+    cells: Mapping[str | Any, str | Any]
+
+    def error(self, problem: str, hint: str = "") -> UsageError:
+        return UsageError(f"{self.path}:{self.line}: {problem}", hint)
+
+    def text(self, column: str) -> str:
+        if None in self.cells or None in self.cells.values():
+            raise self.error("the line has more or fewer cells than the first one")
+        return str(self.cells.get(column, "")).strip()
+
+    def number(self, column: str, missing: float | None) -> float:
+        text = self.text(column)
+        if not text and missing is not None:
+            return missing
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not 0.0 <= found < math.inf:
+            raise self.error(f"{column} must be a number of at least 0, not {shown(text)}")
+        return found
+
+
+def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Value | _Row) -> int:
+    """Return the position of the operator that another one reads."""
+    found = [i for i, operator in enumerate(before) if operator.name == word]
+    if len(found) == 1:
+        return found[0]
+    hint = "operators stand in an order in which they can run" if not found else "give them names of their own"
+    raise where.error(f"{reader!r} reads {word!r}, of which there are {len(found)} before it", hint)
 
 
 def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:

@@ -1,7 +1,8 @@
-"""The least period of several chains at once, by CP-SAT: every lane's share of all chains, and no lane too busy.
+"""The least period of several networks at once, by CP-SAT: every processor's share of them, and none too busy.
 
-Between inferences only the load counts: what each lane does for one inference of every chain. A part begins where a
-chain changes its lane.
+Between inferences only the load counts: what each processor does for one inference of every network. A part begins with
+an operator of which no input was written on its processor. Each processor that reads a tensor from another one pays the
+transfer, once however many of its operators read it.
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ class PeriodSolution:
 
 
 def least_period(
-    costs: ChainCosts, chains: Sequence[range], max_stages: int | None, time_limit_s: float
+    costs: ChainCosts,
+    networks: Sequence[range],
+    max_stages: int | None,
+    time_limit_s: float,
+    reads: Sequence[Sequence[int]] | None = None,
 ) -> PeriodSolution:
-    """Return the best lanes found in the time for operators in chains, with a bound.
+    """Return the best processors found in the time for the operators of networks, with a bound.
 
     Args:
-        costs: of all operators; ``hand_over_s`` before the first operator of a chain is not read.
-        chains: the operators of each chain.
-        max_stages: parts of a chain at most.
+        costs: of all operators; ``hand_over_s`` before operator ``i + 1`` is what moving the output of ``i`` takes.
+        networks: the operators of each network, in an order in which they can run.
+        max_stages: parts of a network at most.
+        reads: the operators whose outputs each one reads; by default each network is a chain.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -60,12 +66,15 @@ def least_period(
     begin_s = time.monotonic()
     total = float(costs.operator_s.min(axis=0).sum())
     if not math.isfinite(total):
-        raise InfeasibleError(f"some layer runs on no device of {costs.platform.name!r}", "add one that supports it")
+        raise InfeasibleError(
+            f"some operator runs on no processor of {costs.platform.name!r}", "add one that supports it"
+        )
     model = solver_module().CpModel()
     scale = _UNITS / total if total else 1.0
     on, terms = _work(model, costs, scale)
-    for chain in chains:
-        _cut(model, costs, scale, chain, on, terms, max_stages)
+    graph = _Reads.of(networks, reads)
+    for network in networks:
+        _parts(model, costs, scale, network, graph, on, terms, max_stages)
     worst = model.new_int_var(0, 10**15, "")
     groups = exclusive_groups(costs.platform)
     if all(len(group) == 1 for group in groups):  # then alike lanes can change places: the busiest comes first
@@ -87,7 +96,7 @@ def least_period(
     if outcome == "no time":
         raise UnavailableError(f"no plan was found within {time_limit_s:g} s", "give a longer --time-limit")
     chosen = tuple(next(i for i, v in enumerate(row) if solver.boolean_value(v)) for row in on)
-    period_s = _period_s(costs, chains, chosen)
+    period_s = _period_s(costs, networks, graph, chosen)
     bound_s = min(period_s, solver.best_objective_bound / scale)
     return PeriodSolution(chosen, period_s, bound_s, time.monotonic() - begin_s)
 
@@ -108,33 +117,100 @@ def _work(model: cp.CpModel, costs: ChainCosts, scale: float) -> tuple[list[list
     return on, terms
 
 
-def _cut(
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """The operators that each one reads, and those that read each one."""
+
+    before: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, networks: Sequence[range], reads: Sequence[Sequence[int]] | None) -> _Reads:
+        first = {network[0] for network in networks}
+        count = sum(map(len, networks))
+        before = (
+            tuple(() if o in first else (o - 1,) for o in range(count)) if reads is None else tuple(map(tuple, reads))
+        )
+        after: list[list[int]] = [[] for _ in before]
+        for reader, read in enumerate(before):
+            for operator in set(read):
+                after[operator].append(reader)
+        return cls(before, tuple(map(tuple, after)))
+
+
+def _parts(
     model: cp.CpModel,
     costs: ChainCosts,
     scale: float,
-    chain: range,
+    network: range,
+    graph: _Reads,
     on: list[list[cp.IntVar]],
     terms: list[list[Any]],
     max_stages: int | None,
 ) -> None:
-    """Add what the parts of a chain cost: an overhead each, and what they are handed."""
-    lanes, cuts = range(len(terms)), []
-    for lane in lanes:
-        terms[lane].append(int(float(costs.overhead_s[lane]) * scale) * on[chain[0]][lane])
-    for operator in chain[1:]:
-        cut = model.new_bool_var("")
-        cuts.append(cut)
-        for source in lanes:
-            before = on[operator - 1][source].negated()
-            model.add_bool_or(before, on[operator][source], cut)
+    """Add what the parts of a network cost: an overhead each, and the transfers of what they read."""
+    lanes = range(len(terms))
+    begins: list[Any] = []
+    for operator in network:
+        before = graph.before[operator]
+        if not before:
             for lane in lanes:
-                paid = int(float(costs.overhead_s[lane] + costs.hand_over_s[operator, source, lane]) * scale)
-                if lane != source and paid:
-                    both = model.new_bool_var("")
-                    model.add_bool_or(before, on[operator][lane].negated(), both)
-                    terms[lane].append(paid * both)
+                terms[lane].append(int(float(costs.overhead_s[lane]) * scale) * on[operator][lane])
+            begins.append(1)
+        elif len(before) == 1 and len(graph.after[before[0]]) == 1:
+            begins.append(_cut(model, costs, scale, operator, before[0], on, terms))
+        else:
+            begin = [model.new_bool_var("") for _ in lanes]
+            for lane, own in enumerate(begin):
+                model.add_bool_or(on[operator][lane].negated(), *(on[b][lane] for b in before), own)
+                terms[lane].append(int(float(costs.overhead_s[lane]) * scale) * own)
+            begins.append(sum(begin))
+        if len(graph.after[operator]) > 1 or any(len(graph.before[r]) > 1 for r in graph.after[operator]):
+            _move(model, costs, scale, operator, graph.after[operator], on, terms)
     if max_stages is not None:
-        model.add(sum(cuts) <= max_stages - 1)
+        model.add(sum(begins) <= max_stages)
+
+
+def _cut(
+    model: cp.CpModel,
+    costs: ChainCosts,
+    scale: float,
+    operator: int,
+    before: int,
+    on: list[list[cp.IntVar]],
+    terms: list[list[Any]],
+) -> cp.IntVar:
+    """Add what it costs to be on another processor than the one operator that is read, which nobody else reads."""
+    cut = model.new_bool_var("")
+    for source, left in enumerate(on[before]):
+        model.add_bool_or(left.negated(), on[operator][source], cut)
+        for lane, here in enumerate(on[operator]):
+            paid = int(float(costs.overhead_s[lane] + costs.hand_over_s[before + 1, source, lane]) * scale)
+            if lane != source and paid:
+                both = model.new_bool_var("")
+                model.add_bool_or(left.negated(), here.negated(), both)
+                terms[lane].append(paid * both)
+    return cut
+
+
+def _move(
+    model: cp.CpModel,
+    costs: ChainCosts,
+    scale: float,
+    operator: int,
+    readers: Sequence[int],
+    on: list[list[cp.IntVar]],
+    terms: list[list[Any]],
+) -> None:
+    """Add what each processor pays for reading an output from another one."""
+    for source, left in enumerate(on[operator]):
+        for lane in range(len(terms)):
+            paid = int(float(costs.hand_over_s[operator + 1, source, lane]) * scale)
+            if lane != source and paid:
+                moved = model.new_bool_var("")
+                for reader in readers:
+                    model.add_bool_or(left.negated(), on[reader][lane].negated(), moved)
+                terms[lane].append(paid * moved)
 
 
 def _why_none(costs: ChainCosts) -> InfeasibleError:
@@ -148,14 +224,13 @@ def _why_none(costs: ChainCosts) -> InfeasibleError:
     return InfeasibleError("no choice of devices keeps to the memory and the stages", lever)
 
 
-def _period_s(costs: ChainCosts, chains: Sequence[range], chosen: Sequence[int]) -> float:
+def _period_s(costs: ChainCosts, networks: Sequence[range], graph: _Reads, chosen: Sequence[int]) -> float:
     load = np.zeros(costs.operator_s.shape[0])
-    for chain in chains:
-        for operator in chain:
-            lane = chosen[operator]
-            load[lane] += costs.operator_s[lane, operator]
-            if operator == chain[0]:
-                load[lane] += costs.overhead_s[lane]
-            elif chosen[operator - 1] != lane:
-                load[lane] += costs.overhead_s[lane] + costs.hand_over_s[operator, chosen[operator - 1], lane]
+    for operator in (o for network in networks for o in network):
+        lane, before = chosen[operator], graph.before[operator]
+        load[lane] += costs.operator_s[lane, operator]
+        if not any(chosen[b] == lane for b in before):
+            load[lane] += costs.overhead_s[lane]
+        for reader in {chosen[r] for r in graph.after[operator]} - {lane}:
+            load[reader] += costs.hand_over_s[operator + 1, lane, reader]
     return max(float(load[list(group)].sum()) for group in exclusive_groups(costs.platform))

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 
 from evaluators.table.placement import PlacementProblem
 from optimizer.exact.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.placement_latency import improve, lower_bound
 from optimizer.exact.placement_merge import merge
 from optimizer.exact.placement_model import solve_model
-from optimizer.exact.placement_order import first_solutions
-from optimizer.exact.placement_value import CPU, PlacementObjective, broken, latency, loads, value
+from optimizer.exact.placement_order import filled, first_solutions, orders
+from optimizer.exact.placement_value import CPU, PlacementObjective, broken, device_names, latency, loads, value
 from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import InfeasibleError, UnavailableError
 
-__all__ = ["CPU", "PlacementObjective", "PlacementSolution", "broken", "latency", "loads", "solve_placement", "value"]
+__all__ = [
+    "CPU", "PlacementObjective", "PlacementSolution", "broken", "device_names", "latency", "loads", "solve_placement",
+    "value",
+]  # fmt: skip
 
 _HAIR = 1e-9
 _ROUNDS = 3
+_SEARCH_SHARE = 0.4  # of the time, for the local search
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class PlacementSolution:
     """Where each node goes, and what is known of better ones.
 
     Attributes:
-        devices: the accelerator of each node, or ``CPU``.
+        devices: the accelerator of each node, or its CPU: ``CPU``, ``CPU - 1``, …; for the latency always ``CPU``.
         value: the largest load, or the latency.
         bound: no solution is below it.
         wall_s: seconds that solving took.
@@ -63,12 +68,20 @@ def solve_placement(
     side_by_side = objective == "latency"
     clusters = merge(problem, known * (1 + _HAIR), parallel_cpu=side_by_side)
     for _ in range(_ROUNDS):
-        found = [(v, d) for d in first_solutions(problem, clusters) if (v := value(problem, d, objective)) < known]
+        starts = list(first_solutions(problem, clusters, objective))
+        if side_by_side:
+            starts += [filled(problem, order) for order in orders(problem, clusters)]
+        found = [(v, d) for d in starts if (v := value(problem, d, objective)) < known]
         if not found:
             break
         known, best = min(found)
         clusters = merge(problem, known * (1 + _HAIR), parallel_cpu=side_by_side)
-    least = _critical_path(problem) if objective == "latency" else 0.0
+    least = lower_bound(problem, best) if side_by_side else 0.0
+    if side_by_side and best is not None and known > least * (1 + PROVEN):
+        best = improve(problem, clusters, best, _SEARCH_SHARE * (time_limit_s - (time.monotonic() - begin_s)))
+        known = value(problem, best, objective)
+        clusters = merge(problem, known * (1 + _HAIR), parallel_cpu=True)
+        least = max(least, lower_bound(problem, best))
     if best is not None and known <= least * (1 + PROVEN):
         return PlacementSolution(best, known, min(least, known), time.monotonic() - begin_s)
     left_s = time_limit_s - (time.monotonic() - begin_s)
@@ -78,15 +91,6 @@ def solve_placement(
     if best is None:
         raise _why_none(problem, time_limit_s, proven=answer.infeasible)
     return PlacementSolution(best, known, min(max(answer.bound, least), known), time.monotonic() - begin_s)
-
-
-def _critical_path(problem: PlacementProblem) -> float:
-    """Return what no latency goes below: the longest path, each node on its faster device, without transfers."""
-    ends: dict[int, float] = {}
-    for node in problem.order:
-        before = max((ends[p] for p in problem.predecessors[node]), default=0.0)
-        ends[node] = before + min(problem.cpu[node], problem.accelerator[node])
-    return max(ends.values(), default=0.0)
 
 
 def _start(problem: PlacementProblem, objective: PlacementObjective) -> tuple[tuple[int, ...] | None, float]:

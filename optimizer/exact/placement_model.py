@@ -79,6 +79,7 @@ class _Model:
             for unit in sorted(set(self.unit))
         }
         self.on: dict[int, list[cp.IntVar]] = {}
+        self.on_cpu: dict[int, list[cp.IntVar]] = {}  # where there are several, and their loads count
         for unit, at_least in self.at_least.items():
             for lower, upper in pairwise(at_least[1:]):
                 model.add_implication(upper, lower)
@@ -88,7 +89,7 @@ class _Model:
         for before, after in self.edges:
             for lower, upper in zip(self.at_least[before][1:], self.at_least[after][1:], strict=True):
                 model.add_implication(lower, upper)
-        self._share_devices()
+        self._share(self.on)
         self._forbid()
         self._limit_memory()
 
@@ -115,14 +116,14 @@ class _Model:
                 found[key] = found.get(key, 0) + cost
         return found
 
-    def _share_devices(self) -> None:
-        """Put what shares a cluster, or a colour, on one device."""
+    def _share(self, choices: dict[int, list[cp.IntVar]]) -> None:
+        """Let what shares a cluster, or a colour, choose alike."""
         for key in (self.clusters.of, self.problem.colours):
             leader: dict[int, int] = {}
             for node, shared in enumerate(key):
                 first = leader.setdefault(shared, self.unit[node])
                 if first != self.unit[node]:
-                    for one, other in zip(self.on[first], self.on[self.unit[node]], strict=True):
+                    for one, other in zip(choices[first], choices[self.unit[node]], strict=True):
                         self.model.add(one == other)
 
     def _forbid(self) -> None:
@@ -171,7 +172,15 @@ class _Model:
         for busy in self._busy():
             self.model.add(busy <= self.worst)
         cpu = self._sum(self.problem.cpu, self.scale)
-        self.model.add(sum(w * (1 - sum(self.on[unit])) for unit, w in cpu.items() if w) <= self.worst)
+        if self.problem.cpus <= 1:
+            self.model.add(sum(w * (1 - sum(self.on[unit])) for unit, w in cpu.items() if w) <= self.worst)
+            return
+        for unit, on in self.on.items():
+            self.on_cpu[unit] = [self.model.new_bool_var("") for _ in range(self.problem.cpus)]
+            self.model.add_exactly_one([*on, *self.on_cpu[unit]])
+        self._share(self.on_cpu)
+        for number in range(self.problem.cpus):
+            self.model.add(sum(w * self.on_cpu[unit][number] for unit, w in cpu.items() if w) <= self.worst)
 
     def limit_latency(self) -> None:
         """Let ``worst`` be the latency: accelerators run their parts in one go, the CPU its nodes side by side."""
@@ -200,19 +209,25 @@ class _Model:
         """Tell the solver of a solution whose accelerators are in the order of their numbers."""
         for node, unit in enumerate(self.unit):
             if unit == node:
-                level = 2 * devices[node] + 1 if devices[node] != CPU else 0
+                level = 2 * devices[node] + 1 if devices[node] >= 0 else 0
                 for number, at_least in enumerate(self.at_least[unit][1:], start=1):
                     self.model.add_hint(at_least, level >= number)
                 for number, on in enumerate(self.on[unit]):
                     self.model.add_hint(on, devices[node] == number)
+                for number, on in enumerate(self.on_cpu.get(unit, ())):
+                    self.model.add_hint(on, devices[node] == CPU - number)
 
     def devices(self, solver: cp.CpSolver) -> tuple[int, ...]:
         """Return the device of each node in the solver's solution."""
         chosen = {
-            unit: next((i for i, on in enumerate(ons) if solver.boolean_value(on)), CPU)
+            unit: next((i for i, on in enumerate(ons) if solver.boolean_value(on)), self._cpu(unit, solver))
             for unit, ons in self.on.items()
         }
         return tuple(chosen[unit] for unit in self.unit)
+
+    def _cpu(self, unit: int, solver: cp.CpSolver) -> int:
+        ons = self.on_cpu.get(unit, ())
+        return CPU - next((i for i, on in enumerate(ons) if solver.boolean_value(on)), 0)
 
 
 def _units(problem: PlacementProblem, clusters: Clusters) -> tuple[int, ...]:

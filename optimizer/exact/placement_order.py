@@ -1,7 +1,9 @@
-"""A first solution of a placement problem: an order of its nodes cut into runs, one for each accelerator.
+"""First solutions of a placement problem: an order of its nodes cut into runs, one for each accelerator.
 
-The best runs of a given order, for the largest load, come from dynamic programming in time quadratic in the nodes;
-some orders are tried. It is no more than a good start for the proof, and a value to merge by.
+The best runs of a given order come from dynamic programming in time quadratic in the nodes: those with the least
+largest load, or, for the latency, with the least sum of their loads and of the nodes that the CPUs run between them, as
+if nothing ran side by side. Some orders are tried. They are no more than good starts for the proof, and values to merge
+by.
 """
 
 from __future__ import annotations
@@ -14,17 +16,39 @@ from numpy.typing import NDArray
 
 from evaluators.table.placement import PlacementProblem
 from optimizer.exact.placement_merge import Clusters
+from optimizer.exact.placement_value import CPU, PlacementObjective
 
 
-def first_solutions(problem: PlacementProblem, clusters: Clusters) -> Iterator[tuple[int, ...]]:
-    """Yield the accelerator of each node for some orders; nothing is on the CPU, not even what must be."""
-    for order in _orders(problem, clusters):
-        devices = _cut(problem, order)
+def first_solutions(
+    problem: PlacementProblem, clusters: Clusters, objective: PlacementObjective
+) -> Iterator[tuple[int, ...]]:
+    """Yield the device of each node for some orders; for the period nothing is on a CPU, not even what must be."""
+    for order in orders(problem, clusters):
+        devices = _cut(problem, order, objective)
         if devices is not None:
             yield devices
 
 
-def _orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list[int]]]:
+def filled(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the greedy placement of Tarnawski et al. (appendix F): one accelerator after another is filled.
+
+    What fits into none, and what is left when all are full, is on the CPU.
+    """
+    devices, device, kept = [CPU] * len(problem.names), -1, float("inf")
+    for group in order:
+        nbytes = sum(problem.nbytes[v] for v in group)
+        fits = nbytes <= problem.memory_bytes and all(problem.accelerator[v] < float("inf") for v in group)
+        if not fits or (kept + nbytes > problem.memory_bytes and device + 1 == problem.accelerators):
+            continue
+        if kept + nbytes > problem.memory_bytes:
+            device, kept = device + 1, 0.0
+        kept += nbytes
+        for node in group:
+            devices[node] = device
+    return tuple(devices)
+
+
+def orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list[int]]]:
     """Yield orders of groups of nodes; groups that depend on each other in a circle are one."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(clusters.of)
@@ -40,25 +64,40 @@ def _orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list
     yield [groups[part] for part in reversed(list(nx.dfs_postorder_nodes(parts)))]
 
 
-def _cut(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """Return the runs of an order whose largest load is least; None where none fit into the memory."""
+def _cut(
+    problem: PlacementProblem, order: Sequence[Sequence[int]], objective: PlacementObjective
+) -> tuple[int, ...] | None:
+    """Return the best runs of an order; None where none fit into the memory."""
     count, most = len(order), problem.accelerators
     load = _loads(problem, order)
+    on_cpu = np.array([sum(problem.cpu[v] for v in group) for group in order])
     least = np.full((most + 1, count + 1), np.inf)
     least[:, count] = 0.0
-    ends = np.zeros((most + 1, count), dtype=int)
-    for left in range(1, most + 1):
-        worst = np.maximum(load[:count], least[left - 1])
-        ends[left] = worst.argmin(axis=1)
-        least[left, :count] = worst.min(axis=1)
+    ends = np.zeros((most + 1, count), dtype=int)  # of the run that begins there; its beginning: a CPU has the group
+    for left in range(most + 1):
+        for first in range(count - 1, -1, -1) if objective == "latency" else ():
+            least[left, first], ends[left, first] = on_cpu[first] + least[left, first + 1], first
+            if left:
+                found = load[first] + least[left - 1]
+                best = int(found.argmin())
+                if found[best] < least[left, first]:
+                    least[left, first], ends[left, first] = found[best], best
+        if left and objective == "period":
+            worst = np.maximum(load[:count], least[left - 1])
+            ends[left] = worst.argmin(axis=1)
+            least[left, :count] = worst.min(axis=1)
     if not np.isfinite(least[most, 0]):
         return None
-    devices, first, left = [0] * len(problem.names), 0, most
+    devices, first, left = [CPU] * len(problem.names), 0, most
     while first < count:
-        for group in order[first : ends[left, first]]:
+        end = int(ends[left, first])
+        if end == first:
+            first += 1
+            continue
+        for group in order[first:end]:
             for node in group:
                 devices[node] = most - left
-        first, left = int(ends[left, first]), left - 1
+        first, left = end, left - 1
     return tuple(devices)
 
 

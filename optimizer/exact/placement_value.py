@@ -8,84 +8,100 @@ from typing import Literal
 from evaluators.table.placement import PlacementProblem
 
 CPU = -1
+"""The first CPU; the others are -2, -3, …"""
+
 PlacementObjective = Literal["period", "latency"]
 
 
+def device_names(problem: PlacementProblem) -> dict[int, str]:
+    """Return what each device is called, CPUs first."""
+    cpus = {CPU - i: f"cpu{i}" if problem.cpus > 1 else "cpu" for i in range(max(1, problem.cpus))}
+    return cpus | {i: f"accelerator{i}" for i in range(problem.accelerators)}
+
+
 def loads(problem: PlacementProblem, devices: Sequence[int]) -> dict[int, float]:
-    """Return what each device has to do, transfers included: accelerators by number, the CPU as ``CPU``.
+    """Return what each device has to do, transfers included: accelerators by number, CPUs as ``CPU``, ``CPU - 1``, ….
 
     Args:
-        devices: the accelerator of each node, or ``CPU``.
+        devices: the accelerator or the CPU of each node.
     """
-    found = dict.fromkeys(range(CPU, problem.accelerators), 0.0)
+    found = dict.fromkeys(range(min(CPU, -problem.cpus), problem.accelerators), 0.0)
     for node, device in enumerate(devices):
-        found[device] += problem.cpu[node] if device == CPU else problem.accelerator[node]
-        elsewhere = {devices[r] for r in problem.successors[node]} - {device}
+        found[device] += problem.cpu[node] if device < 0 else problem.accelerator[node]
+        elsewhere = {max(CPU, devices[r]) for r in problem.successors[node]} - {max(CPU, device)}
         for payer in [device] * bool(elsewhere) + sorted(elsewhere):
-            if payer != CPU:
+            if payer >= 0:
                 found[payer] += problem.transfer[node]
     return found
 
 
 def latency(problem: PlacementProblem, devices: Sequence[int]) -> float:
-    """Return the time of one inference.
+    """Return the time of one inference; infinite where parts depend on each other in a circle, so that none begins.
 
     An accelerator begins when all that its part reads from elsewhere is there, reads it in, computes, and sends out,
-    one after another; others see its outputs when it has ended. The CPU runs each node as soon as its inputs are
-    there, side by side (Tarnawski et al. 2020, section 4: latency minimisation).
+    one after another; others see its outputs when it has ended. CPUs run each node as soon as its inputs are there,
+    side by side (Tarnawski et al. 2020, section 4: latency minimisation, which takes there to be enough of them).
     """
+    return max(ends(problem, devices), default=0.0)
+
+
+def ends(problem: PlacementProblem, devices: Sequence[int]) -> list[float]:
+    """Return when the output of each node is in the CPUs' memory; infinite where it never is."""
     took = loads(problem, devices)
-    ready: dict[int, float] = {}
-
-    def end(node: int) -> float:
-        """Return when the output is in the CPU's memory, for nodes whose predecessors all have ``ready``."""
-        before = max((ready[p] for p in problem.predecessors[node]), default=0.0)
-        return before + problem.cpu[node]
-
-    parts: dict[int, list[int]] = {}
-    for node, device in enumerate(devices):
-        if device != CPU:
-            parts.setdefault(device, []).append(node)
-    waiting_cpu = [v for v in problem.order if devices[v] == CPU]
-    while len(ready) < len(devices):
-        before = len(ready)
-        for device, nodes in list(parts.items()):
-            outside = {p for v in nodes for p in problem.predecessors[v]} - set(nodes)
-            if all(p in ready for p in outside):
-                finish = max((ready[p] for p in outside), default=0.0) + took[device]
-                ready.update(dict.fromkeys(nodes, finish))
-                del parts[device]
-        for node in waiting_cpu:
-            if node not in ready and all(p in ready for p in problem.predecessors[node]):
-                ready[node] = end(node)
-        if len(ready) == before:
-            return float("inf")  # parts that depend on each other in a circle never begin
-    return max(ready.values(), default=0.0)
+    count = len(devices)
+    # A unit is a node of a CPU, or all nodes of an accelerator.
+    unit = [node if device < 0 else count + device for node, device in enumerate(devices)]
+    members: dict[int, list[int]] = {}
+    waits = dict.fromkeys(unit, 0)
+    for node, own in enumerate(unit):
+        members.setdefault(own, []).append(node)
+        waits[own] += sum(unit[p] != own for p in problem.predecessors[node])
+    begin = dict.fromkeys(unit, 0.0)
+    found = [float("inf")] * count
+    ready = [own for own, left in waits.items() if not left]
+    while ready:
+        own = ready.pop()
+        end = begin[own] + (problem.cpu[own] if own < count else took[own - count])
+        for node in members[own]:
+            found[node] = end
+            for reader in problem.successors[node]:
+                other = unit[reader]
+                if other != own:
+                    begin[other] = max(begin[other], end)
+                    waits[other] -= 1
+                    if not waits[other]:
+                        ready.append(other)
+    return found
 
 
 def value(problem: PlacementProblem, devices: Sequence[int], objective: PlacementObjective) -> float:
     """Return the largest load, or the latency; infinite where a rule is broken (see :func:`broken`)."""
-    if broken(problem, devices):
+    if _broken_in_place(problem, devices):
         return float("inf")
-    return max(loads(problem, devices).values()) if objective == "period" else latency(problem, devices)
+    took = latency(problem, devices)
+    return took if objective == "latency" or took == float("inf") else max(loads(problem, devices).values())
 
 
 def broken(problem: PlacementProblem, devices: Sequence[int]) -> str:
     """Return which rule a solution breaks, or ""."""
+    if found := _broken_in_place(problem, devices):
+        return found
+    if latency(problem, devices) == float("inf"):
+        return "the parts of the accelerators depend on each other in a circle"
+    return ""
+
+
+def _broken_in_place(problem: PlacementProblem, devices: Sequence[int]) -> str:
     kept = [0.0] * problem.accelerators
     of_colour: dict[int, int] = {}
     for node, device in enumerate(devices):
-        if not CPU <= device < problem.accelerators:
+        if not min(CPU, -problem.cpus) <= device < problem.accelerators:
             return f"node {problem.names[node]!r} is on device {device}, which is not there"
-        if (problem.cpu if device == CPU else problem.accelerator)[node] == float("inf"):
+        if (problem.cpu if device < 0 else problem.accelerator)[node] == float("inf"):
             return f"node {problem.names[node]!r} does not run on its device"
-        if device != CPU:
+        if device >= 0:
             kept[device] += problem.nbytes[node]
         if of_colour.setdefault(problem.colours[node], device) != device:
             return f"node {problem.names[node]!r} is not where the others of its colour are"
     full = next((i for i, nbytes in enumerate(kept) if nbytes > problem.memory_bytes), None)
-    if full is not None:
-        return f"accelerator {full} holds more than its memory"
-    if latency(problem, devices) == float("inf"):
-        return "the parts of the accelerators depend on each other in a circle"
-    return ""
+    return f"accelerator {full} holds more than its memory" if full is not None else ""

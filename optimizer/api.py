@@ -1,0 +1,155 @@
+"""The product from Python: ``from optimizer import optimize``.
+
+::
+
+    result = optimize("net.tflite", budget=100, processors=["cpu0", "cpu1"])
+    print(result.plan)
+    with result.runner() as run:
+        outputs = run(inputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+if TYPE_CHECKING:
+    from optimizer.config import StudyConfig
+    from optimizer.history import History, Trial
+    from optimizer.result import Result
+    from optimizer.run import RunFolder
+
+Model = str | PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """What ``optimize`` takes beside the model: the options of the command line, with typed values.
+
+    ``optimize --help`` and :class:`optimizer.config.StudyConfig` say what each one means.
+    """
+
+    minutes: float | None
+    max_stages: int
+    sampler: str
+    evaluator: str
+    allow: str | Sequence[str]
+    objective: str | Sequence[str]
+    seed: int
+    precision: float
+    study: str | None
+    out: Model | None
+    device: str | None
+    storage: str | None
+    heartbeat: int
+    processors: str | Sequence[str] | None
+    platform: Model | None
+    allow_fallback: bool
+    power: str | Sequence[str]
+    state: str | Sequence[str]
+    robust: Literal["worst", "expected"]
+    deadline: float | None
+    max_energy: float | None
+    max_error: float | None
+    stop_when_proven: bool
+    warm_start: Model | None
+    input_shape: str | Sequence[str]
+    input: Model | None
+    signature: str | None
+    custom_ops: Model | None
+
+
+def optimize(
+    model: Model | Sequence[Model],
+    *,
+    budget: int = 200,
+    on_trial: Callable[[Trial], None] | None = None,
+    progress: bool = False,
+    **options: Unpack[Options],
+) -> Result:
+    """Search for the fastest plan of a model, or of several at once, and return what was found.
+
+    Args:
+        model: name of a built-in model (``vgg16``), a ``.tflite`` file, a workload's YAML file, or several of them.
+        budget: distinct plans to measure at most.
+        on_trial: called after each trial; an exception of it ends the study, and what was measured is kept.
+        progress: whether to show a bar on stderr.
+        options: see :class:`Options`.
+
+    Returns:
+        The result; where the machine was too disturbed to decide, ``result.verdict.undecided`` says what is open.
+
+    Raises:
+        OptimizeError: a setting is wrong, nothing fits, or a device cannot be used; ``exit_code`` tells which.
+        KeyboardInterrupt: the search was interrupted; the same ``study`` resumes it.
+    """
+    from optimizer.study import run_study
+    from optimizer.study_ends import Interrupted
+
+    config = _config(model, budget, options)
+    with _watching(config, on_trial, progress=progress) as watcher:
+        try:
+            return run_study(config, watcher, ["optimizer.optimize"])
+        except Interrupted as interrupted:
+            raise KeyboardInterrupt(f"resumed by: {interrupted.resume_command}") from interrupted
+
+
+def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
+    from optimizer.config import parse_config
+    from search_spaces.allowed_code import allow
+
+    models = [model] if isinstance(model, str | PathLike) else list(model)
+    given: dict[str, Any] = dict(options)
+    for name in ("out", "platform", "warm_start", "input", "custom_ops"):
+        if given.get(name) is not None:
+            given[name] = fspath(given[name])
+    freedoms = given.get("allow")
+    if freedoms is not None and not isinstance(freedoms, str):
+        given["allow"] = ",".join(freedoms)
+    for name in ("objective", "power", "state", "input_shape", "processors"):
+        if given.get(name) is not None and not isinstance(given[name], str):
+            given[name] = tuple(given[name])
+    # Whoever calls this could run any code anyway.
+    processors = given.get("processors") or ()
+    named = processors.split(",") if isinstance(processors, str) else processors
+    allow(*filter(None, [given.get("sampler"), given.get("custom_ops"), *named]))
+    return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget})
+
+
+def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, progress: bool) -> Any:
+    from optimizer.console import ProgressWatcher
+
+    class Watching(ProgressWatcher):
+        def trial(self, trial: Trial) -> None:
+            super().trial(trial)
+            if on_trial is not None:
+                on_trial(trial)
+
+    if progress:
+        return Watching(config.budget, quiet=False, verbose=False)
+    return nullcontext(_Quiet(on_trial))
+
+
+class _Quiet:
+    """Shows nothing; what a person must know is a warning of Python's."""
+
+    def __init__(self, on_trial: Callable[[Trial], None] | None) -> None:
+        self._on_trial = on_trial
+
+    def message(self, text: str) -> None:
+        """See :class:`optimizer.study_ends.Watcher`."""
+
+    def warn(self, text: str) -> None:
+        """See :class:`optimizer.study_ends.Watcher`."""
+        import warnings
+
+        warnings.warn(text, stacklevel=2)
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        """See :class:`optimizer.study_ends.Watcher`."""
+
+    def trial(self, trial: Trial) -> None:
+        """See :class:`optimizer.study_ends.Watcher`."""
+        if self._on_trial is not None:
+            self._on_trial(trial)

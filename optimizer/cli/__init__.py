@@ -1,0 +1,110 @@
+"""The command ``optimize``: parse, call, print. Data goes to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from optimizer.cli import commands, study
+from optimizer.cli.parsing import Parser, completed_line, skip_command, tell
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
+
+
+class _Warnings(logging.Handler):
+    """Writes to what stderr is at that moment, so that a progress bar can step aside."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(self.format(record))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks “…”, or a path that is no text
+    try:
+        code = _run(arguments)
+        if sys.stdout is not None:  # as after ">&-"
+            sys.stdout.flush()
+    except OptimizeError as error:
+        if debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if debug:
+            raise
+        return _fail(f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}", UsageError.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        return _fail(f"a defect of ours: {type(error).__name__}: {error}; run again with --debug and report it", 1)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    if completed := completed_line():
+        if len(completed) == 1:
+            words = [name for name in (*COMMANDS, "help") if name.startswith(completed[0])]
+            if words:
+                os.write(8, os.environ.get("_ARGCOMPLETE_IFS", "\v").join(words).encode())
+                return 0
+        elif completed[0] in COMMANDS:
+            skip_command()
+            return COMMANDS[completed[0]][1]([])
+    match arguments:
+        case ["--version"] | ["-V"]:
+            print(f"optimize {_version()}")
+            return 0
+        case ["help"]:
+            arguments = ["--help"]
+        case ["help", name, *_]:
+            if name not in COMMANDS:
+                raise UsageError(f"there is no command {shown(name)}", f"commands are: {', '.join(COMMANDS)}")
+            return COMMANDS[name][1](["--help"])
+        case [name, *words] if name in COMMANDS:
+            return COMMANDS[name][1](words)
+    width = max(map(len, COMMANDS))
+    summaries = "\n".join(f"  {name:{width}}  {text}" for name, (text, _) in sorted(COMMANDS.items()))
+    return study.optimize(arguments, COMMANDS, summaries)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("partition-optimizer")
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(text: str, code: int) -> int:
+    tell(f"optimize: {' '.join(text.split())}")
+    return code
+
+
+Command = Callable[[list[str]], int]
+
+
+def _from_table(name: str) -> tuple[str, Command]:
+    summary, description, work = commands.TABLE[name]
+    return summary, lambda words: work(Parser(prog=f"optimize {name}", description=description), words)
+
+
+COMMANDS: dict[str, tuple[str, Command]] = {name: _from_table(name) for name in commands.TABLE}

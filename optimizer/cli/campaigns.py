@@ -1,0 +1,97 @@
+"""Commands for experiments: campaigns, their schema, exact placements, policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from optimizer.cli.parsing import Parser, add_common
+
+
+def run(parser: Parser, arguments: list[str]) -> int:
+    """Do ``optimize run``."""
+    add = parser.add_argument
+    add("file", metavar="FILE.yaml", type=Path, help="the campaign")
+    add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
+    add("--jobs", metavar="N", default="1", help="studies at a time, where none measures this machine")
+    add("--scheduler", metavar="URL", default="", help="a Dask cluster that runs the studies (default: this machine)")
+    add("--allow-code", action="store_true", help="its samplers and libraries may be code; for a file that you trust")
+    add("--dry-run", action="store_true", help="list the studies, their sizes and the time expected")
+    add_common(add, quiet=True)
+    options = parser.read(arguments)
+    if not options.jobs.isdecimal() or not 1 <= int(options.jobs) <= 1024:
+        parser.error(f"--jobs {options.jobs}: must be a whole number from 1 to 1024")
+    from optimizer.campaign_main import run_file
+
+    return run_file(
+        options.file,
+        options.out,
+        int(options.jobs),
+        ["optimize", "run", *arguments],
+        dry=options.dry_run,
+        as_json=options.json,
+        quiet=options.quiet,
+        scheduler=options.scheduler,
+        allow_code=options.allow_code,
+    )
+
+
+def schema(parser: Parser, arguments: list[str]) -> int:
+    """Do ``optimize schema``."""
+    parser.add_argument("--markdown", action="store_true", help="the reference for people instead of the JSON Schema")
+    add_common(parser.add_argument, as_json=False)
+    options = parser.read(arguments)
+    from optimizer.campaign_file import json_schema
+    from optimizer.campaign_reference import reference
+
+    print(reference() if options.markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    return 0
+
+
+def solve(parser: Parser, arguments: list[str]) -> int:
+    """Do ``optimize solve``."""
+    add = parser.add_argument
+    add("file", metavar="FILE", type=Path, help="a table of times (YAML), or a published placement instance (JSON)")
+    add("--objective", metavar="NAME", help="latency or period, the load of the busiest device (default: the file's)")
+    add("--time-limit", metavar="S", type=float, default=30.0, help="seconds to search and prove (default 30)")
+    add_common(add)
+    options = parser.read(arguments)
+    from optimizer.solve import render, solve_file
+
+    found = solve_file(options.file, options.objective, options.time_limit)
+    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    return 0
+
+
+def pretrain(parser: Parser, arguments: list[str]) -> int:
+    """Do ``optimize pretrain``."""
+    add = parser.add_argument
+    add("--model", metavar="NAME|FILE", action="append", required=True, help="to learn on; may be given several times")
+    add(
+        "--platform",
+        metavar="FILE|NAME",
+        type=Path,
+        action="append",
+        required=True,
+        help="a device's profile, a file or a name; may be given several times",
+    )
+    add("--out", metavar="FILE", type=Path, required=True, help="the policy, a .npz file")
+    add("--max-stages", metavar="K", type=int, default=4, help="parts of a plan at most (default 4)")
+    add("--batches", metavar="N", type=int, default=0, help="batches of plans to draw (default 40 a model and device)")
+    add("--seed", metavar="S", type=int, default=0, help="the same seed gives the same policy (default 0)")
+    add_common(add)
+    options = parser.read(arguments)
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed}: must be 0 or more")
+    from optimizer.pretrain import render, train
+
+    found = train(
+        options.model,
+        options.platform,
+        options.out,
+        max_stages=options.max_stages,
+        batches=options.batches,
+        seed=options.seed,
+    )
+    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    return 0

@@ -1,0 +1,74 @@
+"""What the parsers of all commands share: errors in one line, common options, completion in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from search_spaces.errors import UsageError, printable
+
+Add = Callable[..., object]
+
+_COMPLETING = "_ARGCOMPLETE"
+"""What the shell sets while it asks for completions: how many words of the line, less one, belong to the program."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, as all our errors, and completes words for a shell that asks."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error instead of printing the usage."""
+        raise UsageError(message, f"see {self.prog} --help")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return the options, wherever they stand among the other words."""
+        if _COMPLETING in os.environ:
+            _complete(self)
+        return self.parse_intermixed_args(arguments)
+
+
+def completed_line() -> list[str]:
+    """Return the words after the program that a shell asks to complete; empty where none does."""
+    if _COMPLETING not in os.environ:
+        return []
+    line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0") or 0)]
+    words = line.split()
+    return [*words[1:], ""] if line.endswith(" ") else words[1:]
+
+
+def skip_command() -> None:
+    """Let the shell's words begin after the command."""
+    os.environ[_COMPLETING] = str(int(os.environ[_COMPLETING]) + 1)
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    try:
+        import argcomplete
+    except ImportError:
+        sys.exit(1)
+    argcomplete.autocomplete(parser)
+
+
+def add_common(add: Add, *, quiet: bool = False, as_json: bool = True) -> None:
+    """Add the options that commands have in common."""
+    if as_json:
+        add("--json", action="store_true", help="print one JSON document")
+    if quiet:
+        add("-q", "--quiet", action="store_true", help="no progress")
+    add("--debug", action="store_true", help="a traceback with every error")
+
+
+def add_model(add: Add) -> None:
+    """Add the options that say which part of a model's file is meant."""
+    shapes = "sizes of an input that the model leaves open (default: as in the file)"
+    add("--input-shape", metavar="NAME=D,D,…", action="append", help=shapes)
+    add("--signature", metavar="NAME", help="the model's signature to run (default: its main subgraph)")
+
+
+def tell(text: str) -> None:
+    """Print to stderr; where that is closed, nowhere: what is no data must not get among the data."""
+    if sys.stderr is not None:
+        print(printable(text), file=sys.stderr)

@@ -1,0 +1,117 @@
+"""Commands that serve others, until Ctrl-C: where they listen, and who is let in."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.cli.parsing import Parser, add_common
+from search_spaces.errors import UsageError
+
+if TYPE_CHECKING:
+    from evaluators.remote.credentials import ServerCredentials
+
+_LOOPBACK = "127.0.0.1"
+_AGENT_PORT, _STORAGE_PORT = 7450, 13000
+
+
+def add_server_options(add: Callable[..., object], port: int) -> None:
+    """Add the options of a server whose usual port is ``port``."""
+    where = f"where (default {_LOOPBACK}:{port}, this machine alone)"
+    add("--listen", metavar="HOST:PORT", default=_LOOPBACK, help=where)
+    add("--tls-cert", metavar="FILE", type=Path, help="certificate of this server, PEM; needed beyond this machine")
+    add("--tls-key", metavar="FILE", type=Path, help="its key, PEM")
+    add("--tls-client-ca", metavar="FILE", type=Path, help="take only clients with a certificate that this one signed")
+    add("--token-file", metavar="FILE", type=Path, help="take only clients that show this token")
+
+
+def server_options(options: argparse.Namespace, port: int) -> tuple[str, int, ServerCredentials]:
+    """Return host, port and credentials.
+
+    Raises:
+        UsageError: a file is wrong, or the credentials are not enough for the address.
+    """
+    from evaluators.remote.credentials import ServerCredentials, read_pem, read_token, split_address
+
+    host, port = split_address(options.listen, port)
+    credentials = ServerCredentials(
+        read_pem(options.tls_cert, "a certificate"),
+        read_pem(options.tls_key, "a key"),
+        read_pem(options.tls_client_ca, "certificates"),
+        read_token(options.token_file),
+    )
+    credentials.check(host)
+    return host, port, credentials
+
+
+def storage(parser: Parser, arguments: list[str]) -> int:
+    """Do ``optimize storage``."""
+    add = parser.add_argument
+    add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+    add("--heartbeat", metavar="S", default="10", help="seconds between two signs of life of a worker (default 10)")
+    add_server_options(add, _STORAGE_PORT)
+    add_common(add, as_json=False)
+    options = parser.read(arguments)
+    if not options.heartbeat.isdecimal() or not 1 <= int(options.heartbeat) <= 3600:
+        parser.error(f"--heartbeat {options.heartbeat}: must be a whole number from 1 to 3600")
+    if options.url.startswith("grpc://"):
+        parser.error(f"{options.url}: is a server like this one; give what it stands before")
+    from optimizer.storage_server import serve_storage
+
+    host, port, credentials = server_options(options, _STORAGE_PORT)
+    serve_storage(options.url, int(options.heartbeat), host, port, credentials)
+    return 0
+
+
+def agent(parser: Parser, arguments: list[str]) -> int:
+    """Do ``optimize agent``."""
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="of the device (default: of the machine)")
+    add("--evaluator", metavar="NAME", default="litert", help="who measures here (default litert)")
+    add_server_options(add, _AGENT_PORT)
+    add("--folder", metavar="DIR", type=Path, help="where models are kept (default: in the user's cache)")
+    add("--max-model", metavar="MB", type=float, default=8192.0, help="the largest model that is taken (default 8192)")
+    add("--certificates", metavar="DIR", type=Path, help="make an authority and certificates in DIR for --hosts, end")
+    add("--hosts", metavar="A,B", default="", help="names and addresses that this agent is reached by")
+    add_common(add, as_json=False)
+    options = parser.read(arguments)
+    if options.certificates is not None:
+        from optimizer.certificates import make_certificates
+
+        hosts = [host for host in options.hosts.split(",") if host]
+        for path in make_certificates(options.certificates, hosts):
+            print(path)
+        return 0
+    if not options.max_model > 0.0:
+        raise UsageError(f"--max-model {options.max_model:g}: must be greater than 0")
+    _serve(options)
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> None:
+    """Serve until an interrupt."""
+    import platform as host
+
+    from evaluators.registry import make_evaluator
+    from evaluators.remote.agent import Agent
+    from evaluators.remote.server import serve
+    from search_spaces.models.cache import cache_dir
+
+    where, port, credentials = server_options(options, _AGENT_PORT)
+    if options.evaluator == "remote":
+        raise UsageError("--evaluator remote: an agent measures on its own machine")
+    name = options.name or host.node() or "device"
+    folder = options.folder or cache_dir() / "agent"
+    folder.mkdir(parents=True, exist_ok=True)
+    evaluator = make_evaluator(options.evaluator)
+    lanes = ", ".join(p.name for p in evaluator.platform().processors)
+    agent = Agent(name, evaluator, folder, max_file_nbytes=int(options.max_model * (1 << 20)))
+    served = serve(agent, where, port, credentials)
+    try:
+        print(f"optimize: device {name} ({lanes}) at {served.address}, until Ctrl-C", file=sys.stderr, flush=True)
+        agent.serve()
+    finally:
+        served.close()

@@ -1,0 +1,221 @@
+"""``optimize MODEL``: search for the best plan of a model, or of several."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import signal
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.cli.parsing import Parser, add_common, add_model, tell
+from search_spaces.allowed_code import allow
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnstableError, UsageError, shown
+
+if TYPE_CHECKING:
+    from optimizer.config import StudyConfig
+
+EXIT_CODES = """exit codes: 0 a plan was found, 1 a defect of ours, 2 usage, 3 no feasible plan, 4 evaluator or device
+unavailable, 5 too disturbed to decide (the best known plan is written), 130 interrupted (what was measured is saved)"""
+
+
+def optimize(arguments: list[str], commands: Collection[str], summaries: str) -> int:
+    """Do ``optimize MODEL``.
+
+    Args:
+        commands: the names of all commands, for those who mistype one.
+        summaries: a line for each of them, for the help.
+    """
+    parser = make_parser(summaries)
+    options = parser.read(arguments)
+    models = [*options.models, *(options.model or ())]
+    if options.models and not options.model:
+        _check_models(options.models[0], commands)
+    if not models and (options.study is None or options.storage is None):
+        parser.error("no model is given")
+    options.model = models or None
+    _check_effects(parser, options)
+    config = _config(options)
+    if options.dry_run:
+        from optimizer.dry_run import dry_run
+
+        print(dry_run(config, as_json=options.json))
+        return 0
+    return _study(config, arguments, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+
+
+def make_parser(summaries: str = "") -> Parser:
+    """Return the parser of the options."""
+    parser = Parser(
+        prog="optimize",
+        usage="optimize MODEL [MODEL …] [--budget N] [options]\n       optimize COMMAND …",
+        description="Find the fastest way to run a .tflite model on the processors of this machine, by measuring it.",
+        epilog=f"commands (optimize help COMMAND tells more):\n{summaries}\n\n{EXIT_CODES}",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    _add_models(parser)
+    _add_device(parser)
+    _add_search(parser)
+    _add_limits(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_models(parser: Parser) -> None:
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help="a built-in model, as vgg16 (see optimize models), a .tflite file, or a workload's YAML file; several run"
+        " at once, NAME*4 is four of one",
+    )
+    add("--model", metavar="MODEL", action="append", help="the same; may be given several times")
+    add("--workload", metavar="FILE", action="append", dest="model", help="the same, for a workload's YAML file")
+    add_model(add)
+    add("--input", metavar="FILE", help="inputs to measure and verify with: .npy, or .npz with a name for each")
+    add("--custom-ops", metavar="LIBRARY", help="a library with kernels of custom operators")
+
+
+def _add_device(parser: Parser) -> None:
+    add = parser.add_argument_group("device").add_argument
+    add("--processors", metavar="A,B", help="processors to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
+    add("--platform", metavar="NAME|FILE", help="a known device (see optimize devices), or a file that describes one")
+    add("--evaluator", metavar="NAME", help="who measures, or predicts (default litert: measured on this machine)")
+    add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
+    add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
+    add("--power", metavar="NAME=WATTS", action="append", help="what a processor draws while it runs; may be repeated")
+    states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
+    add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
+    add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
+
+
+def _add_search(parser: Parser) -> None:
+    add = parser.add_argument_group("search").add_argument
+    add("--budget", metavar="N", default="200", help="distinct plans to measure at most (default 200)")
+    add("--minutes", metavar="M", help="end the search after so long; the final comparison follows (default: any)")
+    freedoms = (
+        "what plans may do: some of cuts,branches,splits,ranks (default cuts; ranks within --max-error, then 0.1)"
+    )
+    add("--allow", metavar="A,B", help=freedoms)
+    add(
+        "--objective",
+        metavar="NAME",
+        action="append",
+        help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
+        " several; of several models: mean latency, worst, makespan, misses, throughput",
+    )
+    add("--max-stages", metavar="K", help="stages of a plan at most (default 4)")
+    add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
+    add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
+    add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
+    add("--warm-start", metavar="RUN", help="take over what a finished study knows, or its best plans")
+    add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
+
+
+def _add_limits(parser: Parser) -> None:
+    add = parser.add_argument_group("limits of a plan").add_argument
+    add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
+    add("--max-energy", metavar="MJ", help="millijoules that one inference may take (default: any)")
+    add("--max-error", metavar="E", help="how far outputs may be from the whole model's, relative to its largest")
+
+
+def _add_output(parser: Parser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    add("--study", metavar="NAME", help="name of the study; resumes it if it exists")
+    add("--out", metavar="DIR", help="run folder (default runs/STUDY)")
+    add("--storage", metavar="URL", help="share the study with other workers: sqlite:///…, postgresql://…, grpc://…")
+    add("--heartbeat", metavar="S", help="seconds between signs of life of a worker that shares (default 10)")
+    add("--dry-run", action="store_true", help="tell what would be searched, and measure nothing")
+    add("-v", "--verbose", action="store_true", help="a line per trial")
+    add_common(add, quiet=True)
+    add("--version", action="store_true", help="print the version")
+    add("-h", "--help", action="help", help="print this")
+
+
+def _check_models(word: str, commands: Collection[str]) -> None:
+    """Raise where a word is neither a file nor a built-in model: somebody may have mistyped a command.
+
+    Raises:
+        UsageError: it is none, and looks like a command.
+    """
+    near = difflib.get_close_matches(word, commands, n=1, cutoff=0.75)
+    if not near or not word.isalpha() or Path(word).exists():
+        return
+    from search_spaces.models import load
+
+    try:
+        load(word)
+    except OptimizeError:
+        raise UsageError(f"there is no command or model {shown(word)}", f"did you mean optimize {near[0]}?") from None
+
+
+def _check_effects(parser: Parser, options: argparse.Namespace) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    objectives = set(options.objective or ("latency",))
+    for name, needed, what in (
+        ("power", "energy" in objectives or options.max_energy, "--objective energy, or with --max-energy"),
+        ("robust", options.state, "--state"),
+        ("heartbeat", options.storage, "--storage"),
+    ):
+        if getattr(options, name) is not None and not needed:
+            parser.error(f"--{name} has no effect here: it goes with {what}")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off an interrupt: raised within the import of a compiled module it can become that module's panic."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _config(options: argparse.Namespace) -> StudyConfig:
+    with _uninterrupted():
+        from optimizer.config import StudyConfig, parse_config
+
+    given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
+    allow(
+        *filter(None, [options.sampler, options.custom_ops, *(options.processors or "").split(",")])
+    )  # typed, so that they may load code
+    if options.model is not None:
+        return parse_config(given)
+    from optimizer.sharing import joined
+
+    return joined(given)
+
+
+def _study(config: StudyConfig, arguments: Sequence[str], *, as_json: bool, quiet: bool, verbose: bool) -> int:
+    from optimizer.console import ProgressWatcher, make_console, render
+    from optimizer.study import run_study
+    from optimizer.study_ends import Interrupted
+
+    try:
+        with ProgressWatcher(config.budget, quiet=quiet, verbose=verbose) as watcher:
+            result = run_study(config, watcher, ["optimize", *arguments])
+    except Interrupted as interrupted:
+        if interrupted.result is not None and as_json:
+            print(json.dumps(interrupted.result.to_json(), indent=2))
+        tell(f"optimize: interrupted; go on with: {interrupted.resume_command}")
+        return EXIT_INTERRUPTED
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        make_console().print(render(result), crop=False)
+    if result.verdict is not None and result.verdict.undecided:
+        tell("optimize: undecided; to go on, give the same --study again when the machine is quiet")
+        return UnstableError.exit_code
+    return 0

@@ -1,0 +1,85 @@
+"""The product from Python: one function, typed options, a typed result."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+
+import optimizer
+from evaluators.litert.runner import PlanRunner
+from optimizer import Options, optimize
+from optimizer.config import StudyConfig
+from optimizer.history import Trial
+from search_spaces.errors import InfeasibleError, UnavailableError, UsageError
+
+SMALL_MODEL = "squeezenet1_1@0.25/64"
+
+
+def test_every_setting_is_an_option() -> None:
+    assert set(get_type_hints(Options)) == set(StudyConfig.model_fields) - {"model", "budget"}
+
+
+def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
+    seen: list[Trial] = []
+    result = optimize(
+        SMALL_MODEL, budget=4, evaluator="synthetic", out=tmp_path / "run", objective=["latency"], on_trial=seen.append
+    )
+    assert len(seen) >= 4
+    rows = result.table()
+    assert [row.plan for row in rows if row.recommended] == [result.plan]
+    assert {"whole on cpu", "proposed"} & {row.name for row in rows}
+    best = next(row for row in rows if row.recommended)
+    assert best.value is not None
+    assert best.low is not None
+    assert best.high is not None
+    assert best.low <= best.value <= best.high
+    assert best.unit == "ms"
+    assert "recommended" in str(result)
+    assert "<pre>" in result._repr_html_()
+    page = result.report(tmp_path / "report")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_plan_is_run_from_python(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = optimize(SMALL_MODEL, budget=1, processors=["cpu0"], minutes=1.0, out=tmp_path / "run")
+    with result.runner() as runner:
+        assert isinstance(runner, PlanRunner)
+        found = runner.run(np.zeros((1, 64, 64, 3), np.float32))
+    assert len(found) == len(result.graph.outputs)
+
+
+def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
+    result = optimize(SMALL_MODEL, budget=10_000, minutes=0.001, evaluator="synthetic", out=tmp_path / "run")
+    assert result.history.measured < 20
+
+
+def test_a_data_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    result = optimize(SMALL_MODEL, budget=2, evaluator="synthetic", out=tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UnavailableError, match="pip install pandas"):
+        result.to_dataframe()
+
+
+def test_wrong_options_are_told() -> None:
+    with pytest.raises(UsageError, match="--budget 0"):
+        optimize(SMALL_MODEL, budget=0)
+    with pytest.raises(UsageError, match="no such option"):
+        optimize(SMALL_MODEL, bugdet=3)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="--minutes"):
+        optimize(SMALL_MODEL, minutes=-1.0)
+    with pytest.raises(InfeasibleError):
+        optimize(SMALL_MODEL, budget=2, evaluator="synthetic", deadline=1e-9)
+
+
+def test_the_version_is_told() -> None:
+    assert optimizer.__version__.count(".") == 2
+    with pytest.raises(AttributeError):
+        _ = optimizer.nothing
