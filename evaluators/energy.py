@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evaluators.base import Session
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
 
 OPTION = "power_w"
@@ -45,11 +45,20 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
 
     Raises:
         UnavailableError: there is neither; the text says what was looked for.
+        UsageError: processors that are alike have different watts: plans name these by first use, whichever is cheaper.
     """
     known = dict(session.powers_w()) if session.capabilities.powers else {}
     known |= {p.name: float(p.options[OPTION]) for p in platform.processors if OPTION in p.options}
     missing = [p.name for p in platform.processors if p.name not in known]
     if not missing:
+        for members in platform.classes().values():
+            other = next((p for p in members if known[p.name] != known[members[0].name]), None)
+            if other is not None:
+                raise UsageError(
+                    f"{members[0].name} and {other.name} are alike, so they cannot draw {known[members[0].name]:g} W "
+                    f"and {known[other.name]:g} W",
+                    f"give both the same --power, or one of them by --processors {other.name}",
+                )
         return known, None
     if known:
         raise UnavailableError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)

@@ -16,6 +16,9 @@ from search_spaces.errors import UsageError, shown
 from search_spaces.models.source import check_custom_ops
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
+_STREAM_POLICY = SamplingPolicy(
+    max_s=3.0, min_runs=5, max_runs=12, warmup_max=2
+)  # each run is a stream of 0.2 s or more
 
 
 def plan_of(run: str) -> Path:
@@ -56,7 +59,8 @@ def execute(
         deployed = runner.deployment
         objective = OBJECTIVES["throughput" if stream else "latency"]
         how = (Pricing(objective, deployed.platform, {}),)
-        found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), _POLICY)
+        policy = _STREAM_POLICY if stream else _POLICY
+        found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), policy)
         in_flight = runner.in_flight if stream else 1
         stages = runner.deployment.plan.stages
         name = runner.deployment.graph.name

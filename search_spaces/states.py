@@ -38,7 +38,7 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
     """Return the states that a person names, as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
 
     Raises:
-        UsageError: a word is no state, or a lane is unknown.
+        UsageError: a word is no state, a lane is unknown, or lanes that are alike take differently long.
     """
     found = []
     names = {p.name for p in platform.processors}
@@ -55,7 +55,15 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
             if not _positive(factor):
                 raise UsageError(f"--state {word}: {factor!r} is no factor", _HINT)
             slower.append((lane, float(factor)))
-        found.append(State(name, tuple(slower), float(weight) if at else 1.0))
+        state = State(name, tuple(slower), float(weight) if at else 1.0)
+        for members in platform.classes().values():
+            other = next((p.name for p in members if state.factor(p.name) != state.factor(members[0].name)), None)
+            if other is not None:  # plans name what is alike by first use, however slow it is
+                raise UsageError(
+                    f"--state {word}: {members[0].name} and {other} are alike, so they take equally long",
+                    "give both the same factor",
+                )
+        found.append(state)
     if len({s.name for s in found}) != len(found):
         raise UsageError("--state: two states have one name", _HINT)
     return tuple(found)

@@ -10,7 +10,7 @@ import pytest
 
 from evaluators.energy import find_meter, powers_w
 from evaluators.testing import SyntheticEvaluator
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
 
 
@@ -83,6 +83,11 @@ def test_powers_of_a_person_come_first(tmp_path: Path) -> None:
         assert powers_w(told, session, tmp_path) == ({"cpu": 2.5, "cpu0": 2.5, "cpu1": 2.5}, None)
         with pytest.raises(UnavailableError, match="power of 'cpu0', 'cpu1' is not known"):
             powers_w(part, session, tmp_path)
+        unlike = [
+            replace(p, options={**p.options, "power_w": w}) for p, w in zip(platform.processors, (5, 2, 1), strict=True)
+        ]
+        with pytest.raises(UsageError, match="cpu0 and cpu1 are alike, so they cannot draw 2 W and 1 W"):
+            powers_w(Platform("unlike", tuple(unlike)), session, tmp_path)
         powers, meter = powers_w(platform, session, tmp_path)
         assert powers == {}
         assert meter is not None

@@ -21,9 +21,11 @@ from evaluators.litert import PlanRunner
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
-from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError, Plan
+from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError
+from optimizer.export.run_plan import Plan as RunPlan
 from search_spaces.chain import chain_plan
 from search_spaces.models import load
+from search_spaces.plan import Plan, Share, Stage
 from tests.commands import SEARCHED
 
 pytestmark = pytest.mark.litert
@@ -56,7 +58,7 @@ def test_it_computes_what_the_product_computes(exported: Path) -> None:
         rng = np.random.default_rng(3)
         images = [rng.standard_normal(shape).astype(dtype) for _ in range(5)]
         wanted = [runner.run(image) for image in images]
-    with Plan(exported) as plan:
+    with RunPlan(exported) as plan:
         assert plan.inputs == {name: (shape, dtype)}
         for image, outputs in zip(images, wanted, strict=True):
             found = plan.run({name: image})
@@ -100,6 +102,30 @@ def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...])
     return run / "export"
 
 
+def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    exported_with(run, (20,), ("cpu0", "cpu1"))
+    graph = load(MODEL)
+    sides = (Share("height", 0, 6), Share("height", 6, 15))
+    stages = [Stage((0, 1), lane, share) for lane, share in zip(("cpu0", "cpu1"), sides, strict=True)]
+    plan = Plan(graph.digest, (*stages, Stage(tuple(range(2, len(graph.operators))), "cpu1")))
+    evaluator = LitertEvaluator()
+    with evaluator.prepare(choose_platform(evaluator, ("cpu0", "cpu1"))) as session:
+        session.deploy(run / "best", graph, plan)
+    assert main(["export", str(run)]) == 0
+    folder = run / "export"
+    document = json.loads((folder / "plan.json").read_text())
+    assert document["views"]
+    assert not (folder / "plan.txt").exists()  # the runner in C++ knows no tensors that lie in others
+    assert not (folder / "run_plan.cc").exists()
+    with PlanRunner(folder) as runner, RunPlan(folder) as mine:
+        samples = [random_inputs(mine) for _ in range(5)]
+        wanted = [{k: v.tobytes() for k, v in runner.run(sample).items()} for sample in samples]
+        found = [mine.run(sample) for sample in samples]
+        assert [{k: v.tobytes() for k, v in each.items()} for each in found] == wanted
+        assert [{k: v.tobytes() for k, v in each.items()} for each in mine.stream(samples)] == wanted
+
+
 def edited(folder: Path, copy: Path, **changes: Any) -> Path:
     """Copy an exported folder and change its plan.json."""
     shutil.copytree(folder, copy)
@@ -110,7 +136,7 @@ def edited(folder: Path, copy: Path, **changes: Any) -> Path:
     return copy
 
 
-def random_inputs(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
+def random_inputs(plan: RunPlan) -> dict[str, np.ndarray[Any, Any]]:
     rng = np.random.default_rng(7)
     return {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in plan.inputs.items()}
 
@@ -120,7 +146,7 @@ def test_drift_is_told(exported: Path, tmp_path: Path, capsys: pytest.CaptureFix
         expected["latency_ms"] /= 10
         expected["stage_ms"] = [ms / 10 for ms in expected["stage_ms"]]
 
-    with Plan(edited(exported, tmp_path / "slow", expected=expect_less)) as plan:
+    with RunPlan(edited(exported, tmp_path / "slow", expected=expect_less)) as plan:
         inputs = random_inputs(plan)
         for _ in range(2 * SURE_RUNS):
             plan.run(inputs)
@@ -142,13 +168,13 @@ def test_a_fallback_is_used_only_on_request(many_stages: Path, capsys: pytest.Ca
     assert json.loads((many_stages / "plan.json").read_text())["fallback"]["file"] == "whole.tflite"
     assert "whole" not in (many_stages / "plan.txt").read_text()  # the runner in C++ has no fallback
     capsys.readouterr()
-    with Plan(many_stages) as plan:
+    with RunPlan(many_stages) as plan:
         inputs = random_inputs(plan)
         outputs = [plan.run(inputs) for _ in range(2 * SURE_RUNS)]
         assert plan.comparison is None
         assert not plan.fallen_back
     assert not capsys.readouterr().err
-    with Plan(many_stages, fallback=True) as plan:
+    with RunPlan(many_stages, fallback=True) as plan:
         told = capsys.readouterr().err
         assert plan.fallen_back
         found = plan.comparison
@@ -172,7 +198,7 @@ def test_a_plan_stays_where_the_fallback_is_not_faster(tmp_path: Path, capsys: p
     folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"))
     slow = edited(folder, tmp_path / "slow", fallback=crowd)
     capsys.readouterr()
-    with Plan(slow, fallback=True) as plan:
+    with RunPlan(slow, fallback=True) as plan:
         assert plan.comparison is not None
         assert not plan.fallen_back
         plan.run(random_inputs(plan))
@@ -187,19 +213,19 @@ def test_a_fallback_that_computes_otherwise_is_refused(
         fallback["processor"]["options"]["kernels"] = "builtin"
 
     with pytest.raises(FallbackError, match="other kernels"):
-        Plan(edited(many_stages, tmp_path / "kernels", fallback=other_kernels), fallback=True)
+        RunPlan(edited(many_stages, tmp_path / "kernels", fallback=other_kernels), fallback=True)
     other_weights = edited(many_stages, tmp_path / "weights")
     content = bytearray((other_weights / "whole.tflite").read_bytes())
     half = len(content) // 2
     content[half : half + 4096] = bytes(byte ^ 1 for byte in content[half : half + 4096])
     (other_weights / "whole.tflite").write_bytes(content)
     with pytest.raises(FallbackError, match="bit for bit"):
-        Plan(other_weights, fallback=True)
+        RunPlan(other_weights, fallback=True)
     mixed = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1:builtin"))
     assert not (mixed / "whole.tflite").exists()
     with pytest.raises(FallbackError, match="has no fallback"):
-        Plan(mixed, fallback=True)
-    with Plan(mixed) as plan:  # the plan itself runs
+        RunPlan(mixed, fallback=True)
+    with RunPlan(mixed) as plan:  # the plan itself runs
         plan.run(random_inputs(plan))
     capsys.readouterr()
     command = [sys.executable, "-I", str(mixed / "run_plan.py"), "--fallback"]
@@ -272,7 +298,7 @@ def test_other_objectives_expect_no_times_where_they_have_none(tmp_path: Path) -
     assert main(["export", str(run)]) == 0
     expected = json.loads((run / "export" / "plan.json").read_text())["expected"]
     assert set(expected) == {"objective", "occupancy_ms"}
-    with Plan(run / "export") as plan:
+    with RunPlan(run / "export") as plan:
         plan.run({name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()})
         assert "expected" not in plan.advice()
 

@@ -9,6 +9,7 @@ import pytest
 
 from evaluators.cost_model.chains import all_chains
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
 from search_spaces.errors import UsageError
@@ -67,3 +68,10 @@ def test_states_that_are_none_are_told() -> None:
         with pytest.raises(UsageError, match=what):
             parse_states([word], platform)
     assert parse_states(["a@2:gpu=1.5"], platform)[0].factor("gpu") == 1.5
+
+
+def test_lanes_that_are_alike_take_equally_long_in_a_state() -> None:
+    platform = SyntheticEvaluator().platform()
+    with pytest.raises(UsageError, match="cpu0 and cpu1 are alike"):
+        parse_states(["hot:cpu0=2"], platform)
+    assert parse_states(["hot:cpu0=2,cpu1=2"], platform)[0].factor("cpu1") == 2.0

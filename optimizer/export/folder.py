@@ -85,9 +85,9 @@ def export_run(run: Path, out: Path) -> Exported:
             document["fallback"] = {"file": WHOLE, "processor": _plain(fallback)}
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(study, document))
-        if _runtimes(document) == [LITERT]:
+        if _runs_in_cc(document):
             write_atomic(out / "plan.txt", printable(_in_words(document)).encode())
-        for name in ("run_plan.py", *(_CC if _runtimes(document) == [LITERT] else ())):
+        for name in ("run_plan.py", *(_CC if _runs_in_cc(document) else ())):
             write_atomic(out / name, (_HERE / name).read_bytes())
         write_atomic(out / "README.md", printable(_readme(study, document)).encode())
     written = tuple(sorted(p.name for p in out.iterdir()))
@@ -129,6 +129,11 @@ def _plain(processor: Processor) -> dict[str, Any]:
 
 def _runtimes(document: Mapping[str, Any]) -> list[str]:
     return sorted({p["options"].get("runtime", LITERT) for p in document["platform"]["processors"]})
+
+
+def _runs_in_cc(document: Mapping[str, Any]) -> bool:
+    """Return whether the runner in C++ runs a plan: it knows LiteRT alone, and no tensors that are rows of others."""
+    return _runtimes(document) == [LITERT] and not document.get("views")
 
 
 def _delegates(study: Study, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +213,7 @@ def _readme(study: Study, document: Mapping[str, Any]) -> str:
         f"- `python run_plan.py` times it (needs {needs} and numpy); `from run_plan import Plan` runs it.",
         *_fallback_lines(document),
     ]
-    if _runtimes(document) == [LITERT]:
+    if _runs_in_cc(document):
         lines += [
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",

@@ -242,11 +242,12 @@ class Plan:
     def __init__(self, folder: str | Path = ".", *, fallback: bool = False) -> None:
         self._folder = Path(folder)
         self.document: dict[str, Any] = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
-        if self.document.get("views"):
-            raise ValueError("the plan has split stages whose tensors lie in one another; run it with optimize execute")
         self.expected: dict[str, Any] = self.document.get("expected", {})
         self._files: list[dict[str, Any]] = self.document["files"]
         self._tensors: list[dict[str, Any]] = self.document["tensors"]
+        # Tensors of split stages that are rows of another tensor: the other one, and the first byte.
+        self._views = {t: (root, first) for t, root, first in self.document.get("views", ())}
+        self._roots = {root for root, _ in self._views.values()} - set(self.document["inputs"])
         self._writer = {t: i for i, entry in enumerate(self._files) for t in entry["outputs"]}
         self._whole: _Lane | None = None
         self.comparison: Comparison | None = None
@@ -297,13 +298,24 @@ class Plan:
         if inference.error is not None:
             return
         begin = time.perf_counter()
-        outputs = stage.run(
-            [inference.tensors[t] for t in entry["inputs"]], [self._tensors[t] for t in entry["outputs"]]
-        )
+        reads = [self._array(inference, t) for t in entry.get("reads", entry["inputs"])]
+        outputs = stage.run(reads, self._of(entry["outputs"]))
         inference.end_s = time.perf_counter()
         inference.spent_s[index] = inference.end_s - begin
         for tensor, array in zip(entry["outputs"], outputs, strict=True):
-            inference.tensors[tensor] = array
+            if tensor in self._views:
+                self._array(inference, tensor)[...] = array
+            else:
+                inference.tensors[tensor] = array
+
+    def _array(self, inference: _Inference, tensor: int) -> np.ndarray[Any, Any]:
+        """Return a tensor, or the memory of a part of another one."""
+        if tensor not in self._views:
+            return inference.tensors[tensor]
+        root, first = self._views[tensor]
+        entry = self._tensors[tensor]
+        rows = inference.tensors[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
+        return rows.view(entry["dtype"]).reshape(entry["shape"])
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -403,7 +415,10 @@ class Plan:
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
         stages = len(self._files) if whole is None else 1
-        inference = _Inference(dict(zip(numbers, arrays, strict=True)), stages)
+        tensors = dict(zip(numbers, arrays, strict=True))
+        if whole is None:
+            tensors |= {t: np.empty(self._tensors[t]["shape"], self._tensors[t]["dtype"]) for t in self._roots}
+        inference = _Inference(tensors, stages)
         for lane in self._lanes if whole is None else (whole,):
             lane.todo.put(inference)
         return inference
@@ -414,7 +429,7 @@ class Plan:
         if inference.error is not None:
             raise inference.error
         numbers = self.document["outputs"]
-        return {self._tensors[t]["name"]: inference.tensors[t] for t in numbers}
+        return {self._tensors[t]["name"]: self._array(inference, t) for t in numbers}
 
     def _whole_loader(self, fallback: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
         reads, writes = self.document["inputs"], self.document["outputs"]
