@@ -38,7 +38,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 def study(capsys: pytest.CaptureFixture[str], allow: str, *words: str) -> dict[str, Any]:
     error = ("--max-error", "0.5") if "ranks" in allow else ()
-    return answered(capsys, ["--model", MODEL, "--allow", allow, *STUDY, *POWERS, *error, *words, "-q"])
+    powers = POWERS if "energy" in words else []
+    return answered(capsys, ["--model", MODEL, "--allow", allow, *STUDY, *powers, *error, *words, "-q"])
 
 
 @pytest.mark.parametrize(("allow", "name"), list(CELLS))
