@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluators.objectives import LATENCY
 from optimizer.console import describe_operators
-from optimizer.exact.bound import relax
+from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.explain_model import Model, best_by_costs, model_of
 from optimizer.explanation import ByStages, Cut, Explanation, Limit, Part, Told
@@ -62,10 +62,25 @@ def explain(study: Study) -> Explanation:
             (*work.constraints(), *work.costs(), *work.processors()),
             tuple(work.by_stages()),
             tuple((name, work.told(plan)) for name, plan in study.plans.items()),
-            relax(model.graph, model.costs),
+            _least(study, model),
             study.result.get("speedup"),
             note,
         )
+
+
+def _least(study: Study, model: Model) -> Relaxation:
+    """Return what no plan goes below: as the study found it, by all that its plans may do, or of whole operators.
+
+    Raises:
+        RunFolderError: the result is damaged.
+    """
+    bounds = study.result.get("bounds")
+    if not bounds:
+        return relax(model.graph, model.costs)
+    try:
+        return Relaxation(float(bounds["critical_path_ms"]) / 1e3, float(bounds["work_ms"]) / 1e3)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{study.path}: the bounds in the result are damaged: {error!r}") from error
 
 
 class _Work:

@@ -64,14 +64,15 @@ class WorkloadProposer:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
         if not self._plans:
             self._anneal()
+        among = dict(self._plans)
         if self._trials % 2 and self._best is not None:
             rng = np.random.default_rng([self._seed, 41, self._trials])
             for _ in range(_NEIGHBOURS):
                 plan = self._best
                 for _ in range(1 + int(rng.integers(3))):
                     plan = self._space.neighbour(plan, rng)
-                self._keep(plan)
-        left = [plan for digest, plan in self._plans.items() if digest not in self._tried]
+                among.setdefault(plan.digest, plan)  # not for later: a study that goes on never drew them
+        left = [plan for digest, plan in among.items() if digest not in self._tried]
         found = min(left, key=self._corrected, default=None)
         return found if found is None or math.isfinite(self._predict(found)) else None
 

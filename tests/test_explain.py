@@ -63,6 +63,19 @@ def test_limits_tell_what_binds(told: dict[str, Any]) -> None:
     assert told["no_plan_below"]["predicted_ms"] <= told["best"]["predicted_ms"] * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("allow", ["splits", "ranks", "branches,splits,ranks"])
+def test_no_plan_is_below_what_none_is_below(allow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    words = ["--model", "vgg11@0.25/64+spectrum", "--evaluator", "cost-model", "--platform", "zcu102", "--budget", "4"]
+    error = ["--max-error", "0.5"] if "ranks" in allow else []
+    assert main([*words, *error, "--allow", allow, "-q", "--json", "--out", run]) == 0
+    study = json.loads(capsys.readouterr().out)
+    assert main(["explain", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["no_plan_below"]["predicted_ms"] == pytest.approx(study["bounds"]["all_plans_ms"])
+    assert found["no_plan_below"]["predicted_ms"] <= study["best"]["latency_ms"]["median"] * (1 + 1e-9)
+
+
 def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run)]) == 0
     out = capsys.readouterr().out

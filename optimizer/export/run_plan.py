@@ -314,8 +314,9 @@ class Plan:
             return inference.tensors[tensor]
         root, first = self._views[tensor]
         entry = self._tensors[tensor]
-        rows = inference.tensors[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
-        return rows.view(entry["dtype"]).reshape(entry["shape"])
+        rows: np.ndarray[Any, Any] = inference.tensors[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
+        found: np.ndarray[Any, Any] = rows.view(entry["dtype"]).reshape(entry["shape"])
+        return found
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
