@@ -44,8 +44,8 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
     """Return the watts of all lanes, or else a meter.
 
     Raises:
-        UnavailableError: there is neither; the text says what was looked for.
-        UsageError: processors that are alike have different watts: plans name these by first use, whichever is cheaper.
+        UsageError: there is neither, the text says what was looked for; or processors that are alike have different
+            watts: plans name these by first use, whichever is cheaper.
     """
     known = dict(session.powers_w()) if session.capabilities.powers else {}
     known |= {p.name: float(p.options[OPTION]) for p in platform.processors if OPTION in p.options}
@@ -57,13 +57,13 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
                 raise UsageError(
                     f"{members[0].name} and {other.name} are alike, so they cannot draw {known[members[0].name]:g} W "
                     f"and {known[other.name]:g} W",
-                    f"give both the same --power, or one of them by --processors {other.name}",
+                    f"give both the same --power, or leave one out: --processors {other.name}",
                 )
         return known, None
     if known:
-        raise UnavailableError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
+        raise UsageError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
     if session.capabilities.powers:
-        raise UnavailableError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
+        raise UsageError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
     return {}, find_meter(sys)
 
 
@@ -71,14 +71,14 @@ def find_meter(sys: Path = _SYS) -> Meter:
     """Return what this machine counts its energy with.
 
     Raises:
-        UnavailableError: nothing does.
+        UsageError: nothing does; whoever asks must give the powers.
     """
     for find in (_rapl, _hwmon_energy, _hwmon_power, _jetson):
         if found := find(sys):
             return found
     if sys == _SYS and (nvml := _nvml()) is not None:
         return nvml
-    raise UnavailableError(
+    raise UsageError(
         "this machine does not tell its energy: there is no readable RAPL counter, hwmon energy or power sensor, "
         "Jetson rail or NVML here",
         _HINT,

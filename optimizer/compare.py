@@ -15,6 +15,7 @@ import numpy as np
 from evaluators.base import Batch, Candidate
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.runner import PlanRunner
+from evaluators.litert.workload_files import is_workload_plan
 from evaluators.measurement.comparison import Comparison, compare
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio
@@ -49,9 +50,12 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
 
     Raises:
         PlanError: a plan or a stage file is missing or damaged.
-        RunFolderError: the plans are for different models; a model and its rewrites are one.
+        RunFolderError: the plans are for different models (a model and its rewrites are one), or for several at once.
     """
     paths = [plan_of(first), plan_of(second)]
+    for path in paths:
+        if is_workload_plan(path):
+            raise RunFolderError(f"{path}: is a plan of several models", "compare plans of one model")
     deployments = [read_deployment(path) for path in paths]
     rewritten = deployments[0].content_digest != deployments[1].content_digest
     if rewritten and _interface(deployments[0].graph) != _interface(deployments[1].graph):

@@ -131,7 +131,7 @@ def test_a_model_needs_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answered(capsys, words)["model"]["name"] == "squeezenet1_1@0.25/64"
     several = ["--evaluator", "cost-model", "--platform", "pixel4", "squeezenet1_1@0.25/64*2", "posenet/64x96"]
     found = answered(capsys, [*several, "--budget", "2", "-q", "--out", str(tmp_path / "several")])
-    assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 0", "squeezenet1_1@0.25/64 1", "posenet/64x96"]
+    assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 1", "squeezenet1_1@0.25/64 2", "posenet/64x96"]
 
 
 def test_help_tells_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +185,14 @@ def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_
     found = {word.strip() for word in told.read_text().split()}
     assert wanted <= found
     assert not unwanted & found
+
+
+def test_a_start_that_fails_does_not_take_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--evaluator", "cost-model", "--platform", "pixel4", "--study", "mine", "--budget", "2", "-q"]
+    assert main(["squeezenet1_1@0.25/64", *words, "--objective", "energy"]) == 2
+    assert "--power" in capsys.readouterr().err
+    assert not Path("runs/mine").exists()
+    assert main(["squeezenet1_1@0.25/64", *words, "--seed", "3"]) == 0
 
 
 # Folders

@@ -9,6 +9,7 @@ import pytest
 
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.workload_files import KIND
 from optimizer.cli import main
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
@@ -65,3 +66,11 @@ def test_runs_that_cannot_be_compared(runs: dict[str, Path], second: str, capsys
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "Traceback" not in err
+
+
+def test_a_plan_of_several_models_is_called_that(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"kind": KIND}))
+    assert main(["compare", str(tmp_path / "plan.json"), str(runs["whole"])]) == 2
+    assert "is a plan of several models" in capsys.readouterr().err
