@@ -61,8 +61,8 @@ class TrialLog:
 
     @property
     def empty(self) -> bool:
-        """Whether it holds no record."""
-        return self._end[1] <= 1
+        """Whether it holds no more than its first record, which names the device."""
+        return self._end[1] <= 2
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Record:
         """Add a record; when this returns, it is on the disk. Returns what a reader of the log will get.
