@@ -171,7 +171,7 @@ def _known_trials(
     found: dict[str, Trial] = {}
     for trial in measured.values():
         plan = _on_lanes(trial.plan, study.platform, lanes)
-        if trial.measurement is None or plan is None:
+        if trial.measurement is None or plan is None or not _allowed(plan, config):
             continue
         if not figures <= trial.measurement.figures.keys() or (asked and trial.measurement.agreement is None):
             continue
@@ -183,6 +183,13 @@ def _known_trials(
             trial, number=-1, plan=here, origin=WARM, params={}, attributes={}, measurement=known
         )
     return tuple(found.values())
+
+
+def _allowed(plan: Plan, config: StudyConfig) -> bool:
+    """Return whether a plan splits operators or decomposes convolutions only where this study's plans may."""
+    freedoms = freedoms_of(config.allow)
+    needs = ["splits"] * plan.is_split + ["ranks"] * bool(plan.ranks)
+    return not freedoms or freedoms.issuperset(needs)
 
 
 def _on_lanes(plan: Plan, platform: Platform, lanes: Sequence[str]) -> Plan | None:

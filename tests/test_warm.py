@@ -217,3 +217,15 @@ def test_plans_that_were_carried_over_stay_those(capsys: pytest.CaptureFixture[s
     study(capsys, "mobilenet_v1@0.25/128", "parts", *words, "--budget", "12", "--warm-start", "first")
     study(capsys, "mobilenet_v1@0.25/128", "whole", *words, "--budget", "12", "--warm-start", "before")
     assert listed("parts") == listed("whole")
+
+
+def test_plans_that_this_study_does_not_allow_are_not_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
+    both = ["--objective", "latency", "--objective", "memory"]
+    answered(capsys, [*words, *both, "--allow", "splits", "--budget", "6", "--out", "before"])
+    later = ["--allow", "branches", "--warm-start", "before", "--budget", "9", "--out", "now"]
+    found = answered(capsys, [*words, *later])
+    records = read_log(Path("now") / "trials.jsonl").records
+    plans = [Plan.from_json(r.data["plan"]) for r in records if r.kind in ("trial", "baseline")]
+    assert not any(plan.is_split for plan in plans)
+    assert not Plan.from_json(found["best"]["plan"]).is_split
