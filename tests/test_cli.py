@@ -131,7 +131,7 @@ def test_a_model_needs_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answered(capsys, words)["model"]["name"] == "squeezenet1_1@0.25/64"
     several = ["--evaluator", "cost-model", "--platform", "pixel4", "squeezenet1_1@0.25/64*2", "posenet/64x96"]
     found = answered(capsys, [*several, "--budget", "2", "-q", "--out", str(tmp_path / "several")])
-    assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 0", "squeezenet1_1@0.25/64 1", "posenet/64x96"]
+    assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 1", "squeezenet1_1@0.25/64 2", "posenet/64x96"]
 
 
 def test_help_tells_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:

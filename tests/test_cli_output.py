@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from tests.commands import SEARCHED, SYNTHETIC, command, one_line
+from tests.commands import SYNTHETIC, command, one_line
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -94,27 +94,6 @@ def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path
         assert json.loads(out)["operators"] == 39
     else:
         assert "whole on cpu" in out
-
-
-@pytest.mark.litert
-def test_a_short_job_and_its_plan(tmp_path: Path) -> None:
-    lanes = ["--processors", "cpu,cpu0"]  # both of LiteRT, whichever other runtimes are installed
-    words = ["--model", "squeezenet1_1", *lanes, "--budget", "4", "--max-stages", "2"]
-    run = command([*words, "--json", "-q", "--out", "run"])
-    remarks = [line for line in run.stderr.splitlines() if not line.startswith("optimize: the machine ")]
-    assert run.returncode in SEARCHED
-    assert not [line for line in remarks if not line.startswith("optimize: undecided")]
-    document = json.loads(run.stdout)
-    assert document["best"]["identical"] is True
-    assert (document["best"]["max_rel_error"], document["best"]["tolerance"]) == (0.0, 0.0)
-    assert all(b["identical"] for b in document["baselines"].values() if b["latency_ms"])
-    assert document["gap"] is not None
-    executed = command(["execute", "run/best/plan.json", "--json"])
-    assert (executed.returncode, executed.stderr) == (0, "")
-    latency_ms = json.loads(executed.stdout)["latency_ms"]
-    assert 0 < latency_ms["median"] < 1000
-    (tmp_path / "run" / "best" / "stage_0.tflite").write_bytes(b"x" * 100)
-    assert "digest differs" in one_line(command(["execute", "run/best"]), 2)
 
 
 def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from search_spaces.models.zoo.names import parse_name
 from search_spaces.platform_file import read_platform
 from search_spaces.plugins import entries
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GUIDES = [
     "README.md",
     "evaluators/README.md",
@@ -39,6 +39,7 @@ GUIDES = [
     "experiments/platforms/README.md",
     "optimizer/SECURITY.md",
     "search_spaces/CONCEPTS.md",
+    "tests/README.md",
 ]
 SMALL = "squeezenet1_1@0.25/64"
 
@@ -98,7 +99,10 @@ NOT_RUN = {
     },
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
     "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
-    "pytest": "these tests",
+    **{f"pytest{folder}": "these tests" for folder in ("", " tests/system", " tests/test_plan.py", " -m litert")},
+    "python -m tests.pins check": "test_pins.py does so",
+    "python -m tests.benchmarks.NAME": "measures for minutes",
+    "pytest --benchmark-only tests/benchmarks": "a benchmark",
 }
 _BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:optimize|python|pytest|pip)[ ][^`]+)`")
