@@ -27,7 +27,7 @@ from search_spaces.models import load
 from tests.commands import SEARCHED
 
 pytestmark = pytest.mark.litert
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = "squeezenet1_1@0.5/64"
 
 
