@@ -44,11 +44,6 @@ def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PhoneServ
         yield server
 
 
-@pytest.fixture(scope="module")
-def small() -> Graph:
-    return load("squeezenet1_1@0.25/64")
-
-
 def evaluator() -> AdbEvaluator:
     found = AdbEvaluator()
     found.at("pixel")

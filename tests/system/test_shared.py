@@ -14,7 +14,7 @@ import pytest
 
 from optimizer.shared import RECORD
 from tests import shared_chaos
-from tests.postgres import Postgres
+from tests.postgres import Postgres, postgres_server
 from tests.shared_chaos import ROOT
 from tests.shared_workers import closed_at_the_end, joined, record
 
@@ -31,12 +31,9 @@ def _closed() -> Iterator[None]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Postgres]:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # the server is somebody else
-    made = Postgres(tmp_path / "postgres")
-    yield made
-    made.close()
+def server() -> Iterator[Postgres]:
+    with postgres_server() as started:
+        yield started
 
 
 def test_what_the_dead_claimed_is_free_and_what_they_had_written_is_kept(url: str) -> None:
