@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evaluators.base import Session
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
 
 OPTION = "power_w"
@@ -44,7 +44,7 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
     """Return the watts of all lanes, or else a meter.
 
     Raises:
-        UnavailableError: there is neither; the text says what was looked for.
+        UsageError: there is neither; the text says what was looked for.
     """
     known = dict(session.powers_w()) if session.capabilities.powers else {}
     known |= {p.name: float(p.options[OPTION]) for p in platform.processors if OPTION in p.options}
@@ -52,9 +52,9 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
     if not missing:
         return known, None
     if known:
-        raise UnavailableError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
+        raise UsageError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
     if session.capabilities.powers:
-        raise UnavailableError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
+        raise UsageError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
     return {}, find_meter(sys)
 
 
@@ -62,14 +62,14 @@ def find_meter(sys: Path = _SYS) -> Meter:
     """Return what this machine counts its energy with.
 
     Raises:
-        UnavailableError: nothing does.
+        UsageError: nothing does; whoever asks must give the powers.
     """
     for find in (_rapl, _hwmon_energy, _hwmon_power, _jetson):
         if found := find(sys):
             return found
     if sys == _SYS and (nvml := _nvml()) is not None:
         return nvml
-    raise UnavailableError(
+    raise UsageError(
         "this machine does not tell its energy: there is no readable RAPL counter, hwmon energy or power sensor, "
         "Jetson rail or NVML here",
         _HINT,

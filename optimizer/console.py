@@ -41,6 +41,7 @@ _TELLING = 25.0  # per cent: a wider interval says nothing
 _NOISE = 0.01  # a difference that the machine makes by itself
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
+_LABEL = 12  # width of what stands before the lines of the answer
 
 
 class _PlainConsole(Console):
@@ -105,7 +106,7 @@ class ProgressWatcher:
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
-            self.message(f"going on with study {run.study}: {history.measured} plans are measured")
+            self.message(f"resuming study {run.study}: {history.measured} plans are measured")
         if self._verbose:
             self._console.print(
                 f"run folder {run.path}, {many(space_size)} plans in the space", style="dim", markup=False
@@ -273,7 +274,7 @@ def _stages(result: Result, plan: Plan) -> Table:
         ("operators", "left"),
         ("processor", "left"),
         (unit if result.objective.law != "memory" else "ms", "right"),
-        ("hands over", "right"),
+        ("transfers", "right"),
     )
     for name, justify in columns:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -296,19 +297,28 @@ def _stages(result: Result, plan: Plan) -> Table:
 
 
 def _conclusions(result: Result) -> list[Text]:
+    """Return the answer, what was gained against the best cut criterion, the bound, and notes."""
     lines = []
     verdict = result.verdict
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
-        lines.append(Text(f"the plan at the knee of {others} is written; --json and the report hold the whole front"))
+        lines.append(_labelled("answer", f"the plan at the knee of {others} is written; --json has the whole front"))
     elif verdict is not None:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
-        lines.append(Text(answer(result), style="bold green" if good else "bold"))
-    lines += [Text(text) for text in (*_evidence(result), *_disturbances(result))]
-    lines += _bound(result)
+        lines.append(_labelled("answer", answer(result), "bold green" if good else "bold"))
+        if (criterion := verdict.criterion) is not None and verdict.named(verdict.best) != criterion[0]:
+            text = f"the best cut criterion, “{criterion[0]}”, is {_slower(criterion[1])}"
+            lines.append(_labelled("criterion", text))
+    if bound := _bound(result):
+        lines.append(_labelled("bound", bound))
+    notes = [*_evidence(result), *_disturbances(result)]
     if result.deployed is not None:
-        lines.append(Text(f"outputs of the written stage files: {result.deployed}"))
-    return lines
+        notes.append(f"outputs of the written stage files: {result.deployed}")
+    return lines + [_labelled("notes" if i == 0 else "", note) for i, note in enumerate(notes)]
+
+
+def _labelled(label: str, text: str, style: str = "") -> Text:
+    return Text(f"{label:{_LABEL}}").append(text, style=style)
 
 
 def answer(result: Result) -> str:
@@ -319,19 +329,32 @@ def answer(result: Result) -> str:
     name, ratio = verdict.reference[0], verdict.speedup
     kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
     if ratio is None or verdict.challenger is None:
-        which = "of the space" if result.exhausted else "that was tried"
-        return f"“{name}” is recommended: no other plan {which} may be the best"
-    predicted = ", as predicted" if verdict.final.predicted or verdict.final.exact else ""
+        which = "in the space" if result.exhausted else "among those that were tried"
+        return f"“{name}” is recommended; it has no rival {which}"
+    predicted = ", predicted" if verdict.final.predicted or verdict.final.exact else ""
     if verdict.challenger == verdict.best:
         low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
         sure = "" if ratio.significant else "; the difference is not significant"
         return f"{ratio.value:.3f} times as fast as “{name}”, {kind}{low_high}{predicted}{sure}"
     faster = "no plan is faster" if ratio.inverse.significant else "no plan was found to be faster"
-    return f"{faster} than “{name}”{predicted}; the next best one: {slower_text(ratio.inverse)}"
+    return f"{faster} than “{name}”{predicted}; the next best plan is {_slower(ratio.inverse)}"
+
+
+def _slower(ratio: Ratio) -> str:
+    """Return :func:`slower_text` for a sentence: ``4.7 % slower (95 %: 1.7 to 7.9 %)``."""
+    text = slower_text(ratio)
+    if text == UNDECIDED:
+        return "not decided yet"
+    figure, bracket, interval = text.partition(" [")
+    if not bracket:
+        return figure
+    low, high = interval.removesuffix("]").split(", ")
+    unit = " %" if "%" in figure else ""
+    return f"{figure} (95 %: {low} to {high}{unit})"
 
 
 def _evidence(result: Result) -> list[str]:
-    """Return what else the final says: the best cut criterion, inferences after a pause, and what it left out."""
+    """Return what else the final says: plans that break a limit, inferences after a pause, and what it left out."""
     verdict = result.verdict
     if verdict is None or result.front is not None:
         return []
@@ -339,17 +362,14 @@ def _evidence(result: Result) -> list[str]:
     for index in verdict.final.measured:
         beyond = verdict.ratio(verdict.plans[index], verdict.best)
         if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
-            name = (
-                f"“{verdict.names[index]}”" if verdict.names[index] else f"a plan of {len(verdict.plans[index].stages)}"
-            )
-            found.append(f"{name} is {slower_text(beyond)}, but has too many stages or breaks a limit")
+            stages = len(verdict.plans[index].stages)
+            name = f"“{verdict.names[index]}”" if verdict.names[index] else f"a plan of {stages} stages"
+            found.append(f"{name} is {_slower(beyond)}, but has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
-    if (criterion := verdict.criterion) is not None and verdict.named(verdict.best) != criterion[0]:
-        found.append(f"the best cut criterion, “{criterion[0]}”: {slower_text(criterion[1])}")
     after = verdict.after_pause_s.get(verdict.best.digest)
     if after is not None:
-        text = f"after a pause of 1 s an inference takes {after * 1e3:.3g} ms"
+        text = f"an inference after a pause of 1 s takes {after * 1e3:.3g} ms"
         other = verdict.after_pause_s.get(verdict.reference[1].digest)
         if other is not None and verdict.reference[1] != verdict.best:
             text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
@@ -360,25 +380,23 @@ def _evidence(result: Result) -> list[str]:
     return found
 
 
-def _bound(result: Result) -> list[Text]:
+def _bound(result: Result) -> str:
     """Return how far the best plan can be from the best possible one, as far as the model knows."""
     bounds, gap = result.bounds, result.gap
     if bounds is None or gap is None:
-        return []
+        return ""
     unit = result.objective.shown
-    what = "no plan of the space takes less than" if bounds.own else "by the profiled operators no plan takes less than"
     least = f"{bounds.space_s * 1e3:.2f} {unit}"
-    text = f"{what} {least}: gap {max(gap, 0.0):.1%}"
-    if bounds.proven and bounds.own and gap < _NOISE:
-        text = f"proven by the evaluator's own costs: no plan of the space takes less than {least}"
-    if gap < -_NOISE:
-        text = f"{what} {least}, and one was measured {-gap:.1%} below: the model is wrong by that"
-    if result.objective != LATENCY:
-        return [Text(text)]
-    return [
-        Text(text),
-        Text(f"whatever the cuts and overlaps, none takes less than {bounds.all_plans.latency_s * 1e3:.2f} ms"),
-    ]
+    if bounds.proven and bounds.own and abs(gap) < _NOISE:
+        text = f"optimal under this cost model: no plan of the space takes less than {least}"
+    elif gap < -_NOISE:
+        text = f"the model's bound of {least} is too high: this plan is {-gap:.1%} below it"
+    else:
+        whose = "" if bounds.own else " by the profiled operators"
+        text = f"no plan of the space takes less than {least}{whose}; this one is {max(gap, 0.0):.1%} above"
+    if result.objective == LATENCY:
+        text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.2f} ms"
+    return text
 
 
 def _disturbances(result: Result) -> list[str]:

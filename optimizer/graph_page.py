@@ -168,7 +168,7 @@ def _sections(found: Inspection) -> Iterator[str]:
     yield _section(
         "cuts",
         "Cut points",
-        (("cut", True), ("bytes that cross", True), ("after", False), ("before", False), ("hands over", False)),
+        (("cut", True), ("bytes that cross", True), ("after", False), ("before", False), ("transfers", False)),
         _cut_rows(found),
         "cut",
     )

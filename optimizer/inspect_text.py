@@ -152,7 +152,7 @@ def _mark(nbytes: int, low: int, high: int) -> str:
 
 
 def _boundaries(found: Inspection) -> Table:
-    table = _table(("", "left"), ("cut", "right"), ("bytes", "right"), ("between", "left"), ("hands over", "left"))
+    table = _table(("", "left"), ("cut", "right"), ("bytes", "right"), ("between", "left"), ("transfers", "left"))
     graph = found.graph
     shown = min(_MOST_BOUNDARIES, max(1, len(found.cuts) // 2))
     for title, cuts in (("cheapest", found.cheapest(shown)), ("largest", found.largest(shown))):

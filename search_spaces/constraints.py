@@ -35,7 +35,7 @@ class Violation:
 
     def __str__(self) -> str:
         demand, bound, gap = (_amount(value, self.unit) for value in (self.demand, self.bound, self.gap))
-        return f"{self.statement}: {demand} needed, at most {bound} possible, {gap} too much"
+        return f"{self.statement}: {demand} needed, {bound} available, {gap} too much"
 
     def to_json(self) -> dict[str, Any]:
         """Return the violation as plain values."""

@@ -65,7 +65,7 @@ def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.Captur
     assert "recommended plan" in out
     assert "run folder  run" in out
     assert "optimize execute" not in out  # this evaluator leaves no files that run
-    assert "no plan takes less than" in out
+    assert "no plan of the space takes less than" in out
 
 
 def test_what_is_printed_breaks_no_line_that_a_person_may_copy(
@@ -126,6 +126,13 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
     assert "whole on cpu" in run.stdout
 
 
-def test_debug_gives_the_traceback() -> None:
-    with pytest.raises(Exception, match="vgg17"):
-        main(["--model", "vgg17", "--debug", "-q"])
+def test_debug_gives_the_traceback_and_the_same_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "vgg17", "--debug", "-q"]) == main(["--model", "vgg17", "-q"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_is_infeasible_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNTHETIC, "--budget", "3", "--deadline", "0.000001", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["complete"], found["feasible"]) == (False, False)
+    assert found["violations"]

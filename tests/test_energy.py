@@ -10,7 +10,7 @@ import pytest
 
 from evaluators.energy import find_meter, powers_w
 from evaluators.testing import SyntheticEvaluator
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
 
 
@@ -68,7 +68,7 @@ def test_powers_are_added_up_over_time(tmp_path: Path, kind: str) -> None:
 
 
 def test_where_nothing_tells_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="does not tell its energy") as caught:
+    with pytest.raises(UsageError, match="does not tell its energy") as caught:
         find_meter(tmp_path)
     assert "--power cpu0=2.5" in caught.value.hint
 
@@ -81,7 +81,7 @@ def test_powers_of_a_person_come_first(tmp_path: Path) -> None:
     part = Platform("part", (told.processors[0], *platform.processors[1:]))
     with evaluator.prepare(platform) as session:
         assert powers_w(told, session, tmp_path) == ({"cpu": 2.5, "cpu0": 2.5, "cpu1": 2.5}, None)
-        with pytest.raises(UnavailableError, match="power of 'cpu0', 'cpu1' is not known"):
+        with pytest.raises(UsageError, match="power of 'cpu0', 'cpu1' is not known"):
             powers_w(part, session, tmp_path)
         powers, meter = powers_w(platform, session, tmp_path)
         assert powers == {}

@@ -34,7 +34,7 @@ def test_energy_that_no_plan_keeps_is_told(capsys: pytest.CaptureFixture[str]) -
     assert main([*STUDY, *POWERS, "--max-energy", "0.01"]) == 3
     told = capsys.readouterr().err
     assert "energy of an inference of the best plan in the model" in told
-    assert "J needed, at most" in told
+    assert "J needed, " in told
     assert "allow a higher --max-energy" in told
 
 

@@ -62,7 +62,7 @@ def test_the_table_is_in_the_objectives_unit(capsys: pytest.CaptureFixture[str])
 
 
 def test_without_powers_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*STUDY, "--objective", "energy"]) == 4
+    assert main([*STUDY, "--objective", "energy"]) == 2
     assert "--power cpu0=2.5" in capsys.readouterr().err
 
 

@@ -171,7 +171,7 @@ def test_wrong_commands_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             [str(path)],
             3,
-            "memory of the accelerators together: 4 B needed, at most 2 B possible, 2 B too much; use more",
+            "memory of the accelerators together: 4 B needed, 2 B available, 2 B too much; use more",
         ),
         ([str(path), "--time-limit", "0"], 2, "--time-limit 0: must be more than 0 seconds"),
         ([str(path), "--time-limit", "x"], 2, "--time-limit"),

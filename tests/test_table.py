@@ -300,7 +300,7 @@ def test_wrong_tables_are_told_by_line(
 def test_what_cannot_be_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tight = SMALL.replace("overhead: 0.1", "memory_bytes: 10")
     assert main(["solve", str(_written(tmp_path, tight))]) == 3
-    assert "needed, at most" in capsys.readouterr().err
+    assert "available, " in capsys.readouterr().err
     assert main(["solve", str(_written(tmp_path)), "--time-limit", "0"]) == 2
     assert "--time-limit 0: must be more than 0 seconds" in capsys.readouterr().err
     assert main(["solve", str(tmp_path / "none.yaml")]) == 2

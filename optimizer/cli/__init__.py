@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -37,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # as after ">&-"
             sys.stdout.flush()
     except OptimizeError as error:
-        if debug:
-            raise
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, traced=debug)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -47,13 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if debug:
-            raise
-        return _fail(f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}", UsageError.exit_code)
-    except Exception as error:
-        if debug:
-            raise
-        return _fail(f"a defect of ours: {type(error).__name__}: {error}; run again with --debug and report it", 1)
+        text = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
+        return _fail(text, UsageError.exit_code, traced=debug)
+    except Exception as error:  # noqa: BLE001 - a defect ends with one line and its exit code, too
+        text = f"a defect of ours: {type(error).__name__}: {error}; run again with --debug and report it"
+        return _fail(text, 1, traced=debug)
     return code
 
 
@@ -94,7 +91,9 @@ def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _fail(text: str, code: int) -> int:
+def _fail(text: str, code: int, *, traced: bool = False) -> int:
+    if traced:
+        tell(traceback.format_exc())
     tell(f"optimize: {' '.join(text.split())}")
     return code
 

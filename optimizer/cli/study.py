@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.parsing import Parser, add_common, add_model, tell
 from search_spaces.allowed_code import allow
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UnstableError, UsageError, shown
+from search_spaces.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -206,6 +206,12 @@ def _study(config: StudyConfig, arguments: Sequence[str], *, as_json: bool, quie
     try:
         with ProgressWatcher(config.budget, quiet=quiet, verbose=verbose) as watcher:
             result = run_study(config, watcher, ["optimize", *arguments])
+    except InfeasibleError as error:
+        if as_json:
+            found = [violation.to_json() for violation in error.violations]
+            document = {"schema_version": 1, "complete": False, "feasible": False, "reason": error.what}
+            print(json.dumps({**document, "hint": error.hint, "violations": found}, indent=2))
+        raise
     except Interrupted as interrupted:
         if interrupted.result is not None and as_json:
             print(json.dumps(interrupted.result.to_json(), indent=2))

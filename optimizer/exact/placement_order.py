@@ -18,6 +18,8 @@ from evaluators.table.placement import PlacementProblem
 from optimizer.exact.placement_merge import Clusters
 from optimizer.exact.placement_value import CPU, PlacementObjective
 
+_DEPTH_FIRST = 0.9  # share of the steps of a drawn order
+
 
 def first_solutions(
     problem: PlacementProblem, clusters: Clusters, objective: PlacementObjective
@@ -49,19 +51,59 @@ def filled(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[i
 
 
 def orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list[int]]]:
-    """Yield orders of groups of nodes; groups that depend on each other in a circle are one."""
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(clusters.of)
-    for node, readers in enumerate(problem.successors):
-        graph.add_edges_from((clusters.of[node], clusters.of[r]) for r in readers)
-    members = clusters.members()
-    parts = nx.condensation(graph)
-    groups = {part: [v for c in parts.nodes[part]["members"] for v in members[c]] for part in parts}
+    """Yield orders of groups of nodes: what shares a cluster or a colour, or is in a circle of such groups, is one."""
+    parts, members = _parts(problem, clusters)
     rank = {v: i for i, v in enumerate(problem.order)}
-    first = {part: min(rank[v] for v in groups[part]) for part in parts}
+    first = {part: min(rank[v] for v in members[part]) for part in parts}
     for key in (first.__getitem__, lambda part: -first[part]):
-        yield [groups[part] for part in nx.lexicographical_topological_sort(parts, key=key)]
-    yield [groups[part] for part in reversed(list(nx.dfs_postorder_nodes(parts)))]
+        yield [members[part] for part in nx.lexicographical_topological_sort(parts, key=key)]
+    yield [members[part] for part in reversed(list(nx.dfs_postorder_nodes(parts)))]
+
+
+def drawn_solutions(
+    problem: PlacementProblem, clusters: Clusters, rng: np.random.Generator
+) -> Iterator[tuple[int, ...] | None]:
+    """Yield without end what is best for the latency in drawn orders, mostly depth first; None where nothing fits."""
+    parts, members = _parts(problem, clusters)
+    while True:
+        waits = dict(parts.in_degree())
+        ready = [part for part, count in waits.items() if not count]
+        rng.shuffle(ready)
+        order = []
+        while ready:
+            last = rng.random() < _DEPTH_FIRST
+            part = ready.pop(-1 if last else int(rng.integers(len(ready))))
+            order.append(members[part])
+            free = []
+            for reader in parts.successors(part):
+                waits[reader] -= 1
+                if not waits[reader]:
+                    free.append(reader)
+            rng.shuffle(free)
+            ready += free
+        yield _cut(problem, order, "latency")
+
+
+def _parts(problem: PlacementProblem, clusters: Clusters) -> tuple[nx.DiGraph[int], dict[int, list[int]]]:
+    """Return the graph of such groups, which has no circles, and the nodes of each."""
+    groups = together(problem, clusters)
+    of = {node: number for number, group in enumerate(groups) for node in group}
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(len(groups)))
+    for node, readers in enumerate(problem.successors):
+        graph.add_edges_from((of[node], of[r]) for r in readers)
+    parts = nx.condensation(graph)
+    return parts, {part: [v for c in parts.nodes[part]["members"] for v in groups[c]] for part in parts}
+
+
+def together(problem: PlacementProblem, clusters: Clusters) -> list[list[int]]:
+    """Return the nodes that are always on one device: those of a cluster and of their colours."""
+    shared: nx.Graph[int] = nx.Graph()
+    shared.add_nodes_from(range(len(problem.names)))
+    for key in (clusters.of, problem.colours):
+        leader: dict[int, int] = {}
+        shared.add_edges_from((leader.setdefault(own, node), node) for node, own in enumerate(key))
+    return [sorted(group) for group in nx.connected_components(shared)]
 
 
 def _cut(

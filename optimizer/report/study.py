@@ -176,7 +176,7 @@ def _plan_table(study: Study, plan: Plan) -> Table:
         Column("operators"),
         Column("processor"),
         Column(study.objective.shown if study.objective.law != "memory" else "ms", ".4g"),
-        Column("hands over"),
+        Column("transfers"),
     )
     return Table("The best plan, stage by stage", columns, tuple(rows))
 
