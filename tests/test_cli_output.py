@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from optimizer.cli import main
-from tests.commands import SYNTHETIC, command, one_line
+from tests.commands import SYNTHETIC
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -102,28 +101,6 @@ def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str
             main(arguments)
         assert caught.value.code == 0
         assert "--json" in capsys.readouterr().out
-
-
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    for arguments in ([*SYNTHETIC, "--dry-run"], [*SYNTHETIC, "--dry-run", "--json"]):
-        read, write = os.pipe()
-        os.close(read)
-        run = command(arguments, stdout=write)
-        os.close(write)
-        assert (run.returncode, run.stderr) == (0, "")
-
-
-def test_output_that_cannot_be_written_is_one_line() -> None:
-    with Path("/dev/full").open("w") as full:
-        run = command([*SYNTHETIC, "--budget", "2", "--out", "run", "--json"], stdout=full)
-    run.stdout = ""
-    assert "no space left" in one_line(run, 2)
-
-
-def test_a_terminal_without_unicode(tmp_path: Path) -> None:
-    run = command([*SYNTHETIC, "--budget", "12", "--out", "größe/run"], env={"PYTHONIOENCODING": "ascii"})
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "whole on cpu" in run.stdout
 
 
 def test_debug_gives_the_traceback_and_the_same_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
