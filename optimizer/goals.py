@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.energy import powers_w
 from evaluators.measurement.final import Final, run_final
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PricedSession, find_objective, pricing, weights
 from evaluators.sampling import SamplingPolicy
@@ -101,8 +102,10 @@ def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
     """Return the session whose plans are searched: in all states of the platform that a person names.
 
     Raises:
-        UsageError: the session cannot put the platform into states.
+        UsageError: the session cannot put the platform into states, or nothing tells the energy that is asked for.
     """
+    if "energy" in config.objective or config.max_energy is not None:
+        powers_w(platform, session)
     return in_states(session, platform, config.state, config.robust) if config.state else session
 
 
@@ -116,7 +119,6 @@ def aim_of(
 
     Raises:
         InfeasibleError: no plan fits.
-        UnavailableError: the energy is asked for, and nothing tells it.
     """
     most = most_stages(config, len(graph.operators))
     optima = _MODEL_OPTIMA[config.sampler == "auto"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -28,7 +29,7 @@ from optimizer.records import LogContents, header
 from optimizer.run_repair import difference, put_aside, remade_manifest, show
 from optimizer.storage import TrialLog
 from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import RunFolderError
+from search_spaces.errors import OptimizeError, RunFolderError
 from search_spaces.models.zoo.names import is_name
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 LOG = "trials.jsonl"
+RUNTIME_LOG = "runtime.log"
 # Settings that decide what is proposed and what a number means; a study keeps them for its whole life.
 _FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow")
 _BEFORE = {"allow": "cuts"}  # what studies had before they could choose
@@ -136,7 +138,21 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        unused = not self.resumed and self.log.empty
         self.close()
+        if unused and kind is not None and issubclass(kind, OptimizeError):
+            self._remove()
+
+    def _remove(self) -> None:
+        """Free the name of a study that could not start; what the runtime told stays, for the error may name it."""
+        with suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {MANIFEST, CONFIG, LOG, RUNTIME_LOG}:
+                for name in (MANIFEST, CONFIG, LOG):
+                    (self.path / name).unlink(missing_ok=True)
+                told = self.path / RUNTIME_LOG
+                if told.exists() and not told.stat().st_size:
+                    told.unlink()
+                self.path.rmdir()
 
 
 class DamagedManifestError(RunFolderError):
@@ -220,7 +236,7 @@ def _refuse_foreign(path: Path) -> None:
     if MANIFEST in names:
         return
     log = path / LOG
-    strangers = sorted(n for n in names - {LOG, CONFIG} if not is_temporary(n))
+    strangers = sorted(n for n in names - {LOG, CONFIG, RUNTIME_LOG} if not is_temporary(n))
     if LOG in names and not (
         log.is_file() and log.stat().st_size <= len(header()) and header().startswith(log.read_bytes())
     ):

@@ -59,6 +59,11 @@ class TrialLog:
         last = contents.records[-1].n if contents.records else 0
         return cls(path, descriptor, nbytes, last + 1), contents
 
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no more than its first record, which names the device."""
+        return self._end[1] <= 2
+
     def append(self, kind: str, data: Mapping[str, Any]) -> Record:
         """Add a record; when this returns, it is on the disk. Returns what a reader of the log will get.
 

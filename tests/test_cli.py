@@ -184,6 +184,14 @@ def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_
     assert not unwanted & found
 
 
+def test_a_start_that_fails_does_not_take_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--evaluator", "cost-model", "--platform", "pixel4", "--study", "mine", "--budget", "2", "-q"]
+    assert main(["squeezenet1_1@0.25/64", *words, "--objective", "energy"]) == 2
+    assert "--power" in capsys.readouterr().err
+    assert not Path("runs/mine").exists()
+    assert main(["squeezenet1_1@0.25/64", *words, "--seed", "3"]) == 0
+
+
 # Folders
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ GUIDES = [
     "evaluators/README.md",
     "experiments/README.md",
     "experiments/platforms/README.md",
+    "experiments/results/README.md",
+    "optimizer/README.md",
     "optimizer/SECURITY.md",
     "search_spaces/CONCEPTS.md",
     "tests/README.md",
@@ -45,14 +48,13 @@ SMALL = "squeezenet1_1@0.25/64"
 
 # What is typed → what is run here: the same on a small model or budget, or without measuring.
 CHEAPER = {
-    "optimize --model path/to/model.tflite --budget 100 --study mine": f"optimize --model {SMALL} --budget 3"
-    " --study mine",
-    "optimize --model NAME|FILE": f"optimize --model {SMALL} --dry-run",
+    "optimize path/to/model.tflite --budget 100 --study mine": f"optimize {SMALL} --budget 3 --study mine",
+    "optimize MODEL": f"optimize {SMALL} --dry-run",
     "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
     "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
     "--platform exynos2200 --evaluator cost-model --budget 50",
-    "optimize --model squeezenet1_1×2,mobilenet_v1 --evaluator cost-model --platform xavier --budget 30": "optimize"
-    f" --model {SMALL}×2,mobilenet_v1@0.25/128 --evaluator cost-model --platform xavier --budget 5",
+    "optimize squeezenet1_1*2 mobilenet_v1 --evaluator cost-model --platform xavier --budget 30": "optimize"
+    f" {SMALL}*2 mobilenet_v1@0.25/128 --evaluator cost-model --platform xavier --budget 5",
     "optimize rewrite --help": "optimize models",
     "optimize run FILE.yaml": "optimize run small.yaml",
     "optimize run FILE --allow-code": "optimize run small.yaml --dry-run --allow-code",
@@ -164,13 +166,13 @@ def place(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
     write(parse_name(SMALL), path / "model.tflite")
     (block,) = [b for b in blocks() if b.mark == "file: my_chip.py"]
     (folder / "my_chip.py").write_text(block.body)
-    (entry,) = [b for b in blocks() if b.kind == "toml" and b.file == "README.md"]
+    (project,) = [b for b in blocks() if b.kind == "toml" and b.file == "evaluators/README.md"]
     info = folder / "my_chip-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-chip\nVersion: 1.0\n")
-    head, line = entry.body.strip().splitlines()
-    group = head.removeprefix('[project.entry-points."').removesuffix('"]')
-    (info / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
+    ((group, known),) = tomllib.loads(project.body)["project"]["entry-points"].items()
+    lines = (f"{name} = {place}" for name, place in known.items())
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
     return folder
 
 
@@ -221,7 +223,7 @@ def test_commands_run(command: str, study: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     "option",
-    [found for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `--")
+    [found for line in (ROOT / "optimizer/README.md").read_text().splitlines() if line.startswith("| `--")
      for found in re.findall(r"`(--[^`]+)`", line.split(" | ")[0])],
 )  # fmt: skip
 def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,8 +276,8 @@ def test_files_in_the_guides_are_valid(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-class TestTheReadmesEvaluator(EvaluatorContract):
-    """The example of the README keeps the contract."""
+class TestTheGuidesEvaluator(EvaluatorContract):
+    """The example of the guide keeps the contract."""
 
     def evaluator(self) -> Evaluator:
         return make_evaluator("my-chip")
@@ -299,9 +301,9 @@ def test_what_holds_who_is_trusted_is_there() -> None:
         assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), row
 
 
-def test_figures_of_the_readme_are_those_of_the_results() -> None:
+def test_figures_of_the_pages_are_those_of_the_results() -> None:
     results = ROOT / "experiments" / "results"
-    text = (ROOT / "README.md").read_text()
+    text = (results / "README.md").read_text()
     kept = json.loads((results / "seed_004_memory_access.json").read_text())
     here, board = (r for r in kept["explained"] if r["family"] == "all")
     assert (
@@ -312,7 +314,8 @@ def test_figures_of_the_readme_are_those_of_the_results() -> None:
     kept = json.loads((results / "machine.json").read_text())
     faster = sum(bool(r["significant"]) and r["ratio"] > 1 for r in kept["summary"])
     assert faster == 0
-    assert f"in none of {len(kept['summary'])} networks" in text
+    assert f"In none of {len(kept['summary'])} networks" in text
+    assert f"in none of {len(kept['summary'])} networks" in (ROOT / "README.md").read_text()
     kept = json.loads((results / "seed_000_criteria.json").read_text())
     measured, profile = ([r for r in kept["expected"] if r["name"].endswith(w)] for w in ("measured", "profile"))
     assert f"{min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} times" in text
