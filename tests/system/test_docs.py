@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+import warnings
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -255,7 +256,9 @@ def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("block", [b for b in blocks() if b.kind == "python"], ids=str)
 def test_snippets_run(block: Block, study: Path) -> None:
     known: dict[str, Any] = {"image": np.zeros((1, 64, 64, 3), dtype=np.float32)}
-    exec(compile(block.body, str(block), "exec"), known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a busy machine, as by the exit code 5 of the command
+        exec(compile(block.body, str(block), "exec"), known)
     if "outputs = " in block.body:
         assert all(np.isfinite(v).all() for v in _arrays(known["outputs"]))
 
