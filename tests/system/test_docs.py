@@ -9,8 +9,8 @@ import json
 import re
 import shlex
 import shutil
-import warnings
 import tomllib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
