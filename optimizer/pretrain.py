@@ -75,6 +75,8 @@ def train(
         raise UsageError(f"--max-stages {max_stages}: a plan has at least 1 stage")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a directory")
     names, lessons = [], []
     for model, device in product(models, devices):
         names.append(f"{model} on {device}")

@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ai_edge_litert.profiling_info_pb2 import BenchmarkProfilingData
 
+from evaluators.remote.devices import ENVIRONMENT
 from search_spaces.errors import ModelError
 from search_spaces.models.litert import read_model
 
@@ -196,3 +198,27 @@ def phone_server(folder: Path) -> Iterator[PhoneServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+FARM = """
+android:
+  pixel:
+    serial: {serial}
+    server: 127.0.0.1:{port}
+    benchmark_model: benchmark_model
+    processors:
+      - {{name: big, kind: cpu, mask: f0, flags: [--num_threads=4]}}
+      - {{name: gpu, kind: gpu, flags: [--use_gpu=true]}}
+    hand_over: {{bandwidth_bytes_per_s: 1.0e+9, latency_s: 1.0e-4}}
+"""
+
+
+@contextmanager
+def phone_in_farm(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[PhoneServer]:
+    """A phone that the farm file of this user names."""
+    with phone_server(folder / "phone") as server:
+        (folder / "benchmark_model").write_bytes(b"a program for another processor")
+        farm = folder / "devices.yaml"
+        farm.write_text(FARM.format(serial=SERIAL, port=server.server_address[1]))
+        patch.setenv(ENVIRONMENT, str(farm))
+        yield server

@@ -57,6 +57,12 @@ def mobilenet(cache_folder: Path) -> Graph:
     return load("mobilenet_v1")
 
 
+@pytest.fixture(scope="session")
+def small(cache_folder: Path) -> Graph:
+    """SqueezeNet 1.1 of a quarter of the width, for images of 64 by 64."""
+    return load("squeezenet1_1@0.25/64")
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs in a folder of its own, into which run folders go by default."""

@@ -9,7 +9,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -35,6 +38,12 @@ def _owner() -> dict[str, object]:
     pytest.skip("PostgreSQL does not run as root, and there is nobody else")
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Postgres:
     """A server on a free port of the loopback address, with its files in ``folder``."""
 
@@ -47,20 +56,27 @@ class Postgres:
         folder.mkdir()
         if self._owner:
             shutil.chown(folder, self._owner["user"], self._owner["group"])  # type: ignore[call-overload]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = _free_port()
         command = [programs / "initdb", "-D", self._data, "-U", _USER, "-A", "trust", "--no-sync"]
         subprocess.run(command, check=True, capture_output=True, cwd="/", **self._owner)  # type: ignore[call-overload]
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
+        self._begun = False
         self.start()
+        self._begun = True
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
 
     def start(self) -> None:
-        """Start the server; one that was killed first repairs its files."""
-        settings = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self._data.parent}", f"port={self._port}")
-        options = [word for setting in settings for word in ("-c", setting)]
+        """Start the server; one that was killed first repairs its files.
+
+        PostgreSQL chooses no port itself. Where another program took the one that was free, it ends, and is started
+        with another one; the port of a server that has run is kept.
+        """
         for _ in range(100):
+            settings = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self._data.parent}")
+            options = [word for setting in (*settings, f"port={self._port}") for word in ("-c", setting)]
             process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self._data, *options],
                 stdout=subprocess.DEVNULL,
@@ -80,6 +96,7 @@ class Postgres:
                 process.kill()
             process.wait()
             time.sleep(0.2)
+            self._port = self._port if self._begun else _free_port()
         pytest.fail("PostgreSQL does not start")
 
     def kill(self, how: int = signal.SIGKILL) -> None:
@@ -92,3 +109,18 @@ class Postgres:
     def close(self) -> None:
         """End it."""
         self.kill(signal.SIGINT)
+
+
+@contextmanager
+def postgres_server() -> Iterator[Postgres]:
+    """A server with its files in a folder of its own.
+
+    Not below pytest's folders: the server runs as somebody else, and any pytest that starts closes those to others.
+    """
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        server = Postgres(Path(name) / "postgres")
+        try:
+            yield server
+        finally:
+            server.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,40 +12,17 @@ from evaluators.android.adb import Phone
 from evaluators.android.profile import read_profile
 from evaluators.android.session import FOLDER, AdbEvaluator, AdbSession
 from evaluators.contract import EvaluatorContract
-from evaluators.remote.devices import ENVIRONMENT
-from optimizer.cli import main
 from search_spaces.chain import chain_plan
 from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.models import load
-from tests.adb_server import SERIAL, SPEED, PhoneServer, phone_server
-
-FARM = """
-android:
-  pixel:
-    serial: {serial}
-    server: 127.0.0.1:{port}
-    benchmark_model: benchmark_model
-    processors:
-      - {{name: big, kind: cpu, mask: f0, flags: [--num_threads=4]}}
-      - {{name: gpu, kind: gpu, flags: [--use_gpu=true]}}
-    hand_over: {{bandwidth_bytes_per_s: 1.0e+9, latency_s: 1.0e-4}}
-"""
+from tests.adb_server import SERIAL, SPEED, PhoneServer, phone_in_farm
 
 
 @pytest.fixture
 def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PhoneServer]:
-    with phone_server(tmp_path / "phone") as server:
-        (tmp_path / "benchmark_model").write_bytes(b"a program for another processor")
-        farm = tmp_path / "devices.yaml"
-        farm.write_text(FARM.format(serial=SERIAL, port=server.server_address[1]))
-        monkeypatch.setenv(ENVIRONMENT, str(farm))
+    with phone_in_farm(tmp_path, monkeypatch) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def small() -> Graph:
-    return load("squeezenet1_1@0.25/64")
 
 
 def evaluator() -> AdbEvaluator:
@@ -107,14 +83,6 @@ def test_what_was_sent_and_timed_is_not_sent_and_timed_again(phone: PhoneServer,
         opened.load(small, chain_plan(small, [5], ["big", "gpu"]))
     assert len(phone.pushed) == before[1]
     assert all(name.startswith(f"{FOLDER}/") and name.endswith(".part") for name in phone.pushed)
-
-
-def test_a_study_on_a_phone(phone: PhoneServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "squeezenet1_1@0.25/64", "--budget", "5", "--max-stages", "2", "--evaluator", "adb"]
-    assert main([*words, "--device", "pixel", "--out", str(tmp_path / "run"), "-q", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["unique_plans"] == 5
-    assert {s["processor"] for s in result["best"]["plan"]["stages"]} <= {"big", "gpu"}
 
 
 def test_a_phone_that_is_gone_hangs_or_changes_files(phone: PhoneServer, small: Graph) -> None:

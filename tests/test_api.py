@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import get_type_hints
 
-import numpy as np
 import pytest
 
 import optimizer
-from evaluators.litert.runner import PlanRunner
 from optimizer import Options, optimize
 from optimizer.config import StudyConfig
 from optimizer.history import Trial
@@ -42,16 +39,6 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
     assert "<pre>" in result._repr_html_()
     page = result.report(tmp_path / "report")
     assert page.read_text().startswith("<!doctype html>")
-
-
-def test_a_plan_is_run_from_python(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = optimize(SMALL_MODEL, budget=1, processors=["cpu0"], minutes=1.0, out=tmp_path / "run")
-    with result.runner() as runner:
-        assert isinstance(runner, PlanRunner)
-        found = runner.run(np.zeros((1, 64, 64, 3), np.float32))
-    assert len(found) == len(result.graph.outputs)
 
 
 def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:

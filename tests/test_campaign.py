@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +10,8 @@ import pytest
 from optimizer.campaign_table import to_csv
 from optimizer.cli import main
 from optimizer.report.campaign import mean_excess
-from optimizer.storage import read_log
-from tests.campaign_files import MODEL, answers, rows_of, written
+from tests.campaign_files import MODEL, rows_of, written
 
-ROOT = Path(__file__).parents[1]
 BASIC = f"""
 schema_version: 1
 name: basic
@@ -31,10 +25,6 @@ expect:
   - {{name: cut everywhere, metric: ratio, plan: every layer, over: whole on cpu, paper: 1, tolerance: 9, source: x}}
   - {{name: another machine, plan: best, paper: 1.0e+9, source: nobody, where: {{sampler: tpe}}}}
 """
-
-
-def records(folder: Path) -> dict[str, int]:
-    return {p.parent.name: len(read_log(p).records) for p in folder.glob("*/trials.jsonl")}
 
 
 def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,47 +63,6 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     assert all(after[p] == before[p] for p in before)
 
 
-def test_a_killed_campaign_goes_on(tmp_path: Path) -> None:
-    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: random, budget: 150, seed: [0, 1]}}\n"
-    path, out = written(tmp_path, text), tmp_path / "out"
-    command = [sys.executable, "-m", "optimizer.cli", "run", str(path), "--out", str(out), "-q"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    limit_s = time.monotonic() + 60
-    while not any(n > 40 for n in records(out).values()):
-        assert time.monotonic() < limit_s
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = sum(records(out).values())  # on a busy machine the second study may have begun
-    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
-    assert len(records(out)) == 2
-    state = json.loads((out / "campaign.json").read_text())
-    assert [s["status"] for s in state["studies"]] == ["done", "done"]
-    assert sum(records(out).values()) > before
-    for log in out.glob("*/trials.jsonl"):
-        numbers = [r.data["number"] for r in read_log(log).records if r.kind == "trial"]
-        assert numbers == list(range(len(numbers)))
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_interrupt_ends_it_and_tells_how_to_go_on(tmp_path: Path, jobs: int) -> None:
-    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: random, budget: 150, seed: [0, 1]}}\n"
-    path, out = written(tmp_path, text), tmp_path / "out"
-    command = [sys.executable, "-m", "optimizer.cli", "run", str(path), "--out", str(out), "-q", "--jobs", str(jobs)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    limit_s = time.monotonic() + 60
-    while not any(n > 40 for n in records(out).values()):
-        assert time.monotonic() < limit_s
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted; go on with: optimize run" in errors
-    state = json.loads((out / "campaign.json").read_text())
-    assert "failed" not in {s["status"] for s in state["studies"]}
-
-
 def test_one_failing_study_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.tflite").write_bytes(b"no model" * 100)
     text = f"name: x\nmatrix: {{model: [wrong.tflite, {MODEL}], evaluator: synthetic, budget: 5}}\n"
@@ -125,13 +74,6 @@ def test_one_failing_study_does_not_end_the_others(tmp_path: Path, capsys: pytes
     state = json.loads((out / "campaign.json").read_text())
     assert [s["status"] for s in state["studies"]] == ["failed", "done"]
     assert "is not a .tflite model" in (out / "report.html").read_text()
-
-
-def test_studies_run_beside_each_other_where_nothing_is_measured(tmp_path: Path) -> None:
-    path, one, two = written(tmp_path, BASIC), tmp_path / "one", tmp_path / "two"
-    assert main(["run", str(path), "--out", str(one), "-q"]) == 0
-    assert main(["run", str(path), "--out", str(two), "-q", "--jobs", "2"]) == 0
-    assert answers(one) == answers(two)
 
 
 def test_measuring_studies_never_run_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

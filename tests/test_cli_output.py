@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from optimizer.cli import main
-from tests.commands import SEARCHED, SYNTHETIC, command, one_line
+from tests.commands import SYNTHETIC
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -96,55 +95,12 @@ def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path
         assert "whole on cpu" in out
 
 
-@pytest.mark.litert
-def test_a_short_job_and_its_plan(tmp_path: Path) -> None:
-    lanes = ["--processors", "cpu,cpu0"]  # both of LiteRT, whichever other runtimes are installed
-    words = ["--model", "squeezenet1_1", *lanes, "--budget", "4", "--max-stages", "2"]
-    run = command([*words, "--json", "-q", "--out", "run"])
-    remarks = [line for line in run.stderr.splitlines() if not line.startswith("optimize: the machine ")]
-    assert run.returncode in SEARCHED
-    assert not [line for line in remarks if not line.startswith("optimize: undecided")]
-    document = json.loads(run.stdout)
-    assert document["best"]["identical"] is True
-    assert (document["best"]["max_rel_error"], document["best"]["tolerance"]) == (0.0, 0.0)
-    assert all(b["identical"] for b in document["baselines"].values() if b["latency_ms"])
-    assert document["gap"] is not None
-    executed = command(["execute", "run/best/plan.json", "--json"])
-    assert (executed.returncode, executed.stderr) == (0, "")
-    latency_ms = json.loads(executed.stdout)["latency_ms"]
-    assert 0 < latency_ms["median"] < 1000
-    (tmp_path / "run" / "best" / "stage_0.tflite").write_bytes(b"x" * 100)
-    assert "digest differs" in one_line(command(["execute", "run/best"]), 2)
-
-
 def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["execute", "--help"]):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 0
         assert "--json" in capsys.readouterr().out
-
-
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    for arguments in ([*SYNTHETIC, "--dry-run"], [*SYNTHETIC, "--dry-run", "--json"]):
-        read, write = os.pipe()
-        os.close(read)
-        run = command(arguments, stdout=write)
-        os.close(write)
-        assert (run.returncode, run.stderr) == (0, "")
-
-
-def test_output_that_cannot_be_written_is_one_line() -> None:
-    with Path("/dev/full").open("w") as full:
-        run = command([*SYNTHETIC, "--budget", "2", "--out", "run", "--json"], stdout=full)
-    run.stdout = ""
-    assert "no space left" in one_line(run, 2)
-
-
-def test_a_terminal_without_unicode(tmp_path: Path) -> None:
-    run = command([*SYNTHETIC, "--budget", "12", "--out", "größe/run"], env={"PYTHONIOENCODING": "ascii"})
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "whole on cpu" in run.stdout
 
 
 def test_debug_gives_the_traceback_and_the_same_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

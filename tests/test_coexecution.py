@@ -15,14 +15,10 @@ from hypothesis import strategies as st
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
 from optimizer.coexecution import coexecution_profile
-from optimizer.config import StudyConfig
 from optimizer.console import many
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.profile import profile
-from optimizer.report.data import read_study
-from optimizer.report.study import study_document
-from optimizer.study import run_study
 from search_spaces.coexecution import CoexecutionSpace, Part
 from search_spaces.errors import PlanError, RewriteError, UsageError
 from search_spaces.graph import Graph
@@ -32,7 +28,6 @@ from search_spaces.platform import Platform
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.splits import extent
 from search_spaces.rewrites.views import without_copies
-from tests.short_studies import Quiet
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core
 from tests.test_branches import Recipe, built, network, recipes
@@ -333,18 +328,3 @@ def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:
     assert sides[0].start_s < sides[1].end_s
     assert sides[1].start_s < sides[0].end_s
     assert batch.stage_s.shape == (2, len(plan.stages))
-
-
-def test_a_study_of_co_execution_is_reported(tmp_path: Path) -> None:
-    config = StudyConfig(
-        model="squeezenet1_1@0.25/64",
-        budget=6,
-        sampler="random",
-        evaluator="cost-model",
-        platform=Path("snapdragon855"),
-        allow="cuts,branches,splits",
-        out=tmp_path / "run",
-    )
-    result = run_study(config, Quiet(), ["optimize"])
-    assert any(stage.share for trial in result.history.trials for stage in trial.plan.stages)
-    study_document(read_study(tmp_path / "run"))

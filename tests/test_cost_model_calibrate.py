@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from evaluators.cost_model.files import from_json, read_profile, to_json
 from evaluators.cost_model.indicators import explained, indicators, width_names
 from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.machine_match import operator_seconds
-from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile
 from evaluators.cost_model.recent import multiplies_matrices, with_duties
 from evaluators.cost_model.timed_model import TimedModel
 from evaluators.testing import SyntheticEvaluator
@@ -47,17 +48,23 @@ def true_s(feature: OperatorFeatures) -> float:
     return 1e-6 + feature.macs * channels / rate + feature.moved_bytes / 1e10
 
 
-def timed_networks(count: int, seed: int = 1) -> list[TimedModel]:
+@cache
+def timed_networks(count: int, seed: int = 1) -> tuple[TimedModel, ...]:
     found = []
     for index, draft in enumerate(networks([f"n{i}" for i in range(count)], seed)):
         features = operator_features(draft.graph())
         seconds = np.array([true_s(f) for f in features])
         found.append(TimedModel(draft.name, str(index), features, seconds, float(np.nansum(seconds)) * 1.02 + 5e-6))
-    return found
+    return tuple(found)
+
+
+@cache
+def fitted_to_six() -> ProcessorProfile:
+    return fit_processor(timed_networks(6), tune=False)
 
 
 def test_kernels_that_one_implementation_runs_are_learnt_together() -> None:
-    kernels = fit_processor(timed_networks(6), tune=False).kernels
+    kernels = fitted_to_six().kernels
     assert kernels["winograd"] == kernels["conv"]
     assert kernels["grouped"] == kernels["conv"]
     assert kernels["pointwise/strided"] == kernels["conv"]
@@ -71,10 +78,11 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
     product = OperatorFeatures("matmul", "BATCH_MATMUL", 150_000, 20_000, 0, 4_000, output=(4, 31, 31))
     small = [replace(product, macs=150_000 + n % 3) for n in range(12)]
     seen = TimedModel("small", "small", tuple(small), np.full(12, 7e-6), 12 * 7e-6)
-    kernels = fit_processor([*few, seen], tune=False).kernels
+    fitted = fit_processor([*few, seen], tune=False)
+    kernels = fitted.kernels
     assert kernels["matmul"].prices == kernels["pointwise"].prices
     assert kernels["matmul"].samples == 12
-    assert not CostProfile("it", {"core": fit_processor([*few, seen], tune=False)}).concerns(small, "core")
+    assert not CostProfile("it", {"core": fitted}).concerns(small, "core")
     many = [replace(product, macs=100_000 * n) for n in range(1, 13)]
     known = TimedModel("large", "large", tuple(many), np.array([true_s(f) for f in many]), 1e-3)
     kernels = fit_processor([*few, known], tune=False).kernels
@@ -134,7 +142,7 @@ def test_a_fit_refuses_what_is_no_time() -> None:
 
 
 def test_a_fitted_profile_survives_its_file() -> None:
-    profile = CostProfile("fitted", {"core": fit_processor(timed_networks(6), tune=False)})
+    profile = CostProfile("fitted", {"core": fitted_to_six()})
     platform = SyntheticEvaluator().platform()
     again, _ = from_json(json.loads(json.dumps(to_json(profile, platform))))
     features = timed_networks(1, seed=7)[0].features

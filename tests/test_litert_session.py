@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +22,6 @@ from search_spaces.models import load
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 from tests import strategies
-from tests.commands import SEARCHED
 from tests.litert_loading import agrees, loaded, pid_of, single_cores, three_lanes
 
 pytestmark = pytest.mark.litert
@@ -186,30 +182,6 @@ def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Grap
     finally:
         session.close()
         lanes.close()
-
-
-def test_the_runtime_is_never_loaded_by_the_parent(tmp_path: Path, cache_folder: Path) -> None:
-    program = (
-        "import json, sys\n"
-        "from pathlib import Path\n"
-        "from optimizer.cli import main\n"
-        f"code = main(['--model', 'squeezenet1_1', '--budget', '3', '--max-stages', '2', '-q', '--json',"
-        f" '--processors', '{SINGLES[0]}', '--out', sys.argv[1]])\n"
-        "maps = Path('/proc/self/maps').read_text()\n"
-        "loaded = sorted(m for m in sys.modules if m.startswith('ai_edge_litert.'))\n"
-        "print(json.dumps([code, 'pywrap' in maps, loaded]))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-    )
-    # The package itself maps libLiteRt.so when it is imported for its schema; nothing that could call it is loaded.
-    code, mapped, loaded = json.loads(run.stdout.splitlines()[-1])
-    assert code in SEARCHED
-    assert (mapped, loaded) == (False, ["ai_edge_litert.schema_py_generated"])
 
 
 @pytest.mark.parametrize("lanes", [[SINGLES[0]] * 4, SINGLES[:2] * 2 if len(SINGLES) > 1 else [SINGLES[0]] * 4])

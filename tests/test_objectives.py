@@ -103,20 +103,6 @@ def test_several_objectives_give_a_front(capsys: pytest.CaptureFixture[str], sam
         assert "← knee" in capsys.readouterr().out
 
 
-def test_the_front_of_a_cost_model_is_the_front_of_all_plans(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--objective", "latency", "--objective", "energy", *POWERS, "--max-stages", "2"]
-    found = study(capsys, *words, "--budget", "60", "--out", "auto")
-    front = [tuple(each["values"].values()) for each in found["front"]["plans"]]
-    everything = study(capsys, *words, "--sampler", "brute-force", "--budget", "1000", "--out", "all")
-    every = [tuple(each["values"].values()) for each in everything["front"]["plans"]]
-    assert everything["space"]["exhausted"]
-    # Of plans that the model cannot tell apart one stands for the others, so the two fronts need not be the same.
-    reach = np.array(every).max(axis=0) - np.array(every).min(axis=0)
-    for one, other in ((front, every), (every, front)):
-        for values in one:
-            assert min(np.max(np.abs(np.subtract(values, v)) / reach) for v in other) <= 0.2
-
-
 def test_the_order_of_objectives_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*POWERS, "--max-stages", "2", "--budget", "30"]
     names = ["--objective", "latency", "--objective", "energy"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.simulate import Law, Task, run_tasks
 from evaluators.energy import find_meter
-from evaluators.litert import PlanRunner, pipeline
+from evaluators.litert import PlanRunner
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
@@ -195,27 +195,6 @@ def test_arcs_carry_what_is_under_way(squeezenet: Graph) -> None:
     how = rounds(plan, PLATFORM, needs)
     found = {(a.before, a.after): a.tokens for a in arcs(plan, PLATFORM, needs, how)}
     assert found == {(0, 1): 1, (1, 2): 1}
-
-
-@pytest.mark.litert
-def test_a_study_finds_a_pipeline_that_runs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "_BLOCK_S", 0.01)  # this is no measurement
-    words = ["--model", "mobilenet_v1@0.25/128", "--objective", "throughput", "--processors", "cpu0,cpu1"]
-    assert main([*words, "--max-stages", "2", "--budget", "4", "-q", "--json", "--out", "run"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best"]["period_ms"]["median"] > 0
-    assert found["best"]["identical"] is not False
-    assert main(["execute", "run", "--stream"]) == 0
-    told = capsys.readouterr().out
-    assert "a result every" in told
-    assert "in flight" in told
-    assert main(["execute", "run", "--stream", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["in_flight"] > 1
-    assert found["period_ms"]["samples"] <= 12  # each is a stream of its own: 1000 of a fast model took minutes
 
 
 @pytest.mark.litert

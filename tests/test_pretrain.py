@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +20,23 @@ TRAIN = ["pretrain", "--model", "squeezenet1_1", "--platform", "snapdragon855", 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def test_a_policy_is_trained_kept_and_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([*TRAIN, "--out", "policy.npz", "--batches", "60", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A policy of 60 batches, and what the command told of it."""
+    policy, told = tmp_path_factory.mktemp("trained") / "policy.npz", io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert main([*TRAIN, "--out", str(policy), "--batches", "60", "--json"]) == 0
+    return policy, json.loads(told.getvalue())
+
+
+def test_a_policy_is_trained_kept_and_used(
+    trained: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    policy, document = trained
     assert document["lessons"] == ["squeezenet1_1 on snapdragon855"]
     assert 1.0 <= document["slower_than_best_last"] < 0.8 * document["slower_than_best_first"]
     study = ["--model", "squeezenet1_0", "--evaluator", "cost-model", "--platform", "kirin990", "--budget", "12", "-q"]
-    assert main([*study, "--max-stages", "3", "--sampler", "reinforce@policy.npz", "--json", "--out", "run"]) == 0
+    assert main([*study, "--max-stages", "3", "--sampler", f"reinforce@{policy}", "--json", "--out", "run"]) == 0
     assert json.loads(capsys.readouterr().out)["trials"] >= 12
     assert (tmp_path / "run").is_dir()
 
@@ -37,12 +50,11 @@ def test_the_same_seed_gives_the_same_policy(tmp_path: Path) -> None:
     assert not np.array_equal(weights[0], weights[2])
 
 
-def test_what_was_trained_starts_better_on_an_unseen_model_and_device(tmp_path: Path) -> None:
-    assert main([*TRAIN, "--out", "policy.npz", "--batches", "60"]) == 0
+def test_what_was_trained_starts_better_on_an_unseen_model_and_device(trained: tuple[Path, dict[str, Any]]) -> None:
     unseen = lesson_of("mobilenet_v1", Path("kirin990"), 3)
     drawn = [
         unseen.predict(roll_out(weights, unseen.seen, 200, np.random.default_rng(0)).chains()).mean()
-        for weights in (Weights.new(0), Weights.load(tmp_path / "policy.npz"))
+        for weights in (Weights.new(0), Weights.load(trained[0]))
     ]
     assert drawn[1] < 0.8 * drawn[0]
 

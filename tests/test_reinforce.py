@@ -12,8 +12,8 @@ import pytest
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.policy import Weights, gradient, retrace, roll_out
 from optimizer.samplers.policy_features import NAMES, features
-from optimizer.samplers.reinforce import Learner, lesson
-from optimizer.samplers.training import advantages, pretrain
+from optimizer.samplers.reinforce import Learner
+from optimizer.samplers.training import advantages
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UsageError
 from tests.benchmarks.instances import Instance, instance
@@ -73,27 +73,6 @@ def test_the_gradient_is_that_of_the_objective() -> None:
             arrays[which] = at + sign * 1e-5 * direction
             sides.append(objective(Weights(*arrays)))
         assert float((towards * direction).sum()) == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-4)
-
-
-def test_it_learns_from_the_model_at_no_device_time() -> None:
-    at_first: list[float] = []
-    later: list[float] = []
-    task = lesson(problem(SMALL))
-    begun = Weights.new(0)
-    learned = pretrain(begun, [task], 40, 0, lambda batch, s, _: (at_first if batch < 5 else later).append(s))
-    assert np.mean(later[-5:]) < 0.9 * np.mean(at_first)
-    again = pretrain(begun, [task], 40, 0)
-    assert all(np.array_equal(a, b) for a, b in zip(learned.arrays(), again.arrays(), strict=True))
-
-
-def test_what_was_learned_on_other_models_helps_on_an_unseen_one() -> None:
-    learned = pretrain(Weights.new(0), [lesson(problem(instance(n))) for n in (1, 10, 12)], 60, 0)
-    task = lesson(problem(OTHER))
-    took = [
-        float(task.predict(roll_out(weights, task.seen, 200, np.random.default_rng(1)).chains()).mean())
-        for weights in (Weights.new(0), learned)
-    ]
-    assert took[1] < 0.95 * took[0]
 
 
 def test_trials_move_the_policy_and_only_trials_do() -> None:

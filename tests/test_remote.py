@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import threading
 import time
@@ -37,11 +35,6 @@ from search_spaces.platform import Platform
 from tests.remote_agents import agent_here, agent_process
 
 pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
-
-
-@pytest.fixture(scope="module")
-def small() -> Graph:
-    return load("squeezenet1_1@0.25/64")
 
 
 def evaluator_at(address: str) -> RemoteEvaluator:
@@ -192,79 +185,6 @@ def test_a_client_that_falls_silent_loses_its_lease(tmp_path: Path, small: Graph
                 theirs.load(small, chain_plan(small, [], ["cpu"])).run(1)
                 with pytest.raises(DeviceLostError):
                     candidate.run(1)
-
-
-def test_a_device_that_comes_back_goes_on_and_one_that_does_not_is_left(
-    tmp_path: Path, small: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = chain_plan(small, [], ["cpu"])
-    devices = tmp_path / "devices.yaml"
-    with agent_process(tmp_path / "b") as (_, other), agent_process(tmp_path / "a") as (process, address):
-        devices.write_text(
-            f"devices:\n  a: {{agent: '{address}', wait_s: 20}}\n  b: {{agent: '{other}', wait_s: 20}}\n"
-        )
-        monkeypatch.setenv(ENVIRONMENT, str(devices))
-        remote = evaluator_at("a,b")
-        with remote.prepare(remote.platform()) as session:
-            assert session.fingerprint()["device"] == "a"
-            fresh, shown = session.load(small, plan), session.load(small, plan)
-            shown.run(1)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            with pytest.raises(DeviceLostError):
-                shown.run(1)  # samples of two devices make no sample
-            assert len(fresh.run(2).latency_s) == 2  # this one had none yet, and is moved
-            assert session.fingerprint()["device"] == "b"
-
-
-def test_a_study_survives_the_death_of_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent is killed at random moments and started anew; every plan of the budget is measured all the same."""
-    port = _free_port()
-    devices = tmp_path / "devices.yaml"
-    devices.write_text(f"devices:\n  flaky: {{agent: '127.0.0.1:{port}', wait_s: 30}}\n")
-    monkeypatch.setenv(ENVIRONMENT, str(devices))
-    over = threading.Event()
-
-    def live_and_die() -> None:
-        for lived_s in (1.0, 0.6, 0.3, 0.9):
-            with agent_process(tmp_path / "device", options=["--listen", f"127.0.0.1:{port}"]) as (process, _):
-                if over.wait(lived_s):
-                    return
-                process.kill()
-        with agent_process(tmp_path / "device", options=["--listen", f"127.0.0.1:{port}"]):
-            over.wait()
-
-    thread = threading.Thread(target=live_and_die)
-    thread.start()
-    try:
-        for _ in range(50):
-            if _answers(port):
-                break
-            time.sleep(0.1)
-        words = ["--model", "squeezenet1_1@0.25/64", "--budget", "40", "--evaluator", "remote", "--device", "flaky"]
-        for _ in range(8):  # a study that lost the device where nothing may be repeated ends, and is gone on with
-            if main([*words, "--out", str(tmp_path / "run"), "--json", "-q"]) == 0:
-                break
-    finally:
-        over.set()
-        thread.join()
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["unique_plans"] == 40
-    records = [json.loads(line) for line in (tmp_path / "run" / "trials.jsonl").read_text().splitlines()]
-    tried = [r["data"] for r in records if r["kind"] == "trial"]
-    digests = [t["digest"] for t in tried if t["measurement"]]
-    assert len(digests) == len(set(digests)) >= 38
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_devices_are_named_or_told_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import socket
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from evaluators.remote.credentials import (
     ServerCredentials,
     is_loopback,
     read_token,
-    split_address,
 )
 from evaluators.remote.devices import Device
 from evaluators.remote.server import Served
@@ -35,18 +32,12 @@ from optimizer.cli import main
 from search_spaces.chain import chain_plan
 from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
 from search_spaces.graph import Graph
-from search_spaces.models import load
 from tests.remote_agents import agent_here
 
 grpc = pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
 
 TOKEN = "correct-horse-battery-staple"
 CLIENT = "ab" * 32  # one and the same, whose every Open takes the place of the one before
-
-
-@pytest.fixture(scope="module")
-def small() -> Graph:
-    return load("squeezenet1_1@0.25/64")
 
 
 @pytest.fixture(scope="module")
@@ -259,21 +250,3 @@ def test_whatever_is_asked_is_answered(
         ours.call(method, {**data, **client} if inside else data, 10.0)
     assert ours.call("Describe", {}, 10.0)["device"] == "here"
     ours.close()
-
-
-def test_a_thousand_half_open_connections(certificates: Path, tmp_path: Path) -> None:
-    """They neither keep others out nor are they kept for ever."""
-    ours = certificates / "ours"
-    shown = ServerCredentials(pem(ours, "agent.pem"), pem(ours, "agent.key"), token=TOKEN)
-    mine = ClientCredentials(pem(ours, "ca.pem"), token=TOKEN)
-    with agent_here(SyntheticEvaluator(), tmp_path, credentials=shown) as (_, served), ExitStack() as stack:
-        host, port = split_address(served.address, 0)
-        sockets = [stack.enter_context(socket.create_connection((host, port), timeout=10.0)) for _ in range(1000)]
-        for index, each in enumerate(sockets):
-            if index % 2:
-                each.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake that does not go on
-        begin_s = time.monotonic()
-        assert connection(served.address, mine).call("Describe", {}, 10.0)["device"] == "here"
-        assert time.monotonic() - begin_s < 5.0
-        sockets[-1].settimeout(30.0)
-        assert not sockets[-1].recv(4096) or not sockets[-1].recv(4096)  # perhaps a last alert, then the end

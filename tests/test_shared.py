@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from optuna.storages import BaseStorage
 
 from optimizer.cli import main
 from optimizer.config import parse_config
-from optimizer.shared import RECORD, SETTINGS, Claim, SharedStudy
+from optimizer.shared import SETTINGS, Claim, SharedStudy
 from optimizer.shared_storage import check_url, close_storage, open_storage
 from optimizer.sharing import joined as settings_joined
 from optimizer.sharing import placed
 from search_spaces.errors import UnavailableError, UsageError
-from tests import shared_chaos
-from tests.postgres import Postgres
-from tests.shared_chaos import MODEL, ROOT
+from tests.shared_chaos import MODEL
+from tests.shared_workers import closed_at_the_end, joined, record
 
 
 @pytest.fixture
@@ -34,33 +28,8 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    yield
-    while _open:
-        study, storage = _open.pop()
-        study.close()
-        close_storage(storage)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Postgres]:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # the server is somebody else
-    made = Postgres(tmp_path / "postgres")
-    yield made
-    made.close()
-
-
-_open: list[tuple[SharedStudy, BaseStorage]] = []
-
-
-def joined(url: str, worker: str) -> SharedStudy:
-    storage = open_storage(url, 1)
-    _open.append((SharedStudy(storage, "s", worker, 1), storage))
-    return _open[-1][0]
-
-
-def record(digest: str, value_s: float | None = 1.0) -> dict[str, object]:
-    return {"digest": digest, "values": None if value_s is None else [value_s]}
+    with closed_at_the_end():
+        yield
 
 
 def test_of_many_claims_of_a_plan_one_stands(url: str) -> None:
@@ -95,32 +64,6 @@ def test_the_budget_is_kept_to_the_trial(url: str) -> None:
     ]
     assert [claim is not None for claim in claims] == [True, True, True, False]
     assert first.claim("a baseline", "baseline", {}, {}) is not None  # costs none
-
-
-def test_what_the_dead_claimed_is_free_and_what_they_had_written_is_kept(url: str) -> None:
-    dead, other = joined(url, "dead"), joined(url, "other")
-    lost = dead.claim("lost", "trial", {}, {})
-    assert lost is not None
-    dead.close()  # no more signs of life
-    late = joined(url, "late")
-    written = late.claim("written", "trial", {}, {})
-    assert written is not None
-    late._storage.set_trial_user_attr(written.trial_id, RECORD, json.dumps(record("written")))
-    late.close()
-    assert [data["digest"] for _, data in other.look()] == ["written"]
-    assert "lost" in other.pending
-    assert other.claim("lost", "trial", {}, {}) is None
-    end_s = time.monotonic() + 30.0
-    while "lost" in other.pending and time.monotonic() < end_s:
-        time.sleep(0.5)
-        other.look()
-    again = other.claim("lost", "trial", {}, {})
-    assert again is not None
-    other.finish(again, record("lost"))
-    dead.finish(lost, record("lost"))  # it was only asleep, and comes too late
-    assert dead.lost == 1
-    fresh = joined(url, "fresh")
-    assert sorted(str(data["digest"]) for _, data in fresh.look()) == ["lost", "written"]
 
 
 def test_facts_are_everybodys(url: str) -> None:
@@ -188,48 +131,3 @@ def test_a_file_that_sqlite_cannot_use_is_told_at_once(tmp_path: Path) -> None:
     for wrong in ("missing/x.db", "text", "."):
         with pytest.raises(UnavailableError, match=r"cannot be used: (unable to open|file is not)"):
             open_storage(f"sqlite:///{tmp_path / wrong}")
-
-
-def test_through_a_server_workers_share_and_the_dead_are_found(url: str, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="grpc:// needs the extra 'grpc'")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "optimizer.cli", "storage", url, "--listen", f"127.0.0.1:{port}"]
-    command += ["--heartbeat", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
-        try:
-            assert process.stderr is not None
-            assert b"grpc://127.0.0.1" in process.stderr.readline()
-            through = f"grpc://127.0.0.1:{port}"
-            dead, other = joined(through, "dead"), joined(through, "other")
-            assert dead.claim("plan", "trial", {}, {}) is not None
-            assert other.claim("plan", "trial", {}, {}) is None
-            time.sleep(6.0)
-            other.look()
-            assert "plan" in other.pending  # it gives signs of life, and they arrive
-            dead.close()
-            end_s = time.monotonic() + 30.0
-            while "plan" in other.pending and time.monotonic() < end_s:
-                time.sleep(0.5)
-                other.look()
-            again = other.claim("plan", "trial", {}, {})
-            assert again is not None
-            other.finish(again, record("plan"))
-        finally:
-            process.terminate()
-            process.communicate(timeout=30)
-
-
-def test_workers_and_the_server_are_killed_at_random(server: Postgres, tmp_path: Path) -> None:
-    """The large one is ``python -m tests.shared_chaos 8 2000``."""
-
-    def outage() -> None:
-        server.kill()
-        time.sleep(1.0)
-        server.start()
-
-    seen = shared_chaos.run(server.url, tmp_path, 3, 60, kills=2, outages=1, outage=outage)
-    assert (seen.finished, seen.twice, seen.unfinished) == (60, 0, 0)
-    assert seen.optimum
-    assert (seen.killed, seen.outages) == (2, 1)

@@ -26,7 +26,7 @@ from search_spaces.arrangement import RankSet
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
 from search_spaces.models import load
-from search_spaces.plan import LayerRanks, Plan
+from search_spaces.plan import LayerRanks
 from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.workload import Client, Workload
 from tests.commands import printed, studied
@@ -152,18 +152,6 @@ def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSe
 def sparing_nbytes(memory: Memory, sets: Sequence[Sequence[RankSet]]) -> int:
     found = memory.sparing(sets)
     return memory.nbytes([((), *each)[found[c]] for c, each in enumerate(sets)])
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_a_limit_that_is_kept_only_where_all_that_share_weights_are_decomposed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    memory, sets = memory_of((0.4, 0.4))
-    least, plain = sparing_nbytes(memory, sets), memory.nbytes()
-    assert least < plain < min(memory.nbytes([ranks, ()]) for ranks in sets[0])
-    words = ("--workload", two_clients((0.4, 0.4), (least + plain) / 2), "--budget", "8")
-    best = Plan.from_json(study(capsys, *words)["best"]["plan"])
-    assert memory.of_plan(best) <= (least + plain) / 2
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -11,7 +11,7 @@ import pytest
 
 from evaluators.base import Agreement
 from evaluators.cost_model.session import CostModelEvaluator
-from evaluators.workload.predicted import PredictedRun, PredictedSession
+from evaluators.workload.predicted import PredictedRun
 from optimizer.cli import main
 from optimizer.config import parse_config
 from optimizer.workload_problem import read_problem
@@ -98,25 +98,6 @@ def test_models_that_are_not_worth_decomposing_are_compared_as_without_tucker(
     assert list(ranked["baselines"]) == list(plain["baselines"])
     assert ranked["best"]["plan"] == plain["best"]["plan"]
     assert ranked["speedup"] == plain["speedup"]
-
-
-def test_an_error_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("--model", f"{VGG}×2,mobilebert/8", *ALLOWED, "--budget", "8")
-
-    def told(out: str) -> str:
-        return " ".join(run(capsys, *words, "--out", out).split())
-
-    assert "outputs expected to be off by" in (text := told("run"))
-    assert "mobilebert/8: as it is, it cannot be decomposed" in text
-    assert "no way to decompose it" not in text
-    tucker = json.loads(Path("run/result.json").read_text())["workload"]["tucker"]
-    assert tucker[VGG]["error_measured"] is False
-    assert not tucker["mobilebert/8"]["decomposable"]
-    assert main(["report", "run"]) == 0
-    assert "expected from its filters" in Path("run/report.md").read_text()
-    monkeypatch.setattr(PredictedSession, "decomposed_error", lambda *_: 0.05)
-    assert "outputs off by 0.05" in told("measured")
-    assert json.loads(Path("measured/result.json").read_text())["workload"]["tucker"][VGG]["error_measured"] is True
 
 
 def test_files_of_decomposed_models_are_those_of_the_best_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ void = plugged:nothing
 """
 
 SMALL = "squeezenet1_1@0.25/64"
-TABLE = Path(__file__).parents[1] / "experiments" / "tables" / "one_inference.yaml"
+TABLE = Path(__file__).parents[2] / "experiments" / "tables" / "one_inference.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from search_spaces.plan import Plan, Share, Stage
 from tests.commands import SEARCHED
 
 pytestmark = pytest.mark.litert
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = "squeezenet1_1@0.5/64"
 
 

@@ -47,7 +47,7 @@ class Board:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.home, self._port = folder / "home", free_port()
+        self.home = folder / "home"
         server, keygen = shutil.which("sshd", path=SBIN), shutil.which("ssh-keygen")
         if server is None or keygen is None or shutil.which("ssh") is None:
             pytest.skip("there is no SSH server (Debian: apt-get install openssh-server)")
@@ -61,6 +61,24 @@ class Board:
         (self.home / "packages" / "sitecustomize.py").write_text(f"import sys\nsys.path += {paths!r}\n")
         for name in ("host", "user"):
             subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where root's server has its processes jailed
+        self._ssh = f"ssh -F {shlex.quote(str(folder / 'ssh_config'))}"
+        log = folder / "sshd.log"
+        self._errors = log.open("wb")
+        for _ in range(5):  # a server of OpenSSH chooses no port itself, and another program may take the one given
+            self._start(server, folder)
+            if self._listens():
+                break
+        else:
+            pytest.skip(f"the SSH server does not start here: {log.read_text().strip()[-300:]}")
+        done = subprocess.run(self.command("ssh pi@board true"), shell=True, capture_output=True, check=False)
+        if done.returncode:
+            self.close()
+            pytest.skip(f"nobody may log in here: {done.stderr.decode().strip()} {log.read_text().strip()[-300:]}")
+
+    def _start(self, server: str, folder: Path) -> None:
+        self._port = free_port()
         around = f'"HOME={self.home}" "PATH={self.home / "bin"}:/usr/bin:/bin" "PYTHONPATH={self.home / "packages"}"'
         (folder / "sshd_config").write_text(
             f"Port {self._port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\nPidFile none\n"
@@ -72,25 +90,20 @@ class Board:
             f"Host board\n  HostName 127.0.0.1\n  Port {self._port}\n  IdentityFile {folder / 'user'}\n"
             "  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
         )
-        if os.getuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where root's server has its processes jailed
-        self._ssh = f"ssh -F {shlex.quote(str(folder / 'ssh_config'))}"
-        self._errors = (folder / "sshd.log").open("wb")
         self._server = subprocess.Popen([server, "-D", "-e", "-f", folder / "sshd_config"], stderr=self._errors)
-        self._answers(folder / "sshd.log")
 
-    def _answers(self, log: Path) -> None:
-        for _ in range(100):
+    def _listens(self) -> bool:
+        """Whether the server answers; False where it has ended."""
+        for _ in range(200):
             if self._server.poll() is not None:
-                pytest.skip(f"the SSH server does not start here: {log.read_text().strip()[-300:]}")
+                return False
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    break
+                    return True
             time.sleep(0.05)
-        done = subprocess.run(self.command("ssh pi@board true"), shell=True, capture_output=True, check=False)
-        if done.returncode:
-            self.close()
-            pytest.skip(f"nobody may log in here: {done.stderr.decode().strip()} {log.read_text().strip()[-300:]}")
+        self._server.kill()
+        self._server.wait()
+        return False
 
     def command(self, documented: str) -> str:
         """Return a command of the page, with this server as the board."""

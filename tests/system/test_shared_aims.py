@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from optimizer.cli import main
 from optimizer.shared_storage import close_storage, open_storage
-from tests.postgres import Postgres
+from tests.postgres import postgres_server
 
 MODEL = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--max-stages", "2"]
 BEGIN = [*MODEL, "--processors", "1large,1small,gpu", "--budget", "12", "-q", "--json"]
@@ -27,11 +27,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'shared.db'}"
         return
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # the server is somebody else
-    server = Postgres(tmp_path / "postgres")
-    yield server.url
-    server.close()
+    with postgres_server() as server:
+        yield server.url
 
 
 def study(capsys: pytest.CaptureFixture[str], out: Path, *words: str) -> dict[str, Any]:

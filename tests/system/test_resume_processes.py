@@ -17,7 +17,7 @@ import pytest
 from tests.commands import SEARCHED
 from tests.short_studies import tried, verdict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "optimizer.cli", "--model", "squeezenet1_1", "--evaluator", "synthetic"]
 
 

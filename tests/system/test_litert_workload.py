@@ -1,0 +1,82 @@
+"""Several models on LiteRT: prices measured once, models that crash or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from evaluators.litert.workload import LitertWorkload
+from evaluators.litert.workload_prices import PriceTable
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.workload import Arrival, Client
+from tests.test_litert_workload import lanes, opened, plan_of, two
+
+pytestmark = pytest.mark.litert
+
+
+def process_of(candidate_lane: str, session: LitertWorkload) -> int:
+    number = session.process(candidate_lane)
+    assert number is not None
+    return number
+
+
+def later(action: object, delay_s: float) -> threading.Timer:
+    timer = threading.Timer(delay_s, action)  # type: ignore[arg-type]
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
+    squeezenet: Graph, mobilenet: Graph, how: signal.Signals
+) -> None:
+    clients = (
+        Client("a", "squeezenet1_1", 1, Arrival("closed", 40)),
+        Client("b", "mobilenet_v1", 1, Arrival("closed", 60)),
+    )
+    names = [p.name for p in lanes().processors]
+    if len(names) < 3:
+        pytest.skip("needs two cores")
+    with opened([squeezenet, mobilenet], *clients, run_s=5.0) as (session, space):
+        plan = plan_of(space, jobs_1=1, on_1_1=names[1], on_2_1=names[2])
+        with closing(session.load(space.joined.graph, plan)) as candidate:
+            candidate.replay.run()
+            assert not candidate.replay.failures
+            later(lambda: os.kill(process_of(names[2], session), how), 0.05)
+            begin_s = time.monotonic()
+            found = candidate.replay.run()
+            assert time.monotonic() - begin_s < 30.0
+            first, second = found.requests
+            assert all(r.latency_s is not None for r in first)
+            assert [r.latency_s is None for r in second].count(True) > 0
+            assert list(candidate.replay.failures) == [1]
+            again = candidate.replay.run()  # without it
+            assert all(r.latency_s is not None for r in again.requests[0])
+            with pytest.raises(UnavailableError, match="b: lane"):
+                candidate.run(1)
+        with closing(session.load(space.joined.graph, plan)) as candidate:  # the lane is there again
+            candidate.run(1)
+            assert candidate.outcome.answered == 100
+
+
+def test_prices_are_measured_once_and_kept(squeezenet: Graph, mobilenet: Graph) -> None:
+    with opened([squeezenet, mobilenet], *two()) as (session, space):
+        with pytest.raises(UnavailableError, match="no prices yet"):
+            _ = session.simulator
+        data = json.loads(json.dumps(session.price(None, lambda _: None)))
+        predicted = session.simulator.run(plan_of(space))
+        assert predicted.answered == 2
+        session.price(data, lambda _: pytest.fail("measured again"))
+        assert session.simulator.run(plan_of(space)).makespan_s == pytest.approx(predicted.makespan_s)
+        table = PriceTable.from_json(data)
+        for graph in (squeezenet, mobilenet):
+            for kind, each in table.operator_s[graph.digest].items():
+                assert sum(each) <= table.whole_s[graph.digest][kind] * 1.001
+                assert min(each) > 0.0
