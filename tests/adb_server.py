@@ -10,6 +10,7 @@ import hashlib
 import shlex
 import socket
 import socketserver
+import sys
 import struct
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,11 @@ class PhoneServer(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell of a defect of this double; that a client went away in the middle is none."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Client)
