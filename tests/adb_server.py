@@ -10,8 +10,8 @@ import hashlib
 import shlex
 import socket
 import socketserver
-import sys
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
