@@ -4,8 +4,8 @@
 
     result = optimize("net.tflite", budget=100, processors=["cpu0", "cpu1"])
     print(result.plan)
-    with result.runner() as run:
-        outputs = run(inputs)
+    with result.runner() as runner:
+        outputs = runner.run(inputs)
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def render(found: KnownDevices) -> str:
     for name, processors in found.platforms.items():
         more = f", … ({len(processors)} processors)" if len(processors) > _MOST_NAMES else ""
         lines.append(f"  {name:{wide}}  {', '.join(processors[:_MOST_NAMES])}{more}")
-    lines += ["", "phones (--evaluator android)"]
+    lines += ["", "phones (--evaluator adb)"]
     if found.phones is None:
         lines.append("  no adb server answers; start it with: adb start-server")
     elif not found.phones:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluators.registry import make_evaluator
 from evaluators.remote.devices import ENVIRONMENT as DEVICES
 from optimizer.cli import COMMANDS, main
 from search_spaces.graph import Graph
@@ -140,8 +141,9 @@ def test_help_tells_of_every_command(capsys: pytest.CaptureFixture[str]) -> None
         with pytest.raises(SystemExit, match="0"):
             main(["help", name])
         assert capsys.readouterr().out.startswith(f"usage: optimize {name}")
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("optimize ")
+    for words in (["--version"], ["squeezenet1_1", "--version"]):  # no study is run
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith("optimize ")
 
 
 def test_devices_are_listed(
@@ -155,6 +157,9 @@ def test_devices_are_listed(
     assert re.search(r"^  cpu0 +cores 0", text, re.MULTILINE)
     assert re.search(r"^  pixel4 +[a-z]", text, re.MULTILINE)
     assert re.search(r"^  board  127.0.0.1:7450$", text, re.MULTILINE)
+    named = re.findall(r"--evaluator ([\w-]+)", text)
+    assert len(named) == 3
+    assert all(make_evaluator(name).name == name for name in named)
     found = answered(capsys, ["devices"])
     assert found["agents"] == {"board": "127.0.0.1:7450"}
     assert "pixel4" in found["platforms"]

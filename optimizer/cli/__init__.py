@@ -65,9 +65,6 @@ def _run(arguments: list[str]) -> int:
             skip_command()
             return COMMANDS[completed[0]][1]([])
     match arguments:
-        case ["--version"] | ["-V"]:
-            print(f"optimize {_version()}")
-            return 0
         case ["help"]:
             arguments = ["--help"]
         case ["help", name, *_]:
@@ -79,12 +76,6 @@ def _run(arguments: list[str]) -> int:
     width = max(map(len, COMMANDS))
     summaries = "\n".join(f"  {name:{width}}  {text}" for name, (text, _) in sorted(COMMANDS.items()))
     return study.optimize(arguments, COMMANDS, summaries)
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("partition-optimizer")
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

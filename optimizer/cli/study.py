@@ -31,6 +31,11 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     """
     parser = make_parser(summaries)
     options = parser.read(arguments)
+    if options.version:
+        from importlib.metadata import version
+
+        print(f"optimize {version('partition-optimizer')}")
+        return 0
     models = [*options.models, *(options.model or ())]
     if options.models and not options.model:
         _check_models(options.models[0], commands)
