@@ -25,6 +25,9 @@ from search_spaces.models.atomic import sync_folder
 __all__ = ["Damage", "LogContents", "Record", "TrialLog", "read_log"]
 
 
+_DEVICE = "device"  # kind of the record that says what is measured on
+
+
 class TrialLog:
     """An open log of one process; another process is kept out until it is closed or dies. Not for several threads."""
 
@@ -33,6 +36,8 @@ class TrialLog:
         self._descriptor = descriptor
         self._end = nbytes, following  # one value, so that an interrupt finds both old or both new
         self._unsettled = False
+        self.empty = following <= 1
+        """Whether it holds no record, or none but that of the device: nothing that would have to be measured again."""
         _open_logs.add(self)
 
     @classmethod
@@ -58,11 +63,6 @@ class TrialLog:
                 raise
         last = contents.records[-1].n if contents.records else 0
         return cls(path, descriptor, nbytes, last + 1), contents
-
-    @property
-    def empty(self) -> bool:
-        """Whether it holds no more than its first record, which names the device."""
-        return self._end[1] <= 2
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Record:
         """Add a record; when this returns, it is on the disk. Returns what a reader of the log will get.
@@ -91,6 +91,7 @@ class TrialLog:
                 raise
             self._end = nbytes + len(line), n + 1
             self._unsettled = False
+            self.empty = self.empty and kind == _DEVICE
         return record
 
     def close(self) -> None:

@@ -116,6 +116,15 @@ def test_a_folder_of_ones_own() -> None:
         assert again.study == run.study
 
 
+@pytest.mark.parametrize(("kinds", "kept"), [(["device"], False), (["device", "cut"], True), (["trial"], True)])
+def test_a_failed_start_frees_the_name_unless_something_was_measured(kinds: list[str], kept: bool) -> None:
+    run = opened()
+    for kind in kinds:
+        run.log.append(kind, {})
+    run.__exit__(RunFolderError, None, None)
+    assert run.path.exists() == kept
+
+
 def test_studies_without_a_name_never_share_one() -> None:
     runs = [opened(changed(study=None, model="dir/my model.v2.tflite")) for _ in range(3)]
     assert len({run.path for run in runs}) == 3
