@@ -41,12 +41,13 @@ class PhoneServer(socketserver.ThreadingTCPServer):
     """
 
     allow_reuse_address = True
-    daemon_threads = True
+    daemon_threads = False  # closing the server waits for its threads: none outlives its test
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Tell of a defect of this double; that a client went away in the middle is none."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
+        """Keep a defect of this double for the end of its test; that a client went away in the middle is none."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, ConnectionError):
+            self.defects.append(error)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Client)
@@ -56,6 +57,8 @@ class PhoneServer(socketserver.ThreadingTCPServer):
         self.commands: list[list[str]] = []
         self.pushed: list[str] = []
         self.tampers = False
+        self.ended = threading.Event()
+        self.defects: list[BaseException] = []
 
     def file(self, there: str) -> Path:
         """Return where a file of the phone lies here."""
@@ -68,7 +71,8 @@ class PhoneServer(socketserver.ThreadingTCPServer):
             words = words[2:]
         name, *rest = words
         if name in self.hangs or Path(name).name in self.hangs:
-            threading.Event().wait(30.0)
+            self.ended.wait(30.0)
+            raise ConnectionAbortedError("nobody waits for a command that hangs")
         if name == "mkdir":
             self.file(rest[-1]).mkdir(parents=True, exist_ok=True)
         elif name == "mv":
@@ -119,6 +123,7 @@ class _Client(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
+        self.request.settimeout(30.0)
         try:
             transport = self._asked()
             if not transport.startswith("host:transport:"):
@@ -134,7 +139,7 @@ class _Client(socketserver.BaseRequestHandler):
                 self._sync()
             elif service.startswith("shell,v2,raw:"):
                 self._shell(shlex.split(service.partition("raw:")[2]))
-        except (ConnectionError, EOFError):
+        except (ConnectionError, EOFError, TimeoutError):
             return
 
     def _asked(self) -> str:
@@ -202,8 +207,10 @@ def phone_server(folder: Path) -> Iterator[PhoneServer]:
         try:
             yield server
         finally:
+            server.ended.set()
             server.shutdown()
             thread.join()
+    assert not server.defects, server.defects
 
 
 FARM = """
