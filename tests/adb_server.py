@@ -43,7 +43,7 @@ class PhoneServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = False  # closing the server waits for its threads: none outlives its test
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Keep a defect of this double for the end of its test; that a client went away in the middle is none."""
         error = sys.exception()
         if error is not None and not isinstance(error, ConnectionError):
