@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,18 +28,32 @@ Seconds = NDArray[np.float64]
 JobPrice = Callable[[range], float]
 
 
-def least_s(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = ()) -> float:
-    """Return what no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
 
-    The jobs of an inference follow each other, in any number and on any lanes. So the quickest way is found operator by
-    operator: each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a
-    job is told by the job of these two neighbours. Where a job costs something of its own and its operators add up
+    Attributes:
+        latency_s: from its start to its end.
+        work_s: what its jobs take together.
+    """
+
+    latency_s: float
+    work_s: float
+
+
+def least(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, runs: bool = True) -> Least:
+    """Return the bounds of an inference of a model.
+
+    Where jobs are runs of operators, in any number and on any lanes, the quickest way is found operator by operator:
+    each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a job is
+    told by the job of these two neighbours. Where a job costs something of its own and its operators add up
     otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
     tell is spared in a job, as traffic between branches, a whole lane is taken to be cheaper by what its longest job
-    spares.
+    spares. Where not all operators wait for the one before them, all lanes together may share that work.
 
     Args:
         ranks: with which the model runs.
+        runs: whether each job is a run of operators; else of each operator what it takes at least is added up.
     """
     count = len(graph.operators)
     whole_s, lanes = math.inf, dict[str, tuple[Seconds, Seconds]]()
@@ -47,11 +62,19 @@ def least_s(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = ()) -> 
             continue
 
         def job_s(operators: range, lane: int = number) -> float:
-            return simulator.cost(graph, lane, tuple(operators), ranks).work_s
+            return simulator.part_s(graph, lane, operators, ranks)
 
         lanes[processor.like] = _operator_costs(job_s, count)
         whole_s = min(whole_s, job_s(range(count)))
-    return min(whole_s, _quickest_s(list(lanes.values()))) if lanes else math.inf
+    if not lanes:
+        return Least(math.inf, math.inf)
+    if runs:
+        work_s = min(whole_s, _quickest_s(list(lanes.values())))
+    else:
+        each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in lanes.values()], axis=0)
+        work_s = min(whole_s, float(each_s.sum()))
+    in_a_row = runs and all(o - 1 in graph.predecessors(o) for o in range(1, count))
+    return Least(work_s if in_a_row else work_s / _at_once(simulator), work_s)
 
 
 def _operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
@@ -84,11 +107,14 @@ def _quickest_s(lanes: Sequence[tuple[Seconds, Seconds]]) -> float:
     return float(done_s.min())
 
 
-def check(simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[RankSet]] = ()) -> Mapping[str, float]:
+def check(
+    simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[RankSet]] = (), *, runs: bool = True
+) -> Mapping[str, float]:
     """Check that some plan may keep what is demanded; return the least seconds of each client's inference.
 
     Args:
         sets: of each client the ranks that it may get beside none.
+        runs: see :func:`least`.
 
     Raises:
         InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
@@ -96,21 +122,21 @@ def check(simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[
     """
     workload = simulator.workload
     clients = [i.client for i in workload.instances]
-    least: dict[str, float] = {}
+    found: dict[str, Least] = {}
     for c, client in enumerate(workload.clients):
         graph = simulator.joined.components[clients.index(c)].graph
-        each = [least_s(simulator, graph, ranks) for ranks in ((), *(sets[c] if sets else ()))]
-        least[client.name] = min(each)
-        if not np.isfinite(least[client.name]):
+        each = [least(simulator, graph, ranks, runs=runs) for ranks in ((), *(sets[c] if sets else ()))]
+        found[client.name] = Least(min(e.latency_s for e in each), min(e.work_s for e in each))
+        if not np.isfinite(found[client.name].work_s):
             raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
-    broken = list(_broken(simulator, memory, least, sets))
+    broken = list(_broken(simulator, memory, found, sets))
     if broken:
         raise infeasible(*broken)
-    return least
+    return {name: bound.latency_s for name, bound in found.items()}
 
 
 def _broken(
-    simulator: WorkloadSimulator, memory: Memory, least: Mapping[str, float], sets: Sequence[Sequence[RankSet]]
+    simulator: WorkloadSimulator, memory: Memory, bounds: Mapping[str, Least], sets: Sequence[Sequence[RankSet]]
 ) -> Iterator[Violation]:
     workload = simulator.workload
     if workload.memory_limit_nbytes is not None:
@@ -119,24 +145,24 @@ def _broken(
             yield violation(demand, workload.memory_limit_nbytes)
     busy = 0.0
     for client in workload.clients:
-        bound_s = least[client.name]
-        if client.deadline_s is not None and bound_s > TRUST * client.deadline_s:
-            yield Violation(f"an inference of {client.name!r} alone", bound_s, client.deadline_s, "s", _LATE)
+        bound = bounds[client.name]
+        if client.deadline_s is not None and bound.latency_s > TRUST * client.deadline_s:
+            yield Violation(f"an inference of {client.name!r} alone", bound.latency_s, client.deadline_s, "s", _LATE)
         if client.arrival.kind == "periodic" and client.deadline_s is not None:
-            busy += client.count * bound_s / client.arrival.period_s
+            busy += client.count * bound.work_s / client.arrival.period_s
     lanes = _at_once(simulator)
-    yield from _late_together(workload, least, lanes)
+    yield from _late_together(workload, bounds, lanes)
     if busy > TRUST * lanes:
         yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
 
 
-def _late_together(workload: Workload, least: Mapping[str, float], lanes: int) -> Iterator[Violation]:
+def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
     """Yield the first time by which more is due than all lanes can have done since the first of it was asked for.
 
     Requests that come at random are left out: when they come is known of a sample only.
     """
     due = sorted(
-        (release_s + client.deadline_s, release_s, client.count * least[client.name])
+        (release_s + client.deadline_s, release_s, client.count * bounds[client.name].work_s)
         for client in workload.clients
         if client.deadline_s is not None and client.arrival.kind != "poisson"
         for release_s in client.arrival.releases_s(workload.seed)

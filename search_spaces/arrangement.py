@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from search_spaces.errors import PlanError
@@ -142,6 +142,6 @@ def component_plan(plan: Plan, joined: JoinedGraph, component: int, stages: Sequ
         stages: of the plan, those of the component.
     """
     own = joined.components[component]
-    parts = tuple(Stage(own.own(plan.stages[s].operators), plan.stages[s].processor) for s in stages)
+    parts = tuple(replace(plan.stages[s], operators=own.own(plan.stages[s].operators)) for s in stages)
     ranks = ranks_by_component(plan, joined)
     return Plan(own.graph.digest, parts, ranks=ranks[component] if ranks else ())

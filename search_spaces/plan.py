@@ -229,6 +229,16 @@ def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
     )
 
 
+def needs(plan: Plan, graph: Graph) -> tuple[int, ...]:
+    """Return, for each stage of a plan without splits, the stages that it reads from, as a bit set."""
+    place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
+    found = []
+    for index, stage in enumerate(plan.stages):
+        sources = {place[before] for operator in stage.operators for before in graph.predecessors(operator)}
+        found.append(sum(1 << source for source in sources if source != index))
+    return tuple(found)
+
+
 def _in_order(stages: Sequence[Stage], graph: Graph) -> bool:
     """Tell whether the stages are consecutive runs of operators; these are in topological order, so stages are too."""
     if not all(stage.operators and stage.share is None for stage in stages):
