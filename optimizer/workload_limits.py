@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,9 @@ class Least:
     work_s: float
 
 
-def least(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, runs: bool = True) -> Least:
+def least(
+    simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, runs: bool = True, splits: bool = False
+) -> Least:
     """Return the bounds of an inference of a model.
 
     Where jobs are runs of operators, in any number and on any lanes, the quickest way is found operator by operator:
@@ -49,11 +52,13 @@ def least(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, ru
     told by the job of these two neighbours. Where a job costs something of its own and its operators add up
     otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
     tell is spared in a job, as traffic between branches, a whole lane is taken to be cheaper by what its longest job
-    spares. Where not all operators wait for the one before them, all lanes together may share that work.
+    spares. Where not all operators wait for the one before them, lanes may share that work, but none is over before
+    what it reads is.
 
     Args:
         ranks: with which the model runs.
         runs: whether each job is a run of operators; else of each operator what it takes at least is added up.
+        splits: whether operators may be split.
     """
     count = len(graph.operators)
     whole_s, lanes = math.inf, dict[str, tuple[Seconds, Seconds]]()
@@ -68,13 +73,20 @@ def least(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, ru
         whole_s = min(whole_s, job_s(range(count)))
     if not lanes:
         return Least(math.inf, math.inf)
-    if runs:
-        work_s = min(whole_s, _quickest_s(list(lanes.values())))
-    else:
-        each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in lanes.values()], axis=0)
-        work_s = min(whole_s, float(each_s.sum()))
-    in_a_row = runs and all(o - 1 in graph.predecessors(o) for o in range(1, count))
-    return Least(work_s if in_a_row else work_s / _at_once(simulator), work_s)
+    each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in lanes.values()], axis=0)
+    work_s = min(whole_s, _quickest_s(list(lanes.values())) if runs else float(each_s.sum()))
+    if runs and all(o - 1 in graph.predecessors(o) for o in range(1, count)):
+        return Least(work_s, work_s)
+    path_s = 0.0 if splits else _longest_path_s(graph, each_s)
+    return Least(min(whole_s, max(path_s, work_s / _at_once(simulator))), work_s)
+
+
+def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
+    """Return what operators take that wait for each other, at least."""
+    over_s = np.zeros(len(each_s))
+    for o, took_s in enumerate(each_s):
+        over_s[o] = took_s + max((over_s[before] for before in graph.predecessors(o)), default=0.0)
+    return float(over_s.max())
 
 
 def _operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
@@ -108,13 +120,16 @@ def _quickest_s(lanes: Sequence[tuple[Seconds, Seconds]]) -> float:
 
 
 def check(
-    simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[RankSet]] = (), *, runs: bool = True
+    simulator: WorkloadSimulator,
+    memory: Memory,
+    sets: Sequence[Sequence[RankSet]] = (),
+    freedoms: AbstractSet[str] = frozenset(),
 ) -> Mapping[str, float]:
     """Check that some plan may keep what is demanded; return the least seconds of each client's inference.
 
     Args:
         sets: of each client the ranks that it may get beside none.
-        runs: see :func:`least`.
+        freedoms: of the plans.
 
     Raises:
         InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
@@ -122,10 +137,12 @@ def check(
     """
     workload = simulator.workload
     clients = [i.client for i in workload.instances]
+    runs = not freedoms & {"branches", "splits"}
     found: dict[str, Least] = {}
     for c, client in enumerate(workload.clients):
         graph = simulator.joined.components[clients.index(c)].graph
-        each = [least(simulator, graph, ranks, runs=runs) for ranks in ((), *(sets[c] if sets else ()))]
+        every = ((), *(sets[c] if sets else ()))
+        each = [least(simulator, graph, ranks, runs=runs, splits="splits" in freedoms) for ranks in every]
         found[client.name] = Least(min(e.latency_s for e in each), min(e.work_s for e in each))
         if not np.isfinite(found[client.name].work_s):
             raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
