@@ -69,7 +69,7 @@ def least(
         def job_s(operators: range, lane: int = number) -> float:
             return simulator.part_s(graph, lane, operators, ranks)
 
-        lanes[processor.like] = _operator_costs(job_s, count)
+        lanes[processor.like] = operator_costs(job_s, count)
         whole_s = min(whole_s, job_s(range(count)))
     if not lanes:
         return Least(math.inf, math.inf)
@@ -89,7 +89,7 @@ def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
     return float(over_s.max())
 
 
-def _operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
+def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
     """Return what each operator takes on a lane as the first of a job, and what it adds behind the one before it."""
     begun_s = np.array([job_s(range(o, o + 1)) for o in range(count)])
     added_s = np.full(count, np.inf)

@@ -132,7 +132,7 @@ class Plan:
             "graph_digest": self.graph_digest,
             "dispatch": self.dispatch,
             "stages": [
-                {"operators": _to_runs(s.operators), "processor": s.processor}
+                {"operators": runs_of(s.operators), "processor": s.processor}
                 | ({"share": [s.share.axis, s.share.first, s.share.last]} if s.share is not None else {})
                 for s in self.stages
             ],
@@ -290,7 +290,8 @@ def _begin(stage: Stage) -> int:
     return stage.share.first if stage.share is not None else 0
 
 
-def _to_runs(operators: Sequence[int]) -> list[list[int]]:
+def runs_of(operators: Sequence[int]) -> list[list[int]]:
+    """Return ascending operators as half-open runs of consecutive ones."""
     runs: list[list[int]] = []
     for operator in operators:
         if runs and runs[-1][1] == operator:

@@ -61,6 +61,11 @@ class SharedWorkloadSpace(WorkloadSpace):
         pairs = list(permutations(alone.processors, 2))
         self._pairs = [(a.name, b.name) for a, b in pairs if not a.excludes(b)]
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many instances each client has."""
+        return tuple(self._counts)
+
     def _row_distributions(self) -> dict[str, BaseDistribution]:
         found: dict[str, BaseDistribution] = {}
         for c, space in enumerate(self.models, 1):
