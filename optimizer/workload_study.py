@@ -45,7 +45,7 @@ from optimizer.workload_starts import shared_starts
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
 from search_spaces.constraints import infeasible
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import RewriteError, UnavailableError
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
@@ -323,7 +323,7 @@ def _predictor(study: _Study, told: Session, memory: Memory) -> Callable[[Plan],
                 return how.value(plan, simulator.run(plan, known=True))
             with closing(told.load(graph, plan)) as candidate:
                 return float(candidate.run(1).latency_s[0])
-        except UnavailableError:
+        except (RewriteError, UnavailableError):  # what is split may need all that a triple computes
             return math.inf
 
     return predict
