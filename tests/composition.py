@@ -143,7 +143,7 @@ def tried(cell: Cell, environment: Mapping[str, str] | None = None) -> Came:
 
 def _judged(cell: Cell, code: int, out: str, err: str) -> tuple[str, str]:
     last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
-    if code == 2 and err.count("\n") == 1:
+    if code in (2, 4) and err.count("\n") == 1:
         return ("refused", last) if any(reason in last for reason in REASONS) else ("wrong", last)
     if code not in (0, 5):
         return "wrong", last
