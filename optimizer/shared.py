@@ -65,7 +65,7 @@ class SharedStudy:
         objectives: how many values each of its trials has, all of which are made small.
 
     Attributes:
-        pending: digest of each plan that somebody measures now, and the number of its trial.
+        pending: digest of each plan that somebody measures now, and its parameters as that one wrote them.
         lost: how many measurements of this worker came too late, since it had been given up.
     """
 
@@ -92,7 +92,7 @@ class SharedStudy:
         self._mine: int | None = None
         self._closed = threading.Event()
         self._beat = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
-        self.pending: dict[str, int] = {}
+        self.pending: dict[str, Mapping[str, Any]] = {}
         self.lost = 0
         self._beat.start()
 
@@ -130,7 +130,7 @@ class SharedStudy:
         """
         found = []
         self._fail_stale()
-        pending: dict[str, int] = {}
+        pending: dict[str, Mapping[str, Any]] = {}
         for trial in self._trials():
             if trial.number in self._seen:
                 continue
@@ -145,7 +145,7 @@ class SharedStudy:
                     self._seen.add(trial.number)
                 found.append((kind, data))
             elif not trial.state.is_finished():
-                pending.setdefault(str(trial.user_attrs.get(PLAN)), trial.number)
+                pending.setdefault(str(trial.user_attrs.get(PLAN)), trial.params)
                 self._adopt(trial)
         self.pending = pending
         return found

@@ -31,7 +31,9 @@ from optimizer.exact.ranks import RankAim
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.pricing import Timing
 from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
+from search_spaces.branch_space import BranchSpace
 from search_spaces.chain import ChainSpace
+from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -75,6 +77,7 @@ class Problem:
         ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
         search: of plans of any shape: makes who proposes them, given the study's seed.
         front: whether plans of any shape are searched for several objectives.
+        optima: the plans that are best by the model, which ``auto`` proposes first.
     """
 
     graph: Graph
@@ -87,6 +90,29 @@ class Problem:
     ranks: RankAim | None = None
     search: Callable[[int], Proposer] | None = None
     front: bool = False
+    optima: tuple[Plan, ...] = ()
+
+
+def proposer_of(problem: Problem, seed: int) -> Proposer | None:
+    """Return who knows most of a problem; None where no front is known in a model."""
+    from optimizer.samplers.coexecution import CoexecutionProposer
+    from optimizer.samplers.objective import ObjectiveProposer
+    from optimizer.samplers.pareto import ParetoProposer
+    from optimizer.samplers.ranks import RankProposer
+
+    if problem.search is not None:
+        return None if problem.front else problem.search(seed)
+    chains = not isinstance(problem.space, BranchSpace | CoexecutionSpace)
+    if problem.criteria is not None:
+        return ParetoProposer(problem, seed, *problem.criteria) if chains else None
+    # A sum gains nothing from splits: its optima are chains of whole operators.
+    if problem.law is not None and (chains or isinstance(problem.space, CoexecutionSpace)):
+        return ObjectiveProposer(problem, seed, problem.law)
+    if isinstance(problem.space, CoexecutionSpace):
+        return CoexecutionProposer(problem, problem.space)
+    if problem.ranks is not None:
+        return RankProposer(problem, problem.ranks)
+    return AutoProposer(problem, seed)
 
 
 class AutoProposer:
