@@ -217,6 +217,7 @@ class StudySampler(BaseSampler):
             else:
                 if self._knowing is not None:
                     self.origin = self._knowing.origin
+                    return found
                 return {name: self._checked(name, value) for name, value in found.items() if name in search_space}
         self.origin = UNSEEN
         params = self._space.encode(self._unseen(study))
