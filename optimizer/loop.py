@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from evaluators.base import Session, conditions_of
 from evaluators.measurement.disturbance import RunFilter
@@ -17,7 +18,6 @@ from optimizer.baselines import Baseline
 from optimizer.history import OPTIMUM, UNSEEN, History, Trial, constraint_attributes
 from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem, Proposer
-from optimizer.samplers.study import PlanSampler, StudySampler
 from optimizer.storage import TrialLog
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.constraints import Violation
@@ -26,6 +26,9 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.rank_space import RankSpace
 from search_spaces.space import EnumerableSpace
+
+if TYPE_CHECKING:
+    from optimizer.samplers.study import StudySampler
 
 _HOPELESS = 1.3
 _SLOW_LOAD_S = 0.05  # faster loading is not worth a figure in the log
@@ -110,13 +113,12 @@ class Loop:
 
     def _sampler(self, problem: Problem | None, seed: int) -> StudySampler:
         """Return who proposes plans, after all trials that are known."""
-        knowing = None if self.proposer is None else PlanSampler(self.sampler, self.space, self.proposer)
         sampler = study_sampler(
             self.sampler,
             seed,
             self.space,
             problem,
-            knowing=knowing,
+            proposer=self.proposer,
             allowed=lambda plan: not self.violations(plan),
             predict=self.predict,
         )

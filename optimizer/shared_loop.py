@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optimizer.baselines import Baseline
 from optimizer.history import WARM, Trial, constraint_attributes
 from optimizer.loop import Loop, in_space
-from optimizer.samplers.study import StudySampler
 from optimizer.shared import SharedStudy
+
+if TYPE_CHECKING:
+    from optimizer.samplers.study import StudySampler
 
 _POLL_S = 0.2
 

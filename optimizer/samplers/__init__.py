@@ -38,7 +38,7 @@ from search_spaces.plugins import entries, find_entry, load_entry, origin
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from optimizer.samplers.auto import Problem
+    from optimizer.samplers.auto import Problem, Proposer
     from optimizer.samplers.study import KnowingSampler, StudySampler
     from search_spaces.plan import Plan
     from search_spaces.space import EnumerableSpace
@@ -75,7 +75,7 @@ def study_sampler(
     space: EnumerableSpace,
     problem: Problem | None = None,
     *,
-    knowing: KnowingSampler | None = None,
+    proposer: Proposer | None = None,
     allowed: Callable[[Plan], bool] = lambda _: True,
     predict: Callable[[Plan], float] = lambda _: 0.0,
 ) -> StudySampler:
@@ -84,19 +84,21 @@ def study_sampler(
     Args:
         name, seed: see :func:`make_sampler`.
         problem: what is searched, for samplers that must know it; they draw at random where it is not given.
-        knowing: who proposes instead of the one that the name stands for.
+        proposer: the model that the sampler goes by, instead of one that the problem makes.
         allowed, predict: of plans that are drawn, see :class:`~optimizer.samplers.study.StudySampler`.
 
     Raises:
         UsageError: see :func:`make_sampler`.
     """
-    from optimizer.samplers.study import StudySampler
+    from optimizer.samplers.study import PlanSampler, StudySampler
 
     kind = _find(name)
-    if knowing is None and kind.knows is not None and problem is not None:
+    sampler_of: Callable[[int], BaseSampler] = partial(make_sampler, name, seed)
+    knowing: KnowingSampler | None = None
+    if proposer is not None:
+        knowing = PlanSampler(name, space, proposer)
+    elif kind.knows is not None and problem is not None:
         knowing = kind.knows(problem, seed)
-    known = knowing
-    sampler_of = partial(make_sampler, name, seed) if known is None else lambda _: known
     return StudySampler(name, space, seed, sampler_of, knowing, allowed, predict)
 
 

@@ -145,7 +145,7 @@ class StudySampler(BaseSampler):
         space: what is searched.
         seed: of what is drawn.
         sampler_of: returns who proposes a trial, by its number.
-        knowing: who is told what was measured; None where parameters and values are enough.
+        knowing: who proposes all trials instead; None where parameters and values are enough.
         allowed: whether a plan keeps all constraints.
         predict: what the model says of a plan: of several that are drawn the best is taken.
 
@@ -193,7 +193,7 @@ class StudySampler(BaseSampler):
     def begin(self, number: int) -> None:
         """Have the next trial that is asked for be the one of a number."""
         self._number = number
-        self._inner = self._sampler_of(number)
+        self._inner = self._knowing or self._sampler_of(number)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """See Optuna's ``BaseSampler``."""
@@ -237,7 +237,7 @@ class StudySampler(BaseSampler):
     def _checked(self, name: str, value: Any) -> Any:
         if not contains(self._distributions[name], value):
             where = self._distributions[name]
-            raise UsageError(f"sampler {self._name!r} proposes {name} = {shown(repr(value))}, which is not in {where}")
+            raise UsageError(f"sampler {self._name!r} proposes {name} = {shown(str(value))}, which is not in {where}")
         return value
 
     def _unseen(self, study: Study) -> Plan:
