@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ from search_spaces.plan import Plan
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
 
+    from optimizer.samplers.study import StudySampler
     from optimizer.storage import Record
 
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -191,7 +191,7 @@ class History:
         self.others = tuple(others)
         self._study: optuna.Study = optuna.create_study(directions=["minimize"] * (1 + len(self.others)))
         self._untold: list[tuple[Trial, list[float] | None]] = []
-        self._replay: Callable[[int], None] | None = None
+        self._sampler: StudySampler | None = None
         self.trials: list[Trial] = []
         self.outside: list[Trial] = []
         self.known: dict[str, Trial] = {}
@@ -206,27 +206,35 @@ class History:
     def study(self) -> optuna.Study:
         """Optuna's view; trials that it was not asked for are added when somebody looks."""
         for trial, value in self._untold:
-            if self._replay is not None:
-                self._replay(trial.number)
-                self._finish(self._ask(trial.params)[0], trial, value)
-                continue
             self._add(trial.params, value, trial.attributes or {})
         self._untold.clear()
         return self._study
 
-    def propose_by(self, sampler: BaseSampler, replay: Callable[[int], None] | None) -> None:
-        """Have a sampler propose the trials to come.
+    def propose_by(self, sampler: StudySampler) -> None:
+        """Have a sampler propose the trials to come."""
+        self._study.sampler = self._sampler = sampler
+
+    def replay(self, trial: Trial, *, proposed: bool) -> None:
+        """Ask the sampler again for a trial of the log, so that one which keeps state in the study makes it anew.
 
         Args:
-            replay: tells the sampler of which number the next trial is. Where it is given, the sampler keeps state in
-                the study: trials of a log are asked for again, so that the state is made anew. None for one that goes
-                by parameters and values.
+            proposed: whether the sampler proposed it; otherwise it was enqueued.
         """
-        self._study.sampler, self._replay = sampler, replay
+        if not self._untold or self._untold[0][0] is not trial or self._sampler is None:
+            return
+        _, value = self._untold.pop(0)
+        self._sampler.begin(trial.number, trial.params if proposed else None)
+        self._finish(self._ask(None if proposed else trial.params)[0], trial, value)
 
-    def ask(self, params: Mapping[str, Any] | None = None) -> tuple[int, Mapping[str, Any]]:
-        """Return number and parameters of a new trial of Optuna's study: those that are given, or a proposal."""
+    def ask(self, number: int, params: Mapping[str, Any] | None = None) -> tuple[int, Mapping[str, Any]]:
+        """Return number (in Optuna's study) and parameters of a trial: those that are given, or a proposal.
+
+        Args:
+            number: of the trial, which the sampler goes by.
+        """
         _ = self.study  # with all earlier trials
+        if self._sampler is not None:
+            self._sampler.begin(number)
         return self._ask(params)
 
     def _ask(self, params: Mapping[str, Any] | None) -> tuple[int, Mapping[str, Any]]:

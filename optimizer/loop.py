@@ -122,9 +122,11 @@ class Loop:
             allowed=lambda plan: not self.violations(plan),
             predict=self.predict,
         )
+        self.history.propose_by(sampler)
         for trial in self._modelled():
+            if not resumes(self.sampler):
+                self.history.replay(trial, proposed=self._proposed(trial.origin))
             sampler.update(trial)
-        self.history.propose_by(sampler, None if resumes(self.sampler) else sampler.begin)
         return sampler
 
     def _modelled(self) -> Iterator[Trial]:
@@ -175,8 +177,7 @@ class Loop:
             taken: digests of plans that are not tried again.
         """
         origin, plan = next((entry for entry in self.queue if entry[1].digest not in taken), ("", None))
-        sampler.begin(number)
-        asked, params = self.history.ask(self.space.encode(plan) if plan is not None else None)
+        asked, params = self.history.ask(number, self.space.encode(plan) if plan is not None else None)
         return asked, Trial(number, self.space.decode(params), origin or sampler.origin, dict(params))
 
     def _proposed(self, origin: str) -> bool:

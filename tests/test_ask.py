@@ -173,9 +173,9 @@ def test_parameters_that_the_space_does_not_hold_are_one_line(tmp_path: Path) ->
 def test_plans_that_others_measure_are_running_trials(tmp_path: Path) -> None:
     quiet_optuna()
     history = History(SPACE.distributions())
-    history.propose_by(study_sampler("random", 0, SPACE), None)
+    history.propose_by(study_sampler("random", 0, SPACE))
     mine, other = SPACE.plan_at(3), SPACE.plan_at(5)
-    number, params = history.ask(SPACE.encode(mine))
+    number, params = history.ask(0, SPACE.encode(mine))
     history.running[mine.digest] = number
     pending = {mine.digest: params, other.digest: SPACE.encode(other), "hostile": {"parts": "x"}, "short": {}}
     history.settle(pending)

@@ -171,6 +171,7 @@ class StudySampler(BaseSampler):
         self._most = MOST_REPEATS if knowing is None else knowing.patience
         self._repeats, self._patience = 0, self._most
         self._number = 0
+        self._given: Mapping[str, Any] | None = None
         self._inner: BaseSampler = RandomSampler(seed=seed)
         self.origin = name
 
@@ -190,9 +191,13 @@ class StudySampler(BaseSampler):
         if self._knowing is not None:
             self._knowing.observe(trial.plan, trial.measurement, trial.speed)
 
-    def begin(self, number: int) -> None:
-        """Have the next trial that is asked for be the one of a number."""
-        self._number = number
+    def begin(self, number: int, given: Mapping[str, Any] | None = None) -> None:
+        """Have the next trial that is asked for be the one of a number.
+
+        Args:
+            given: what it proposed when the log was written: that is proposed again, whatever is drawn now.
+        """
+        self._number, self._given = number, given
         self._inner = self._knowing or self._sampler_of(number)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
@@ -209,6 +214,10 @@ class StudySampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return what the wrapped sampler proposes, or the parameters of a plan that nobody has tried."""
+        found = self._sampled(study, trial, search_space)
+        return found if self._given is None else {name: self._given[name] for name in found}
+
+    def _sampled(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if self._repeats < self._patience:
             try:
                 found = self._inner.sample_relative(study, trial, self._own)
@@ -228,7 +237,7 @@ class StudySampler(BaseSampler):
     ) -> Any:
         """Return what the wrapped sampler proposes for one parameter."""
         value = self._inner.sample_independent(study, trial, param_name, param_distribution)
-        return self._checked(param_name, value)
+        return self._checked(param_name, value) if self._given is None else self._given[param_name]
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """See Optuna's ``BaseSampler``."""
