@@ -6,6 +6,9 @@ written into the trial before its state is, and whoever meets such a trial sets 
 has lost nothing. Claims of the dead are found by Optuna's heartbeats, which under ask and tell do not run by
 themselves: a thread of ours gives them, and every look at the study fails the trials whose worker fell silent. Their
 plans are free again.
+
+A claim is one write. A result is one, too, the record that stands, after which Optuna's storages want the state by
+itself.
 """
 
 from __future__ import annotations
@@ -168,8 +171,7 @@ class SharedStudy:
         trials = self._trials()
         mine = [t for t in trials if t.user_attrs.get(CLAIM) == token]
         first = mine[0]
-        self._mine = first._trial_id  # noqa: SLF001
-        self._sign(first._trial_id)  # noqa: SLF001
+        self._mine = first._trial_id  # noqa: SLF001 - which is signed at the next beat
         for other in mine[1:]:  # made when the answer to the first attempt was lost
             self._yield(other._trial_id)  # noqa: SLF001
         before = [t for t in trials if t.number < first.number and _counts(t)]

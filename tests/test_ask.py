@@ -177,7 +177,7 @@ def test_plans_that_others_measure_are_running_trials(tmp_path: Path) -> None:
     mine, other = SPACE.plan_at(3), SPACE.plan_at(5)
     number, params = history.ask(0, SPACE.encode(mine))
     history.running[mine.digest] = number
-    pending = {mine.digest: params, other.digest: SPACE.encode(other), "hostile": {"parts": "x"}, "short": {}}
+    pending = {mine.digest: params, other.digest: SPACE.encode(other), "hostile": {"stages": "x"}, "short": {}}
     history.settle(pending)
     history.settle(pending)
     assert [t.state.name for t in history.study.trials] == ["RUNNING", "RUNNING"]
