@@ -77,8 +77,8 @@ class Study:
     def __init__(self, problem: Problem, measure: Measure, regret: Callable[[Plan], float]) -> None:
         self.problem, self.measure, self.regret = problem, measure, regret
 
-    def run(self, name: str, seed: int, budget: int) -> Curve:
-        """Run ``budget`` different plans."""
+    def run(self, name: str, seed: int, budget: int, first: Plan | None = None) -> Curve:
+        """Run ``budget`` different plans, of which one may come before all that the sampler proposes."""
         quiet_optuna()
         study, space = optuna.create_study(), self.problem.space
         if not isinstance(space, ChainSpace):
@@ -86,6 +86,8 @@ class Study:
         sampler = study_sampler(name, seed, space, self.problem)
         judge = AutoProposer(self.problem, seed) if name == "auto" else None
         study.sampler, distributions = sampler, dict(space.distributions())
+        if first is not None:
+            study.enqueue_trial(space.encode(first))
         known: dict[str, Trial] = {}
         found: list[tuple[float, Plan]] = []
         believed: list[float] = []
