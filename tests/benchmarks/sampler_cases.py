@@ -157,7 +157,8 @@ def main() -> None:
     curves = kept.get(wanted, 1)
     document = {
         "schema_version": 1,
-        "made_by": f"python -m tests.benchmarks.sampler_cases {options.out.name} --budget {options.budget}",
+        "made_by": f"python -m tests.benchmarks.sampler_cases {options.out.name} --samplers {options.samplers} "
+        f"--budget {options.budget} --seeds {options.seeds} --cases {options.cases}",
         **provenance(),
         "cases": {str(case): round(case.gain, 4) for case in found},
         "seeds": options.seeds,
