@@ -14,6 +14,7 @@ import numpy as np
 
 from evaluators.samples import Measurement
 from optimizer.loop import in_space
+from optimizer.samplers.study import below
 from search_spaces.plan import Plan
 from search_spaces.space import NeighbourlySpace
 
@@ -85,7 +86,7 @@ class WorkloadProposer:
     def _anneal(self) -> None:
         rng = np.random.default_rng([self._seed, 40])
         starts = sorted(self._starts, key=self._predict)[:_STARTS]
-        for plan in (*starts, *(self._space.plan_at(_below(self._space.cardinality(), rng)) for _ in range(2))):
+        for plan in (*starts, *(self._space.plan_at(below(self._space.cardinality(), rng)) for _ in range(2))):
             here, here_s = plan, self._predict(plan)
             self._keep(here)
             for step in range(self._steps):
@@ -115,8 +116,3 @@ class WorkloadProposer:
 def _lanes(plan: Plan) -> str:
     """Return which lanes a plan uses, and whether it has ranks, as one word."""
     return "+".join([*sorted({stage.processor for stage in plan.stages}), *(["Tucker"] if plan.ranks else [])])
-
-
-def _below(limit: int, rng: np.random.Generator) -> int:
-    nbytes = (limit.bit_length() + 7) // 8 + 8
-    return int.from_bytes(rng.bytes(nbytes), "little") % limit

@@ -26,7 +26,7 @@ from optimizer.config import StudyConfig, end_of_search
 from optimizer.decide import FinalSettings, Verdict, decide
 from optimizer.drift_monitor import DriftMonitor
 from optimizer.goals import decide_front
-from optimizer.history import OPTIMUM, History, Trial
+from optimizer.history import History, Trial
 from optimizer.loop import Loop, in_space
 from optimizer.pareto import Front
 from optimizer.records import Record
@@ -55,7 +55,7 @@ from search_spaces.workload_space import WorkloadSpace
 
 _PRICES, _NO_OTHER = "prices", "the best predicted plan"
 _SHARED_STEPS = 50  # a prediction of a split plan takes milliseconds
-_OPTIMA, _TOLD_TURNS, _TOLD_RUNS, _TOLD_S = 4, 3, 3, 4.0
+_TOLD_TURNS, _TOLD_RUNS, _TOLD_S = 3, 3, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
 # A run of a workload is long, and of many requests: one is a turn.
@@ -251,8 +251,7 @@ def _first(
         InfeasibleError: no plan keeps the memory limit, whatever its ranks.
     """
     problem, config = study.problem, study.config
-    starts = first_plans(problem.space)
-    plans = [b.plan for b in starts]
+    plans = [b.plan for b in first_plans(problem.space)]
     variants = problem.variants
     steps = STEPS
     if isinstance(problem.space, SharedWorkloadSpace) and study.simulator is not None:
@@ -275,8 +274,6 @@ def _first(
     if all(memory.violations(b.plan) for b in problem.baselines):
         problem.baselines += (Baseline(_NO_OTHER, best),)
     queue = [(b.name, b.plan) for b in problem.baselines if in_space(problem.space, b.plan)]
-    queue += [(OPTIMUM, plan) for plan in proposer.ranking(_OPTIMA)]
-    queue += [(b.name, b.plan) for b in starts]
     return proposer, queue
 
 
