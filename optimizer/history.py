@@ -261,7 +261,7 @@ class History:
         )
         if (trial.number >= 0 and not fits) or trial.number > _MOST_TRIALS:
             raise RunFolderError(
-                f"trial {trial.number} of the log has parameters that this space has not", "give another --study"
+                f"trial {trial.number} of the log has parameters that are not in this space", "give another --study"
             )
         dropped = sorted(data["attributes"].keys() - (trial.attributes or {}).keys())
         if dropped and not self._warned:

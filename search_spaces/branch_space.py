@@ -48,7 +48,7 @@ class BranchSpace:
         if max_stages < len(self._runs.runs):
             raise UsageError(
                 f"--max-stages {max_stages}: the branches of {graph.name!r} make {len(self._runs.runs)} runs",
-                "leave it out: a plan in the space of branches has as many parts as its branches need",
+                "leave it out: with branches, a plan has as many stages as they need",
             )
         self._classes = [tuple(p.name for p in group) for group in platform.classes().values()]
 

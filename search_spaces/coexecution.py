@@ -49,7 +49,7 @@ class CoexecutionSpace(SharedParts):
     def __init__(self, graph: Graph, platform: Platform, *, splits: bool = True, branches: bool = True) -> None:
         if len(platform.processors) < 2:
             raise UsageError(
-                "co-execution needs two processors, and there is one",
+                "splits require two processors, and there is one",
                 "give --processors with two of them, as cpu0,cpu1",
             )
         super().__init__(graph, branches=branches)

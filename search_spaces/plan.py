@@ -198,7 +198,7 @@ class Plan:
                 if place[before] > sides[index][0] and place[before] != index:
                     raise PlanError(
                         f"stage {index} reads what stage {place[before]} writes later "
-                        f"(operators {before} → {operator}): the parts depend on each other in a circle or out of order"
+                        f"(operators {before} → {operator}): the stages form a circle or are out of order"
                     )
 
 
@@ -268,7 +268,7 @@ def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
     while waiting:
         ready = [i for i, needs in waiting.items() if needs <= done]
         if not ready:
-            raise PlanError(f"parts {sorted(waiting)} of the plan depend on each other in a circle")
+            raise PlanError(f"stages {sorted(waiting)} of the plan depend on each other in a circle")
         chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), _begin(stages[i])))
         ordered.append(stages[chosen])
         done.add(chosen)

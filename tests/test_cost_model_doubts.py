@@ -20,8 +20,8 @@ def test_all_lanes_share_a_line() -> None:
         "1med": [far("mean", 2.0, 3), far("conv", 26.24, 0, 1)],
     }
     assert doubts("phone", concerns, told) == (
-        "profile 'phone' only guesses the times of 4 operators; outside the range of its fit: conv (up to 26 times on "
-        "1large, 1med), mean (up to 8 times); not seen at all: winograd on gpu"
+        "profile 'phone' extrapolates the times of 4 operators; outside the range of its fit: conv (up to 26 times on "
+        "1large, 1med), mean (up to 8 times); missing in its fit: winograd on gpu"
     )
     assert doubts("phone", concerns, told) is None
     assert doubts("phone", {"gpu": [far("mean", 9.0, 7)], "1large": []}, told) is None
@@ -30,7 +30,7 @@ def test_all_lanes_share_a_line() -> None:
 def test_one_operator_and_many_lanes() -> None:
     lanes = {f"lane{i}": [far("softmax", math.inf, 7)] if i else [] for i in range(5)}
     assert doubts("phone", lanes, set()) == (
-        "profile 'phone' only guesses the time of 1 operator; not seen at all: softmax on 4 of 5 lanes"
+        "profile 'phone' extrapolates the time of 1 operator; missing in its fit: softmax on 4 of 5 processors"
     )
     assert doubts("phone", {"cpu": []}, set()) is None
     assert "up to 1,500 times" in (doubts("phone", {"cpu": [far("mean", 1500.2, 7)]}, set()) or "")

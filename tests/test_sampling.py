@@ -15,6 +15,7 @@ from evaluators.racing import MARGIN, ColdStart, grossly_slower, noise, slower
 from evaluators.samples import Samples
 from evaluators.sampling import WARM_S, SamplingPolicy, measure
 from search_spaces.errors import UnavailableError, UsageError
+from tests.sentences import fails
 
 POLICY = SamplingPolicy()
 LATENCIES = st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=60)
@@ -200,7 +201,7 @@ def test_a_slower_run_never_saves_a_candidate(values_s: list[float], at: int, fa
 
 @pytest.mark.parametrize("value", [math.nan, -1.0, 0.0, math.inf])
 def test_an_evaluator_that_returns_no_latency(value: float) -> None:
-    with pytest.raises(UnavailableError, match="no latency"):
+    with fails(UnavailableError):
         measure(Scripted([0.1, 0.1, value]), POLICY)
 
 
@@ -209,7 +210,7 @@ def test_an_evaluator_that_returns_nothing() -> None:
         def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
             return Batch(np.empty(0), np.empty((0, 1)))
 
-    with pytest.raises(UnavailableError, match="0 latencies"):
+    with fails(UnavailableError):
         measure(Empty([]), POLICY)
 
 
@@ -219,7 +220,7 @@ def test_an_evaluator_that_changes_its_stages() -> None:
             batch = super().run(n, stop_above_s)
             return Batch(batch.latency_s, np.ones((len(batch.latency_s), self.done)))
 
-    with pytest.raises(UnavailableError, match="shape"):
+    with fails(UnavailableError):
         measure(Changing([0.1]), POLICY)
 
 

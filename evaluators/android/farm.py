@@ -104,7 +104,7 @@ def _processor(entry: Value) -> Processor:
             raise entry.error(f"a processor must have a {key}")
     name, kind = fields["name"].text("the name"), fields["kind"].text("the kind")
     if kind not in _KINDS:
-        raise fields["kind"].error(f"there is no kind {kind!r} of processors", f"one of {', '.join(_KINDS)}")
+        raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")
     options: dict[str, Any] = {"flags": ()}
     if "flags" in fields:
         flags = tuple(flag.text("a flag") for flag in fields["flags"].each("flags"))

@@ -39,9 +39,9 @@ def doubts(name: str, concerns: Mapping[str, Iterable[Concern]], told: Told) -> 
     ]
     never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in lanes.items() if unseen]
     parts = [f"outside the range of its fit: {', '.join(far)}"] if far else []
-    parts += [f"not seen at all: {', '.join(never)}"] if never else []
+    parts += [f"missing in its fit: {', '.join(never)}"] if never else []
     times = "time of 1 operator" if len(operators) == 1 else f"times of {len(operators)} operators"
-    return f"profile {name!r} only guesses the {times}; {'; '.join(parts)}"
+    return f"profile {name!r} extrapolates the {times}; {'; '.join(parts)}"
 
 
 def _times(value: float) -> str:
@@ -52,4 +52,4 @@ def _where(lanes: list[str], every: Mapping[str, object]) -> str:
     """Return on which lanes, in words, or nothing where it is on all."""
     if len(lanes) == len(every):
         return ""
-    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} lanes"
+    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} processors"

@@ -66,7 +66,7 @@ class CostModelEvaluator(Evaluator):
         """
         if self._platform is None:
             raise UnavailableError(
-                "the cost model predicts for a device that a profile describes, and none is given",
+                "the cost model requires a profile of the device",
                 _HINT,
             )
         return self._platform

@@ -133,7 +133,7 @@ class _Run:
             wakes = [at - self.now_s for i in self.waiting if (at := self._ready_s(i)) is not None and at > self.now_s]
             step_s = min(ends + wakes, default=math.inf)
             if step_s == math.inf:
-                raise UnavailableError("stages wait for each other for ever", "this is no order that lanes can run")
+                raise UnavailableError("stages wait for each other forever", "this order cannot be run")
             self._advance(step_s, rates)
         return [(self.started[i], self.ended[i]) for i in range(len(self.tasks))]
 

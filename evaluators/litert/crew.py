@@ -40,7 +40,7 @@ class Crew(Lanes):
         try:
             wire.send(process.channel, dict(request.head), request.payload, request.fds)
         except OSError as error:
-            raise UnavailableError(f"lane {name!r} {self.end(name)}") from error
+            raise UnavailableError(f"processor {name!r} {self.end(name)}") from error
 
     def answers(self, names: Sequence[str], limit_s: float) -> dict[str, dict[str, Any] | None]:
         """Return what lanes have answered, None for one that died; waits ``limit_s`` for the first to do so."""

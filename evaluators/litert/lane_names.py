@@ -47,7 +47,7 @@ BOTH = "+cpu"
 MAX_CORE = 1 << 16
 _HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
 _DEVICE = re.compile(r"(?:GPU|NPU)(?:\.[0-9]{1,3})?")
-_HINT = "lanes are called like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
+_HINT = "use names like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     cores = tuple(int(core) for core in data["cores"])
     threads = int(data["threads"])
     if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < MAX_CORE:
-        raise ValueError(f"a lane on cores {reprlib.repr(data['cores'])}")
+        raise ValueError(f"a processor on cores {reprlib.repr(data['cores'])}")
     if not 1 <= threads <= len(cores):
         raise ValueError(f"{reprlib.repr(threads)} threads on {len(cores)} cores")
     options: dict[str, Any] = {"cores": cores, "threads": threads}

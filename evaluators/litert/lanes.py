@@ -74,7 +74,7 @@ class LaneError(UnavailableError):
         stopped: Sequence[str] = (),
         told: bool = False,
     ) -> None:
-        super().__init__(f"lane {lane!r} {reason}" if fatal else f"{lane}: {reason}")
+        super().__init__(f"processor {lane!r} {reason}" if fatal else f"{lane}: {reason}")
         self.lane = lane
         self.reason = reason
         self.fatal = fatal
@@ -214,7 +214,7 @@ class Lanes:
                     answer = zygote.ask(head, [theirs.fileno(), self._log])
             except (EOFError, OSError) as error:
                 ours.close()
-                hint = f"python -c 'import {PACKAGES[runtime].module}' tells more"
+                hint = f"python -c 'import {PACKAGES[runtime].module}' shows why"
                 raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
             self._lanes[name] = _Process(answer["pid"], ours, runtime)
         return self._lanes[name]

@@ -76,7 +76,7 @@ def usable_cores() -> list[int]:
     """
     if sys.platform != "linux":
         raise UnavailableError(
-            f"measuring needs Linux (lanes are pinned to cores), this is {sys.platform}",
+            f"measuring requires Linux (processors are pinned to cores), this is {sys.platform}",
             "measure on a Linux machine",
         )
     return sorted(os.sched_getaffinity(0))
@@ -130,21 +130,21 @@ def check_is_here(platform: Platform) -> None:
     """Check that the lanes of a platform are lanes of this machine; a file may also describe a device to predict for.
 
     Raises:
-        UsageError: one has options that no lane has.
+        UsageError: one has unknown options.
         UnavailableError: one is not.
     """
     for processor in platform.processors:
         if "cores" not in processor.options:
             raise UnavailableError(
-                f"processor {processor.name!r} of platform {platform.name!r} is described, not found on this machine",
-                "predict with --evaluator cost-model, or name a lane of this machine in the file",
+                f"processor {processor.name!r} of platform {platform.name!r} is not of this machine",
+                "predict with --evaluator cost-model, or name a processor of this machine in the file",
             )
         try:
             lane_options(processor.kind, processor.options)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"processor {processor.name!r} of platform {platform.name!r} has options that no lane has: {error}",
-                "name a lane of this machine in the file",
+                f"processor {processor.name!r} of platform {platform.name!r} has unknown options: {error}",
+                "name a processor of this machine in the file",
             ) from error
 
 
@@ -164,7 +164,7 @@ def find_adapter(word: str) -> Adapter:
     raise UnavailableError(
         "there is no hardware graphics adapter that Vulkan can use",
         "install its driver and libvulkan1; a software adapter is used when it is named, as gpu:swiftshader; "
-        "optimize doctor tells more",
+        "see optimize doctor",
     )
 
 

@@ -23,6 +23,7 @@ from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
 from search_spaces.errors import RunFolderError, UnavailableError, UsageError
+from search_spaces.wording import plural
 
 Load = Callable[[], Candidate]
 """Builds a new instance of a plan at each call (:meth:`~evaluators.base.Session.load` with ``fresh``)."""
@@ -535,7 +536,7 @@ class _Runner:
 
     def _round(self) -> None:
         done = len(self._levels)
-        self._progress(f"final, round {done + 1}: {len(self._running)} plans, rebuilt and in turns")
+        self._progress(f"final comparison, round {done + 1}: {plural(len(self._running), 'plan')}")
         order = [self._running[0], *map(int, self._rng.permutation(self._running[1:]))] if done else self._running
         hub, rest = order[0], list(order[1:])
         if done:

@@ -232,7 +232,7 @@ class Agent:
         client = wire.text(data, "client", wire.DIGEST)
         held = self._open
         if held is None or held.client != client or not self.lease.renew(client):
-            raise LapsedError("the device has given this study up, or was started anew")
+            raise LapsedError("the device ended this study, or was restarted")
         return held
 
     def _graph(self, held: _Open, data: Mapping[str, Any]) -> Graph:

@@ -18,6 +18,7 @@ from optimizer.report.indicators import indicator_blocks
 from optimizer.report.svg import Plot, around, text_width
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError
+from search_spaces.wording import percent
 
 _WIDTH = 920.0
 _AT = (10, 25, 50, 100, 200, 400)
@@ -156,7 +157,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
     last = max(len(c) for c in curves.values())
     at = [n for n in _AT if n <= last] or [last]
     height = 360.0
-    description = "; ".join(f"{s}: {c[-1]:.2%} after {len(c)}" for s, c in curves.items())
+    description = "; ".join(f"{s}: {percent(c[-1], 2)} after {len(c)}" for s, c in curves.items())
     plot = Plot("curves", "Mean excess over the best plan known", description, _WIDTH, height)
     x = around([1, last], 70, _WIDTH - 130, margin=0.0)
     y = around([v * 100 for c in curves.values() for v in c[min(5, len(c) - 1) :]], height - 44, 40, zero=True)
@@ -249,7 +250,7 @@ def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
 
 def _again(state: Mapping[str, Any]) -> Iterator[Block]:
     yield Code(shlex.join(str(word) for word in state.get("command", [])))
-    yield Text("Studies that are finished are not run again, unless what they are asked has changed.", "note")
+    yield Text("Studies that are finished are not run again, unless their options changed.", "note")
 
 
 def _shown_axes(rows: Sequence[Row]) -> list[str]:

@@ -282,7 +282,7 @@ def _result(path: Path) -> dict[str, Any]:
     with disk_errors(file):
         if not file.is_file():
             raise RunFolderError(
-                f"{path}: the study is not finished: it has no result.json", "go on with it: give its --study again"
+                f"{path}: the study is not finished: it has no result.json", "resume it with its --study"
             )
         content = read_bounded(file, _MAX_RESULT_NBYTES)
     try:
@@ -290,13 +290,13 @@ def _result(path: Path) -> dict[str, Any]:
         version = result["schema_version"]
         newer = version > SCHEMA_VERSION
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{file}: damaged: {error}", "give its --study again to have it written anew") from error
+        raise RunFolderError(f"{file}: damaged: {error}", "resume it with its --study to write it again") from error
     if newer:
         raise RunFolderError(
             f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
         )
     if result.get("best") is None:
-        raise RunFolderError(f"{path}: no plan has been measured yet", "go on with it: give its --study again")
+        raise RunFolderError(f"{path}: no plan has been measured yet", "resume it with its --study")
     _as_latencies(result)
     return dict(result)
 

@@ -26,7 +26,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
     names = [lane for bar in bars for lane in _lanes(bar)]
     left = max(_LEFT, 16 + max(map(text_width, names), default=0))
     description = "; ".join(f"{b.name}, {b.source}: {b.timeline.makespan_s * 1e3:.4g} ms" for b in bars)
-    plot = Plot("timeline", "Which stage runs when on which lane", description, WIDTH, height)
+    plot = Plot("timeline", "Stages over time, by processor", description, WIDTH, height)
     longest = max((bar.timeline.makespan_s for bar in bars), default=1.0) * 1e3
     scale = around([longest], left, WIDTH - _RIGHT, zero=True)
     plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the inference")

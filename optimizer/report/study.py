@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.console import describe_operators, human_bytes, slower_text
+from optimizer.console import describe_operators, slower_text
 from optimizer.graph_picture import render_svg
 from optimizer.inspect import inspect_graph
 from optimizer.ranks_text import describe_ranks
@@ -22,6 +22,7 @@ from optimizer.report.trace import trace
 from optimizer.report.workload import workload_blocks
 from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
+from search_spaces.wording import human_bytes
 
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
@@ -342,7 +343,7 @@ def _environment(study: Study) -> Iterator[Block]:
     product = dict(manifest.get("product", {}))
     rows.append((str(product.get("name", "product")), str(product.get("version", ""))))
     rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("packages", {})).items()]
-    rows += [(f"lane {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
+    rows += [(f"processor {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
     rows += [(name, text) for name, text in dict(study.result.get("placements", {})).items()]
     rows.append(("model digest", str(study.result["model"]["digest"])))
     yield Table("Environment", (Column("what"), Column("value")), tuple(rows))

@@ -272,7 +272,7 @@ def _reinforce(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
 
 SAMPLERS: dict[str, SamplerKind] = {
     "auto": SamplerKind(
-        "the model's optimum, then what measurements and a corrected model say; knows plans, not parameters",
+        "the model's optimum, then plans by a model corrected with measurements",
         _of_optuna("RandomSampler"),
         knows=_auto_parameters,
         proposes=_auto,

@@ -16,6 +16,7 @@ from evaluators.litert.workload_prices import PriceTable
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.workload import Arrival, Client
+from tests.sentences import fails
 from tests.test_litert_workload import lanes, opened, plan_of, two
 
 pytestmark = pytest.mark.litert
@@ -59,7 +60,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
             assert list(candidate.replay.failures) == [1]
             again = candidate.replay.run()  # without it
             assert all(r.latency_s is not None for r in again.requests[0])
-            with pytest.raises(UnavailableError, match="b: lane"):
+            with fails(UnavailableError):
                 candidate.run(1)
         with closing(session.load(space.joined.graph, plan)) as candidate:  # the lane is there again
             candidate.run(1)
@@ -68,7 +69,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
 
 def test_prices_are_measured_once_and_kept(squeezenet: Graph, mobilenet: Graph) -> None:
     with opened([squeezenet, mobilenet], *two()) as (session, space):
-        with pytest.raises(UnavailableError, match="no prices yet"):
+        with fails(UnavailableError):
             _ = session.simulator
         data = json.loads(json.dumps(session.price(None, lambda _: None)))
         predicted = session.simulator.run(plan_of(space))
