@@ -88,7 +88,7 @@ def _cuts(found: Explanation) -> Table:
             rows.append((where, name, _more(told, found.best), _ms(told.measured_s), told.why_not))
     columns = (Column("cut"), Column("move"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
                Column("remark"))  # fmt: skip
-    return Table("What moving a cut would cost", columns, tuple(rows))
+    return Table("What moving a cut would cost", columns, tuple(rows), group=1)
 
 
 def _parts(found: Explanation) -> Table:
@@ -100,7 +100,7 @@ def _parts(found: Explanation) -> Table:
     ]  # fmt: skip
     columns = (Column("operators"), Column("processor"), Column("took, ms", _TIME), Column("moved to"),
                Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))  # fmt: skip
-    return Table("What each stage would cost on another processor", columns, tuple(rows))
+    return Table("What each stage would cost on another processor", columns, tuple(rows), group=3)
 
 
 def _limits(found: Explanation) -> Table:
@@ -164,12 +164,11 @@ def render(found: Explanation) -> Group:
         elif isinstance(block, Table):
             title = RichText(block.caption, style="bold")
             table = RichTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-            used = [i for i in range(len(block.columns)) if any(row[i] not in (None, "") for row in block.rows)]
-            for i in used:
+            for i in block.used:
                 column = block.columns[i]
                 table.add_column(column.name, justify="right" if column.form else "left")
-            for row in block.rows:
-                table.add_row(*(RichText(shown(row[i], block.columns[i].form)) for i in used))
+            for row in block.cells():
+                table.add_row(*(RichText(row[i]) for i in block.used))
             parts.append(table)
     return Group(*parts)
 

@@ -85,8 +85,8 @@ def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixtu
         "Which limits cost time",
         "The best plan for every K",
         "In the final comparison, this plan was",
-        "What else a person",
-        "However it is",
+        "Baselines",
+        "Lower bound for any plan",
     ):
         assert title in out
     assert main(["report", str(run)]) == 0

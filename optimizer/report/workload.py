@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optimizer.report.document import Block, Column, Table, Text
+from search_spaces.wording import plural
 
 _FIGURES = (
     ("mean, ms", "mean_ms"),
@@ -25,15 +26,16 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         return
     outcomes: Mapping[str, Any] = workload["outcomes"]
     yield Text(
-        f"{len(workload['instances'])} models at once; what is made small is the {result['objective']}. Medians over "
-        "some runs after the search; predicted is what the simulator gives the objective."
+        f"{plural(len(workload['instances']), 'model')} at once; objective: {result['objective']}. Figures are "
+        f"{'predicted' if result.get('predicted') else 'medians of runs after the search'}; the last column is the "
+        "simulator's prediction of the objective."
     )
     rows = tuple(
         (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective_ms"))
         for name, entry in outcomes.items()
     )
     columns = (Column("plan"), *(Column(name, ".4g") for name, _ in _FIGURES), Column("predicted, ms", ".4g"))
-    yield Table("What came of each plan", columns, rows)
+    yield Table("Plans", columns, rows)
     each = tuple(
         (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
     )
@@ -45,11 +47,11 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         heads = (
             Column("model"),
             Column("error allowed", ".4g"),
-            Column("ways searched", "d"),
+            Column("variants searched", "d"),
             Column("triples in the best plan", "d"),
             Column("multiply-accumulates saved", ".1%"),
-            Column("outputs off by", ".2g"),
-            Column("how that is known"),
+            Column("error of outputs", ".2g"),
+            Column("source"),
         )
         yield Table("Convolutions decomposed (Tucker-2)", heads, found)
     yield Table("Each model's mean latency, ms", (Column("model"), *(Column(n, ".4g") for n in outcomes)), each)
