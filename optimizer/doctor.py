@@ -286,7 +286,7 @@ def _vulkan(adapters: tuple[Adapter, ...]) -> Iterator[Finding]:
     problem = advice = ""
     if not hardware:
         drivers = [path.name for path in driver_files()]
-        problem = f"none answers; driver files: {', '.join(drivers) or 'none'}"
+        problem = f"no Vulkan driver answers; driver files: {', '.join(drivers) or 'none'}"
         advice = "install the adapter's Vulkan driver; in a container, give it the device (NVIDIA: graphics capability)"
     yield Finding("graphics adapters", names or "none", problem, advice)
     found = ", ".join(f"{a.name} (Vulkan {a.api_version})" for a in software)

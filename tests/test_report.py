@@ -210,7 +210,7 @@ def test_any_timeline_keeps_the_rules_of_traces(steps: list[tuple[int, float, fl
 
 def test_a_study_of_the_throughput_draws_inferences_that_overlap(tmp_path: Path) -> None:
     words = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "pixel4", "-q"]
-    words += ["--processors", "gpu,1large,1med", "--objective", "throughput", "--budget", "6"]
+    words += ["--processors", "gpu,1large,1med", "--objective", "throughput", "--budget", "20"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     study = read_study(tmp_path / "run")
     found = next(bar for bar in bars(study) if len(bar.plan.stages) > 1)

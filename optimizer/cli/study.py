@@ -179,12 +179,12 @@ def _check_effects(parser: Parser, options: argparse.Namespace) -> None:
     """
     objectives = set(options.objective or ("latency",))
     for name, needed, what in (
-        ("power", "energy" in objectives or options.max_energy, "--objective energy, or with --max-energy"),
+        ("power", "energy" in objectives or options.max_energy, "--objective energy or --max-energy"),
         ("robust", options.state, "--state"),
         ("heartbeat", options.storage, "--storage"),
     ):
         if getattr(options, name) is not None and not needed:
-            parser.error(f"--{name} has no effect here: it goes with {what}")
+            parser.error(f"--{name} has no effect without {what}")
 
 
 @contextmanager

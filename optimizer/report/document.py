@@ -130,4 +130,6 @@ def shown(cell: Cell, form: str) -> str:
     if isinstance(cell, str):
         return cell
     text = format(cell, form) if form else str(cell)
+    if not text.strip("+-0.%"):  # no sign before a zero
+        text = text.lstrip("+-")
     return f"{text[:-1]} %" if text.endswith("%") else text

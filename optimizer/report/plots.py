@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from optimizer.report.data import Bar, Point, Spread
@@ -213,6 +214,30 @@ def front(
             text = names[index] if len(names[index]) <= _LONGEST_NAME else f"{names[index][: _LONGEST_NAME - 1]}…"
             text += " (knee)" if index == knee else ""
             plot.text(x(first) + (-12 if right else 12), y(second) - 6, text, anchor="end" if right else "start")
+    return plot.svg()
+
+
+def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
+    """Return ratios with their intervals, one below the other, and a line at 1.
+
+    Args:
+        rows: name, ratio, and the ends of its interval.
+        label: what the ratios are.
+    """
+    row = 26.0
+    height = row * len(rows) + 60
+    left = min(400.0, 16 + max(text_width(name) for name, *_ in rows))
+    plot = Plot("ratios", "Ratios with intervals", "; ".join(f"{name}: {r:.4g}" for name, r, *_ in rows), WIDTH, height)
+    values = [v for _, *ratios in rows for v in (*ratios, 1.0) if math.isfinite(v)]
+    x = around(values, left, WIDTH - 20)
+    plot.axis_x(x, height - 44, 4, label)
+    plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
+    for i, (name, ratio, low, high) in enumerate(rows):
+        y = 6 + row * (i + 0.5)
+        plot.text(left - 10, y + 4, name[:56], anchor="end")
+        tip = f"{name}: {ratio:.4g} [{low:.4g}, {high:.4g}]"
+        plot.line([(x(low), y), (x(high), y)], "ci", tip)
+        plot.mark(x(ratio), y, "search", tip, 4.5)
     return plot.svg()
 
 
