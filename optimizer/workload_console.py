@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from search_spaces.arrangement import jobs_of
+from search_spaces.plan import runs_of
 
 if TYPE_CHECKING:
     from optimizer.workload_result import WorkloadResult
+    from search_spaces.plan import Stage
 
 _FIGURES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
 _WORDS = {
@@ -66,14 +70,30 @@ def jobs_table(result: WorkloadResult) -> Table:
     shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
     for place, (index, stages) in enumerate(shown[:_MOST_JOBS], 1):
         component = result.joined.components[index]
-        jobs = []
-        for stage in (plan.stages[s] for s in stages) if plan is not None else ():
-            own = component.own(stage.operators)
-            jobs.append(f"{own[0]} to {own[-1]} on {stage.processor}")
-        table.add_row(str(place), Text(component.name), Text(", ".join(jobs)), _number(times.get(component.name)))
+        rows = (
+            (replace(plan.stages[s], operators=component.own(plan.stages[s].operators)) for s in stages) if plan else ()
+        )
+        table.add_row(str(place), Text(component.name), Text(_jobs(rows)), _number(times.get(component.name)))
     if len(shown) > _MOST_JOBS:
         table.add_row("…", f"{len(shown) - _MOST_JOBS} more models", "", "")
     return table
+
+
+def _jobs(stages: Iterable[Stage]) -> str:
+    """Return stages in words; sides of a split, which follow each other, are one job on two processors."""
+    found: list[str] = []
+    split: tuple[int, ...] = ()
+    for stage in stages:
+        where = stage.processor if stage.share is None else f"{stage.processor} ({stage.share})"
+        if stage.share is not None and stage.operators == split:
+            found[-1] += f" and {where}"
+            continue
+        split = stage.operators if stage.share is not None else ()
+        runs = (
+            f"{first} to {last - 1}" if last - first > 1 else f"{first}" for first, last in runs_of(stage.operators)
+        )
+        found.append(f"{', '.join(runs)} on {where}")
+    return "; ".join(found)
 
 
 def tucker_lines(result: WorkloadResult) -> list[Text]:

@@ -20,7 +20,7 @@ from search_spaces.joined_graph import JoinedGraph, merge
 from search_spaces.models import load
 from search_spaces.platform import Platform
 from search_spaces.pools import with_pools
-from search_spaces.registry import freedoms_of
+from search_spaces.registry import make_workload_space
 from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.workload import RANKED_ERROR, Workload, workload_of
 from search_spaces.workload_file import read_workload
@@ -65,8 +65,6 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
             f"--evaluator {config.evaluator}: it runs one model at a time",
             "give litert, cuda, cost-model, or a single --model",
         )
-    if not freedoms_of(config.allow) <= {"cuts", "ranks"} or not freedoms_of(config.allow):
-        raise UsageError(f"--allow {config.allow}: plans of several models have cuts and ranks", "leave the others out")
     if config.deadline is not None:
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
     if config.sampler != AUTO and (
@@ -80,7 +78,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
     joined = merge(workload.name, parts)
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
-    space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
+    space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
     threads = config.evaluator == "litert"
     processes = evaluator.capabilities.sliced_lanes
     wanted: str | Sequence[str] = config.objective

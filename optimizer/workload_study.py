@@ -36,11 +36,14 @@ from optimizer.workload_problem import AUTO, Problem, read_problem
 from optimizer.workload_ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
 from optimizer.workload_result import WorkloadResult, summary
 from optimizer.workload_search import WorkloadProposer
+from optimizer.workload_starts import shared_starts
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
 from search_spaces.constraints import infeasible
 from search_spaces.errors import UnavailableError
 from search_spaces.plan import Plan
+from search_spaces.registry import freedoms_of, make_workload_space
+from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload_space import WorkloadSpace
 
 _PRICES, _NO_OTHER = "prices", "the best predicted plan"
@@ -71,8 +74,8 @@ class _Study:
         """Take variants of models into the space; the history begins anew."""
         problem, space = self.problem, self.problem.space
         problem.variants = variants
-        problem.space = WorkloadSpace(
-            problem.workload, problem.joined, space.platform, self.config.max_stages, variants.sets
+        problem.space = make_workload_space(
+            self.config.allow, problem.workload, problem.joined, space.platform, self.config.max_stages, variants.sets
         )
         self.history = History(problem.space.distributions())
 
@@ -224,8 +227,13 @@ def _first(
     starts = first_plans(problem.space)
     plans = [b.plan for b in starts]
     variants = problem.variants
+    if isinstance(problem.space, SharedWorkloadSpace) and study.simulator is not None:
+        cut = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
+        plans += WorkloadProposer(cut, predict, plans, config.seed).ranking(1)  # so that more freedom is never worse
+        plans += shared_starts(problem.space, study.simulator)
     if variants is not None and any(variants.of):
-        plain = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
+        lanes = problem.space.platform
+        plain = make_workload_space(config.allow, problem.workload, problem.joined, lanes, config.max_stages)
         plans += WorkloadProposer(plain, predict, plans, config.seed).ranking(1)
         problem.baselines += twins(problem.space, problem.baselines, variants, predict)
         problem.baselines += (Baseline(PLAIN, plans[-1]),)
@@ -248,7 +256,7 @@ def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Mem
 
     Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
     """
-    problem, tell = study.problem, study.watcher.message
+    problem, config, tell = study.problem, study.config, study.watcher.message
     known = next((r.data for r in reversed(run.contents.records) if r.kind == _PRICES), None)
     new = bool(problem.choices) and problem.variants is None
     grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
@@ -257,12 +265,13 @@ def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Mem
         run.log.append(_PRICES, priced)
     simulator = session.simulator
     if not new:
-        check(simulator, memory, problem.variants.sets if problem.variants is not None else ())
+        freedoms = freedoms_of(config.allow)
+        check(simulator, memory, problem.variants.sets if problem.variants is not None else (), freedoms)
         return simulator
     lanes = problem.space.platform
     found = find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
     run.log.append(RANKS, found.to_json())
-    check(simulator, memory, found.sets)
+    check(simulator, memory, found.sets, freedoms_of(config.allow))
     study.allow(found)
     study.restore(run.contents.records)
     study.watcher.opened(run, study.history, problem.space.cardinality())
