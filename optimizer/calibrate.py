@@ -159,7 +159,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
         "evaluator": evaluator.name,
         "cpu": machine["machine"]["cpu"],
         "runtime": session.fingerprint().get("runtime"),
-        "lanes": [[p.name, p.like] for p in platform.processors],
+        "processors": [[p.name, p.like] for p in platform.processors],
         "generator of networks": GENERATOR,
     }
 
@@ -173,7 +173,7 @@ def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any
     for name, value in identity.items():
         if known.get(name) != value:
             raise RunFolderError(
-                f"{log.path}: was begun with another {name}: {known.get(name)}, now {value}",
+                f"{log.path}: belongs to a calibration with another {name}: {known.get(name)}, not {value}",
                 "give another --out, or remove the log",
             )
 

@@ -96,7 +96,7 @@ def _parts(found: Explanation) -> Table:
         (part.operators, part.processor, _ms(part.measured_s), name, _more(told, found.best), _ms(told.measured_s),
          told.why_not)
         for part in found.parts
-        for name, told in (part.elsewhere or (("–", Told(None, None, "there is no other processor")),))
+        for name, told in (part.elsewhere or (("–", Told(None, None, "there is non other processor")),))
     ]  # fmt: skip
     columns = (Column("operators"), Column("processor"), Column("took, ms", _TIME), Column("moved to"),
                Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))  # fmt: skip

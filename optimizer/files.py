@@ -28,7 +28,7 @@ def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from error
     except ValueError as error:
-        if "null" not in str(error):  # a NUL byte in a path; anything else is no matter of the disk
+        if "null" not in str(error):  # a NUL byte in a path; anything else is not a matter of the disk
             raise
         raise RunFolderError(f"{str(path)!r}: {error}", hint) from error
 

@@ -159,7 +159,7 @@ def _finite(seconds: float) -> float | None:
 def _seconds(value: Any) -> float:
     seconds = math.inf if value is None else float(value)
     if MOST_S < seconds < math.inf:
-        raise ValueError(f"{seconds:g} s is no latency")
+        raise ValueError(f"{seconds:g} s is not a latency")
     return seconds
 
 

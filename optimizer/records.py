@@ -131,7 +131,7 @@ def decode(line: bytes) -> Record | str:
     except (ValueError, RecursionError) as error:
         return f"its JSON cannot be read ({error})"
     if not isinstance(data, dict):
-        return "its data is no JSON object"
+        return "its data is not a JSON object"
     return Record(int(number), kind.decode(), data)
 
 

@@ -40,11 +40,13 @@ def check_url(url: str) -> str:
     """Return a URL as it may stand in files.
 
     Raises:
-        UsageError: it is none that we know, or has a password in it.
+        UsageError: it is not a storage URL that we know, or has a password in it.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
-        raise UsageError(f"--storage {url}: is none", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}")
+        raise UsageError(
+            f"--storage {url}: is not a storage URL", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
+        )
     if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
             "--storage: a password in the URL would stand in the run's files", "use PGPASSWORD or ~/.pgpass"

@@ -41,8 +41,8 @@ class BranchSpace:
             raise UsageError(f"{graph.name!r} has no parallel branches", "leave branches out of --allow")
         if all(a.excludes(b) for a, b in combinations(platform.processors, 2)):
             raise UsageError(
-                f"branches run side by side on two processors or more; of {', '.join(self._names)} "
-                f"{'no two can run at once' if len(self._names) > 1 else 'there is only one'}",
+                f"branches require two processors that run at once; {', '.join(self._names)} "
+                f"{'exclude each other' if len(self._names) > 1 else 'is the only one'}",
                 "name others with --processors",
             )
         if max_stages < len(self._runs.runs):

@@ -69,4 +69,6 @@ def _amount(value: float, unit: str) -> str:
                 return f"{value / factor:.4g} {prefix}B"
     if unit == "J" and abs(value) < 1.0:
         return f"{value * 1e3:.4g} mJ"
-    return f"{value:.6g} {unit}" if unit != "relative" else f"{value:.3g}"
+    if unit == "relative":
+        return f"{value:.3g}"
+    return f"{value:.6g} {unit.removesuffix('s') if value == 1.0 else unit}"

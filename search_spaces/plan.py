@@ -250,7 +250,7 @@ def _check_ranks(ranks: Sequence[LayerRanks], graph: Graph) -> None:
     before = -1
     for operator, *both in ranks:
         if not before < operator < len(graph.operators) or graph.operators[operator].kind != "CONV_2D":
-            raise PlanError(f"the plan has ranks for operator {operator}, which is no convolution, or not the next one")
+            raise PlanError(f"the plan has ranks for operator {operator}: not a convolution, or out of order")
         if min(both) < 1:
             raise PlanError(f"the plan has rank {min(both)} for operator {operator}; the least is 1")
         before = operator

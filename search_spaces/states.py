@@ -48,7 +48,7 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
         head, colon, rest = word.partition(":")
         name, at, weight = head.partition("@")
         if not colon or not name or (at and not _positive(weight)):
-            raise UsageError(f"--state {word}: is no state", _HINT)
+            raise UsageError(f"--state {word}: is not a state", _HINT)
         slower = []
         for part in filter(None, rest.split(",")):
             lane, _, factor = part.rpartition("=")
@@ -57,7 +57,7 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
                     f"--state {word}: unknown processor {lane!r}", f"there are: {', '.join(sorted(names))}"
                 )
             if not _positive(factor):
-                raise UsageError(f"--state {word}: {factor!r} is no factor", _HINT)
+                raise UsageError(f"--state {word}: {factor!r} is not a factor", _HINT)
             slower.append((lane, float(factor)))
         state = State(name, tuple(slower), float(weight) if at else 1.0)
         for members in platform.classes().values():

@@ -63,7 +63,7 @@ def test_defaults() -> None:
     assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4}), 1) == 4
     assert command_line(config) == "optimize --model vgg16 --budget 200"
     assert option("max_stages") == "--max-stages"
-    with fails(ValidationError):
+    with pytest.raises(ValidationError):
         config.budget = 3
 
 

@@ -89,7 +89,7 @@ def test_a_lane_that_stops_answering_is_given_up(
 def test_the_fork_server_may_die_too(session: LitertSession, squeezenet: Graph) -> None:
     candidate = session.load(squeezenet, chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]]))
     candidate.run(1)
-    with signalled(session._lanes._zygotes["litert"].process.pid, signal.SIGKILL), pytest.raises(UnavailableError):
+    with signalled(session._lanes._fork_servers["litert"].process.pid, signal.SIGKILL), pytest.raises(UnavailableError):
         candidate.run(5000)
     candidate.close()
     works(session, squeezenet)

@@ -24,9 +24,9 @@ from evaluators.contract import check_timeline
 from evaluators.litert import openvino, processors, refusals, settings
 from evaluators.litert.compiling import compile_stages
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.lane_names import lane_options
 from evaluators.litert.lanes import LaneError
 from evaluators.litert.openvino import Device, computes_natively, find_devices, other_versions
+from evaluators.litert.processor_names import processor_options
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.runtimes import OPENVINO, check_installed
@@ -322,9 +322,9 @@ def test_devices_of_openvino(devices: None, name: str, device: str, precision: s
     assert (found.options["device"], found.options["precision"]) == (device, precision)
     assert not found.excludes(make_processor("cpu"))
     written = json.loads(json.dumps(dict(found.options)))
-    assert lane_options(found.kind, written)["device"] == device
+    assert processor_options(found.kind, written)["device"] == device
     with fails(ValueError):
-        lane_options(found.kind, written | {"device": "GPU;rm"})
+        processor_options(found.kind, written | {"device": "GPU;rm"})
     made = compile_settings(found, None)
     assert made["device"] == device
     assert made["properties"].get("INFERENCE_PRECISION_HINT") == (None if device == "NPU" else precision)

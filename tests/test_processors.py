@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert.lane_names import MAX_CORE, LaneName, parse_cores, parse_lane
+from evaluators.litert.processor_names import MAX_CORE, ProcessorName, parse_cores, parse_lane
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import tolerance
@@ -45,24 +45,27 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("cpu", LaneName("cpu")),
-        ("cpu2", LaneName("cpu", cores=(2,))),
-        ("cpu0-2+5:threads=2", LaneName("cpu", cores=(0, 1, 2, 5), threads=2)),
-        ("cpu1:builtin", LaneName("cpu", cores=(1,), kernels="builtin")),
-        ("cpu:threads=3:reference", LaneName("cpu", threads=3, kernels="reference")),
-        ("cpu0-1:threads=2:openvino", LaneName("cpu", cores=(0, 1), threads=2, runtime="openvino", precision="f32")),
-        ("cpu:openvino-bf16", LaneName("cpu", runtime="openvino", precision="bf16")),
-        ("igpu:openvino", LaneName("gpu", runtime="openvino", precision="f32", integrated=True)),
-        ("gpu:openvino-f16", LaneName("gpu", runtime="openvino", precision="f16")),
-        ("npu:openvino", LaneName("npu", runtime="openvino", precision="f16")),
-        ("gpu", LaneName("gpu", precision="f16")),
-        ("gpu:f32:swiftshader", LaneName("gpu", precision="f32", adapter="swiftshader")),
-        ("gpu+cpu:NVIDIA H200", LaneName("gpu", precision="f16", adapter="NVIDIA H200", fallback=True)),
-        ("npu", LaneName("npu")),
-        ("npu+cpu:/opt/sdk", LaneName("npu", folder="/opt/sdk", fallback=True)),
+        ("cpu", ProcessorName("cpu")),
+        ("cpu2", ProcessorName("cpu", cores=(2,))),
+        ("cpu0-2+5:threads=2", ProcessorName("cpu", cores=(0, 1, 2, 5), threads=2)),
+        ("cpu1:builtin", ProcessorName("cpu", cores=(1,), kernels="builtin")),
+        ("cpu:threads=3:reference", ProcessorName("cpu", threads=3, kernels="reference")),
+        (
+            "cpu0-1:threads=2:openvino",
+            ProcessorName("cpu", cores=(0, 1), threads=2, runtime="openvino", precision="f32"),
+        ),
+        ("cpu:openvino-bf16", ProcessorName("cpu", runtime="openvino", precision="bf16")),
+        ("igpu:openvino", ProcessorName("gpu", runtime="openvino", precision="f32", integrated=True)),
+        ("gpu:openvino-f16", ProcessorName("gpu", runtime="openvino", precision="f16")),
+        ("npu:openvino", ProcessorName("npu", runtime="openvino", precision="f16")),
+        ("gpu", ProcessorName("gpu", precision="f16")),
+        ("gpu:f32:swiftshader", ProcessorName("gpu", precision="f32", adapter="swiftshader")),
+        ("gpu+cpu:NVIDIA H200", ProcessorName("gpu", precision="f16", adapter="NVIDIA H200", fallback=True)),
+        ("npu", ProcessorName("npu")),
+        ("npu+cpu:/opt/sdk", ProcessorName("npu", folder="/opt/sdk", fallback=True)),
     ],
 )
-def test_names_of_lanes(text: str, wanted: LaneName) -> None:
+def test_names_of_lanes(text: str, wanted: ProcessorName) -> None:
     assert parse_lane(text) == wanted
 
 

@@ -184,9 +184,9 @@ def keeps_the_trace_event_format(text: str) -> list[dict[str, Any]]:
     assert {(e["pid"], e["tid"]) for e in spans} == set(threads)
     assert all(e["ts"] >= 0 and e["dur"] >= 0 and e["name"] for e in spans)
     for thread in threads:  # spans of a thread nest, or follow each other
-        own = sorted((e["ts"], -e["dur"]) for e in spans if (e["pid"], e["tid"]) == thread)
-        for (one, minus), (other, _) in pairwise(own):
-            assert one - minus <= other + 1e-6
+        own = sorted((round(e["ts"] * 1e3), -round(e["dur"] * 1e3)) for e in spans if (e["pid"], e["tid"]) == thread)
+        for (one_ns, minus_ns), (other_ns, minus_other_ns) in pairwise(own):
+            assert other_ns >= one_ns - minus_ns or other_ns - minus_other_ns <= one_ns - minus_ns
     return spans
 
 

@@ -19,7 +19,7 @@ from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
 from evaluators.litert import PlanRunner
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.lane_names import parse_lane
+from evaluators.litert.processor_names import parse_lane
 from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.runtimes import check_installed
 from evaluators.litert.session import LitertEvaluator, LitertSession

@@ -71,7 +71,7 @@ def run_tasks(tasks: Sequence[Task], law: Law, dispatch: Dispatch = "static") ->
     """
     for index, task in enumerate(tasks):
         if not 0.0 <= task.work_s < math.inf:
-            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is no time")
+            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is not a time")
     if dispatch == "static":
         spans = _in_order(tasks, law)
         # What never runs at once cannot slow each other.

@@ -63,7 +63,7 @@ class Crew(Lanes):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
         with contextlib.suppress(EOFError, OSError):
-            status = self._zygotes[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
+            status = self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
         process.channel.close()
         self._ended[name] = self._ended.get(name, 0) + 1
         return f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"

@@ -93,7 +93,7 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
         )
     unseen = "" if processor.kind == "cpu" else ", or let the CPU run them: --allow-fallback"
     return UnavailableError(
-        f"{processor.name} does not support {where}: not {describe(graph, refused)}",
+        f"{processor.name} does not support operators {describe(graph, refused)} in {where}",
         f"place them on another processor{unseen}",
     )
 

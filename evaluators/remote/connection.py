@@ -133,7 +133,7 @@ class Connection:
         if code == status.UNAUTHENTICATED:
             return UnavailableError(f"device {name} refused access: {details}", "check the token and the certificate")
         if code == status.UNIMPLEMENTED:
-            return UnavailableError(f"{where} is no agent of this version", "install the same version there")
+            return UnavailableError(f"{where} is not an agent of this version", "install the same version there")
         if code == status.UNAVAILABLE and any(word in details.lower() for word in ("ssl", "certificate", "handshake")):
             return UnavailableError(
                 f"device {name}: the certificates do not go together: {details}", "check authority, certificate and key"

@@ -197,7 +197,7 @@ def read_study(path: Path) -> Study:
     """
     manifest = read_manifest(path)
     if manifest is None:
-        raise RunFolderError(f"{path}: is no run folder: it has no manifest.json", "give the folder of a study")
+        raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
     result = _result(path)
     records = read_log(path / LOG).records
     trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]

@@ -348,6 +348,7 @@ def _graph(study: Study) -> Iterator[Block]:
         f"{','.join(f'#op-{o} rect.f' for o in stage.operators)}{{fill:{part_colour(index)}}}"
         for index, stage in enumerate(study.best.stages)
     )
+    rules += ".graph{background:none}.graph>.s{fill:none}"  # the page's own shows where there is more to scroll to
     svg = render_svg(inspect_graph(graph)).replace("</style>", f"{rules}</style>", 1)
     legend = "; ".join(f"stage {i} on {s.processor}" for i, s in enumerate(study.best.stages[:12]))
     more = ", …" if len(study.best.stages) > 12 else ""

@@ -25,13 +25,15 @@ def trace(bars: Sequence[Bar], platform: Sequence[str]) -> dict[str, Any]:
             bar.timeline.events, bar.inferences or (0,) * len(bar.timeline.events), strict=True
         ):
             operators = bar.plan.stages[event.stage].operators
+            # Both ends on one grid of nanoseconds, which is Perfetto's: spans that follow each other cannot overlap.
+            begin_ns, end_ns = (round((at_s - start_s) * 1e9) for at_s in (event.start_s, event.end_s))
             events.append(
                 {
                     "name": f"stage {event.stage}",
                     "cat": bar.source,
                     "ph": "X",
-                    "ts": (event.start_s - start_s) * 1e6,
-                    "dur": (event.end_s - event.start_s) * 1e6,
+                    "ts": begin_ns / 1e3,
+                    "dur": (end_ns - begin_ns) / 1e3,
                     "pid": process,
                     "tid": platform.index(event.lane) + 1,
                     "args": {

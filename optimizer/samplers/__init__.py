@@ -171,7 +171,7 @@ def _checked(path: str, found: object, where: str) -> SamplerKind:
     from optuna.samplers import BaseSampler
 
     if not (inspect.isclass(found) and issubclass(found, BaseSampler)) or inspect.isabstract(found):
-        raise UsageError(f"sampler {path!r} of {where} is no subclass of optuna.samplers.BaseSampler")
+        raise UsageError(f"sampler {path!r} of {where} is not a subclass of optuna.samplers.BaseSampler")
     build: Callable[..., BaseSampler] = found
 
     def make(_: int, trial_seed: int) -> BaseSampler:
