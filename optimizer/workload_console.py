@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from search_spaces.plan import Stage
 
 _FIGURES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
-_WORDS = {
-    "mean": "the mean of the models' latencies",
-    "worst": "the largest of the models' latencies",
-    "makespan": "the time until all is done",
-    "misses": "missed deadlines, then the mean latency",
-    "throughput": "the time per request",
-}
 _MOST_JOBS = 24
 
 
@@ -33,7 +26,7 @@ def workload_head(result: WorkloadResult) -> Text:
     names = ", ".join(p.name for p in result.platform.processors if p.resources)
     explored = "all of them" if result.exhausted else f"{result.history.measured:,} of them"
     return Text(
-        f"{result.workload.name}: {count} models at once on {names}, for {_WORDS[result.goal]}; "
+        f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
         f"{result.cardinality:.3g} plans in the space, {explored} tried in {result.wall_s:.0f} s"
     )
 
@@ -42,15 +35,22 @@ def outcomes_table(result: WorkloadResult) -> Table:
     """Return latencies, makespan and throughput of the best plan and of each baseline."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("plan")
-    late = result.workload.deadlines
-    for name in (*(n for n, _ in _FIGURES), *(("missed",) if late else ()), "predicted"):
-        table.add_column(name if name in {"per s", "missed"} else f"{name}, ms", justify="right")
+    late, objective = result.workload.deadlines, result.objective
+    own = objective.name not in {"mean", "worst", "makespan", "misses", "throughput"}
+    heads = [name if name == "per s" else f"{name}, ms" for name, _ in _FIGURES]
+    heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
+    for head in (*heads, f"predicted, {objective.shown}"):
+        table.add_column(head, justify="right")
     for name, entry in result.outcomes.items():
         row = [_number(entry[key]) for _, key in _FIGURES]
         if late:
             row.append(f"{entry['misses']:.0f} of {entry['requests']:.0f}")
+        plan = result.best if name == "best" else result.baselines[name]
+        if own:
+            samples = result.samples(plan) if plan is not None else None
+            row.append(_number(samples.median * 1e3 if samples else None))
         predicted = entry.get("predicted")
-        row.append(_number(predicted["objective_ms"]) if predicted else "")
+        row.append(_number(predicted["objective"]) if predicted else "")
         table.add_row(Text(name, style="bold" if name == "best" else ""), *row)
     for name, plan in result.baselines.items():
         trial = result.history.known.get(plan.digest)

@@ -117,7 +117,7 @@ class CostModelEvaluator(Evaluator):
                 return JobCost(work_s, slowed)
 
             simulator = WorkloadSimulator(workload, joined, platform, price, session.errors)
-            made = PredictedSession(simulator, objective, session.fingerprint())
+            made = PredictedSession(simulator, objective, session.fingerprint(), session.powers_w())
             try:
                 yield made
             finally:

@@ -135,10 +135,16 @@ class WorkloadSimulator:
 class PredictedSession(Session):
     """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it."""
 
-    capabilities = Capabilities(decompose=True)
-
-    def __init__(self, simulator: WorkloadSimulator, objective: Objective, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        simulator: WorkloadSimulator,
+        objective: Objective,
+        facts: Mapping[str, Any],
+        powers: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self.simulator = simulator
+        self.capabilities = Capabilities(decompose=True, powers=bool(powers))
+        self._powers = dict(powers)
         self._objective = objective
         self._facts = dict(facts)
         self.closed = False
@@ -146,6 +152,10 @@ class PredictedSession(Session):
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
         return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
+
+    def powers_w(self) -> dict[str, float]:
+        """See :class:`~evaluators.base.Session`."""
+        return dict(self._powers)
 
     def price(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from optimizer.report.data import objective_of
 from optimizer.report.document import Block, Column, Table, Text
 from search_spaces.wording import plural
 
@@ -26,15 +27,19 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         return
     outcomes: Mapping[str, Any] = workload["outcomes"]
     yield Text(
-        f"{plural(len(workload['instances']), 'model')} at once; objective: {result['objective']}. Figures are "
+        f"{plural(len(workload['instances']), 'model')} at once; objective: {objective_of(result).title}. Figures are "
         f"{'predicted' if result.get('predicted') else 'medians of runs after the search'}; the last column is the "
         "simulator's prediction of the objective."
     )
     rows = tuple(
-        (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective_ms"))
+        (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective"))
         for name, entry in outcomes.items()
     )
-    columns = (Column("plan"), *(Column(name, ".4g") for name, _ in _FIGURES), Column("predicted, ms", ".4g"))
+    columns = (
+        Column("plan"),
+        *(Column(name, ".4g") for name, _ in _FIGURES),
+        Column(f"predicted, {objective_of(result).shown}", ".4g"),
+    )
     yield Table("Plans", columns, rows)
     each = tuple(
         (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
