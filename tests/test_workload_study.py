@@ -92,6 +92,7 @@ def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.Ca
         (["--model", "squeezenet1_1", "--model", "squeezenet1_1"], 2),
         (["--model", "squeezenet1_1x2", "--objective", "energy"], 2),
         (["--model", "squeezenet1_1x2", "--deadline", "5"], 2),
+        (["--model", "squeezenet1_1x2", "--state", "hot"], 2),
         (["--model", "squeezenet1_1x2", "--sampler", "reinforce"], 2),
         (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2),
         (["--workload", "missing.yaml"], 2),

@@ -135,6 +135,8 @@ class WorkloadSimulator:
 class PredictedSession(Session):
     """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it."""
 
+    capabilities = Capabilities(decompose=True, powers=True)
+
     def __init__(
         self,
         simulator: WorkloadSimulator,
@@ -143,7 +145,6 @@ class PredictedSession(Session):
         powers: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.simulator = simulator
-        self.capabilities = Capabilities(decompose=True, powers=bool(powers))
         self._powers = dict(powers)
         self._objective = objective
         self._facts = dict(facts)
