@@ -31,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Read the golden file."""
-    sentences.begin(write=session.config.getoption("--golden"))
+    config = session.config
+    whole = not config.getoption("keyword") and not any("[" in word for word in config.args)
+    sentences.begin(write=config.getoption("--golden"), whole=whole)
 
 
 def pytest_sessionfinish() -> None:

@@ -40,10 +40,12 @@ class Golden:
 
     Args:
         write: whether sentences are taken over instead of checked.
+        whole: whether tests run with all their parameters, so that sentences of other parameters are of none.
     """
 
-    def __init__(self, *, write: bool) -> None:
+    def __init__(self, *, write: bool, whole: bool = False) -> None:
         self.write = write
+        self._whole = whole
         self._golden = read_golden()
         self._met: dict[str, list[str]] = defaultdict(list)
 
@@ -62,6 +64,9 @@ class Golden:
     def save(self) -> None:
         """Write what was met over what the golden file has of these tests; tests of files that are gone go, too."""
         found = {file: tests for file, tests in self._golden.items() if (_ROOT / file).exists()}
+        met = {test.partition("[")[0] for test in self._met} if self._whole else set()
+        for file, tests in found.items():
+            found[file] = {name: s for name, s in tests.items() if f"{file}::{name.partition('[')[0]}" not in met}
         for test, sentences in self._met.items():
             file, _, name = test.partition("::")
             found.setdefault(file, {})[name] = sentences
@@ -82,9 +87,9 @@ def fits(golden: str, text: str) -> bool:
 _session: list[Golden] = []
 
 
-def begin(*, write: bool) -> None:
-    """Begin a session of tests."""
-    _session[:] = [Golden(write=write)]
+def begin(*, write: bool, whole: bool) -> None:
+    """Begin a session of tests; see :class:`Golden`."""
+    _session[:] = [Golden(write=write, whole=whole)]
 
 
 def end() -> None:
