@@ -25,6 +25,8 @@ HOST = "127.0.0.1"
 def export(study: Study) -> optuna.Study:
     """Return an Optuna study in memory: trials of the space with their latency in ms, stages and origin.
 
+    A plan outside of the space, as every layer by itself, is an attribute of the study.
+
     Raises:
         RunFolderError: the model cannot be read any more, so that the space is not known.
     """
@@ -46,7 +48,9 @@ def export(study: Study) -> optuna.Study:
         made.set_metric_names(["latency, ms"])
     for trial in study.trials:
         if set(trial.params) != set(distributions):
-            continue  # a known plan outside the space
+            outside = {"plan": trial.plan.to_json(), "latency_ms": trial.median_s * 1e3 if trial.measurement else None}
+            made.set_user_attr(f"{trial.origin} ({trial.plan.digest[:8]})", outside)
+            continue
         made.add_trial(
             create_trial(
                 state=TrialState.COMPLETE if trial.measurement else TrialState.FAIL,

@@ -75,8 +75,10 @@ def error_hint(evaluator: Evaluator, config: StudyConfig) -> str:
 
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
-    """Return whether a study is about several models; what an evaluator reads as its own is never a workload."""
-    return not evaluator.capabilities.graphs and is_workload(config.model)
+    """Return whether a study is about several models; a file that an evaluator reads as its own is no workload."""
+    if evaluator.capabilities.graphs:
+        return "," in config.model and not Path(config.model).is_file()
+    return is_workload(config.model)
 
 
 def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:

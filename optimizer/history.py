@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,12 @@ from search_spaces.plan import Plan
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
 
+    from optimizer.samplers.study import StudySampler
     from optimizer.storage import Record
 
 _LOGGER = logging.getLogger("partition_optimizer")
 _CONSTRAINT = re.compile(r"constraints:[^\x00-\x1f\x7f]{1,200}")
-MOST_REPEATS = 50
 _MOST_TRIALS = 1 << 53
 _SURE_RUNS, _SURE_PLANS = 2, 8
 OPTIMUM, UNSEEN, WARM = "model optimum", "unseen", "warm start"
@@ -138,7 +137,7 @@ def constraint_attributes(broken: Sequence[Violation]) -> dict[str, Any]:
     return dict(trial.system_attrs)
 
 
-def _contains(distribution: BaseDistribution, value: Any) -> bool:
+def contains(distribution: BaseDistribution, value: Any) -> bool:
     """Return whether a value of a log can be a parameter's."""
     try:
         return distribution._contains(distribution.to_internal_repr(value))  # noqa: SLF001 - Optuna has no other way
@@ -177,12 +176,9 @@ class History:
 
     Attributes:
         measured: how many trials of the budget are spent: those that tried a plan for the first time.
-        patience: after so many repeats in a row an unseen plan is drawn. It halves each time that was necessary, since
-            a sampler that has settled would only burn time, and is restored when the sampler finds a new plan.
         others: the objectives beside the first one.
         drift: how fast the machine was along the study.
-        sampler_of: returns the sampler of a trial's number, where samplers keep state in the study: trials of a log are
-            then asked for again, so that the state is made anew. None where they go by parameters and values.
+        running: digest of each plan that is being measured → the number of its trial in Optuna's study.
     """
 
     def __init__(self, distributions: Mapping[str, BaseDistribution], others: Sequence[str] = ()) -> None:
@@ -194,40 +190,102 @@ class History:
         self.distributions = dict(distributions)
         self.others = tuple(others)
         self._study: optuna.Study = optuna.create_study(directions=["minimize"] * (1 + len(self.others)))
-        self._untold: list[Trial] = []
+        self._untold: list[tuple[Trial, list[float] | None]] = []
+        self._sampler: StudySampler | None = None
         self.trials: list[Trial] = []
         self.outside: list[Trial] = []
         self.known: dict[str, Trial] = {}
-        self.repeats_in_a_row = 0
-        self.patience = MOST_REPEATS
+        self.running: dict[str, int] = {}
         self.next_number = 0
         self.drift = Drift()
         self.measured = 0
-        self.sampler_of: Callable[[int], BaseSampler] | None = None
         self._warned = False
         self._ranked = _Ranked()
 
     @property
     def study(self) -> optuna.Study:
         """Optuna's view; trials that it was not asked for are added when somebody looks."""
-        from optuna.trial import TrialState, create_trial
-
-        for trial in self._untold:
-            value = self.value_of(trial)
-            if self.sampler_of is not None:
-                self._ask_again(trial, value, self.sampler_of(trial.number))
-                continue
-            self._study.add_trial(
-                create_trial(
-                    state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
-                    values=value,
-                    params=dict(trial.params),
-                    distributions=self.distributions,
-                    system_attrs=dict(trial.attributes or {}),
-                )
-            )
+        for trial, value in self._untold:
+            self._add(trial.params, value, trial.attributes or {})
         self._untold.clear()
         return self._study
+
+    def propose_by(self, sampler: StudySampler) -> None:
+        """Have a sampler propose the trials to come."""
+        self._study.sampler = self._sampler = sampler
+
+    def replay(self, trial: Trial, *, proposed: bool) -> None:
+        """Ask the sampler again for a trial of the log, so that one which keeps state in the study makes it anew.
+
+        Args:
+            proposed: whether the sampler proposed it; otherwise it was enqueued.
+        """
+        if not self._untold or self._untold[0][0] is not trial or self._sampler is None:
+            return
+        _, value = self._untold.pop(0)
+        self._sampler.begin(trial.number, trial.params if proposed else None)
+        self._finish(self._ask(None if proposed else trial.params)[0], trial, value)
+
+    def ask(self, number: int, params: Mapping[str, Any] | None = None) -> tuple[int, Mapping[str, Any]]:
+        """Return number (in Optuna's study) and parameters of a trial: those that are given, or a proposal.
+
+        Args:
+            number: of the trial, which the sampler goes by.
+        """
+        _ = self.study  # with all earlier trials
+        if self._sampler is not None:
+            self._sampler.begin(number)
+        return self._ask(params)
+
+    def _ask(self, params: Mapping[str, Any] | None) -> tuple[int, Mapping[str, Any]]:
+        if params is not None:
+            self._study.enqueue_trial(dict(params))
+        asked = self._study.ask(self.distributions)
+        return asked.number, asked.params
+
+    def settle(self, pending: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let Optuna's study know which plans are being measured, by whomever, and which are no more.
+
+        Args:
+            pending: digest → parameters, which somebody else may have written.
+        """
+        from optuna.trial import TrialState
+
+        for digest in self.running.keys() - pending.keys():
+            self._study.tell(self.running.pop(digest), state=TrialState.FAIL)
+        for digest in pending.keys() - self.running.keys():
+            if self.has(pending[digest]):
+                self.running[digest] = self._add(pending[digest], None, {}, running=True)
+
+    def _add(
+        self,
+        params: Mapping[str, Any],
+        value: list[float] | None,
+        attributes: Mapping[str, Any],
+        *,
+        running: bool = False,
+    ) -> int:
+        from optuna.trial import TrialState, create_trial
+
+        finished = TrialState.COMPLETE if value is not None else TrialState.FAIL
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING if running else finished,
+                values=value,
+                params=dict(params),
+                distributions=self.distributions,
+                system_attrs=dict(attributes),
+            )
+        )
+        return len(self._study.get_trials(deepcopy=False)) - 1
+
+    def _finish(self, number: int, trial: Trial, value: list[float] | None) -> None:
+        from optuna.trial import TrialState
+
+        trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id  # noqa: SLF001
+        for name, gap in (trial.attributes or {}).items():
+            self._study._storage.set_trial_system_attr(trial_id, name, gap)  # noqa: SLF001 - the constraints of a plan
+        self._study.tell(number, value, state=TrialState.FAIL if value is None else None)
 
     @property
     def speed(self) -> float:
@@ -238,16 +296,11 @@ class History:
         """Return by how much, relative, a trial may have been measured in another state than its ``speed`` says."""
         return self.drift.uncertainty(trial.number, trial.speed)
 
-    def _ask_again(self, trial: Trial, value: list[float] | None, sampler: BaseSampler) -> None:
-        """Have a sampler propose a trial that is known, so that it writes down what it wrote then."""
-        from optuna.trial import TrialState
-
-        self._study.enqueue_trial(dict(trial.params))
-        self._study.sampler = sampler
-        asked = self._study.ask(self.distributions)
-        for name, gap in (trial.attributes or {}).items():
-            asked.set_constraint(name.partition(":")[2], gap)
-        self._study.tell(asked, value, state=TrialState.FAIL if value is None else None)
+    def has(self, params: Mapping[str, Any]) -> bool:
+        """Return whether parameters, which somebody else may have written, are a point of the space."""
+        return params.keys() == self.distributions.keys() and all(
+            contains(d, params[name]) for name, d in self.distributions.items()
+        )
 
     def trial_of(self, data: Mapping[str, Any]) -> Trial:
         """Build a trial from a record of a log or a storage; attributes that are not taken are told, once.
@@ -256,10 +309,7 @@ class History:
             RunFolderError: it is no trial of this space.
         """
         trial = Trial.from_json(data)
-        fits = trial.params.keys() == self.distributions.keys() and all(
-            _contains(d, trial.params[name]) for name, d in self.distributions.items()
-        )
-        if (trial.number >= 0 and not fits) or trial.number > _MOST_TRIALS:
+        if (trial.number >= 0 and not self.has(trial.params)) or trial.number > _MOST_TRIALS:
             raise RunFolderError(
                 f"trial {trial.number} of the log has parameters that are not in this space", "give another --study"
             )
@@ -287,9 +337,18 @@ class History:
             self.tell(trial)
             self.add(trial)
 
-    def tell(self, trial: Trial) -> None:
-        """Let Optuna's study know of a finished trial that it was not asked for."""
-        self._untold.append(trial)
+    def tell(self, trial: Trial, number: int | None = None) -> None:
+        """Let Optuna's study know of a finished trial; what a trial was told is final.
+
+        Args:
+            number: that of the trial in Optuna's study which was asked for it; None where it was not asked.
+        """
+        value = self.value_of(trial)
+        number = self.running.pop(trial.plan.digest, None) if number is None else number
+        if number is None:
+            self._untold.append((trial, value))
+        else:
+            self._finish(number, trial, value)
 
     def value_of(self, trial: Trial) -> list[float] | None:
         """Return what to tell Optuna of a trial, a repeat included: a number for each objective; None for a failure."""
@@ -304,17 +363,14 @@ class History:
         self.trials.append(trial)
         self.next_number = trial.number + 1
         self.measured += trial.repeat_of is None
-        if trial.repeat_of is not None:
-            self.repeats_in_a_row += 1
-        elif trial.origin == UNSEEN:
-            self.repeats_in_a_row, self.patience = 0, max(1, self.patience // 2)
-        else:
-            self.repeats_in_a_row, self.patience = 0, MOST_REPEATS
         self._know(trial)
 
     def add_outside(self, trial: Trial) -> None:
-        """Take up a baseline that the space does not hold."""
+        """Take up a plan that costs no budget: one outside of the space is an attribute of Optuna's study."""
         self.outside.append(trial)
+        self._study.set_user_attr(
+            f"{trial.origin} ({trial.plan.digest[:8]})", {"plan": trial.plan.to_json(), "value": self.value_of(trial)}
+        )
         self._know(trial)
 
     def _know(self, trial: Trial) -> None:

@@ -1,23 +1,22 @@
-"""The one loop: ask, decode, look up or measure, write down, tell."""
+"""The one loop: ask Optuna's study, decode, look up or measure, write down, tell."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from evaluators.base import Session, conditions_of
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import Baseline
-from optimizer.history import OPTIMUM, UNSEEN, History, Trial, plain_attributes
-from optimizer.samplers import make_proposer, make_sampler, resumes
+from optimizer.history import OPTIMUM, UNSEEN, History, Trial, constraint_attributes
+from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem, Proposer
 from optimizer.storage import TrialLog
 from search_spaces.coexecution import CoexecutionSpace
@@ -28,8 +27,9 @@ from search_spaces.plan import Plan
 from search_spaces.rank_space import RankSpace
 from search_spaces.space import EnumerableSpace
 
-_DRAWS = 1000
-_CHOICES = 32
+if TYPE_CHECKING:
+    from optimizer.samplers.study import StudySampler
+
 _HOPELESS = 1.3
 _SLOW_LOAD_S = 0.05  # faster loading is not worth a figure in the log
 _LOOK_EVERY = 8  # proposals that are run a second time whatever the first run took: a fair sample of cold starts
@@ -46,11 +46,11 @@ class Loop:
     """What the loop works with.
 
     Attributes:
-        queue: plans of the space to be measured first, with their origin.
+        queue: plans of the space to be measured first, with their origin: baselines, warm starts, a user's own.
         predict: seconds that the additive model gives a plan.
-        problem: what samplers may know of the search; those that propose plans need it.
+        problem: what samplers may know of the search.
         violations: what a plan breaks; such a plan is told as infeasible and never run.
-        proposer: who proposes plans, instead of one that ``problem`` would make.
+        proposer: the model that the sampler goes by, instead of one that ``problem`` would make.
         proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
@@ -99,25 +99,35 @@ class Loop:
             UnavailableError: the first plans all failed, so the device itself does not work.
         """
         cardinality = self.space.cardinality()
-        proposer = self.proposer
-        if proposer is None and self.problem is not None:
-            proposer = make_proposer(self.sampler, self.seed, self.problem)
-        if proposer is not None:
-            for trial in self._modelled():
-                _observe(proposer, trial)
-        if proposer is None and not resumes(self.sampler):
-            self.history.sampler_of = lambda number: make_sampler(self.sampler, self.seed, number, self.problem)
+        sampler = self._sampler(self.problem, self.seed)
         while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
             if self.history.measured + self.known >= cardinality:
                 return True
-            trial = self._next(cardinality, proposer)
+            trial = self._next(sampler)
             self.log.append("trial", trial.to_json())
             self.history.add(trial)
-            if proposer is not None:
-                _observe(proposer, trial)
+            sampler.update(trial)
             self.notify(trial)
             self._give_up_if_all_fail()
         return self.history.measured + self.known >= cardinality
+
+    def _sampler(self, problem: Problem | None, seed: int) -> StudySampler:
+        """Return who proposes plans, after all trials that are known."""
+        sampler = study_sampler(
+            self.sampler,
+            seed,
+            self.space,
+            problem,
+            proposer=self.proposer,
+            allowed=lambda plan: not self.violations(plan),
+            predict=self.predict,
+        )
+        self.history.propose_by(sampler)
+        for trial in self._modelled():
+            if not resumes(self.sampler):
+                self.history.replay(trial, proposed=self._proposed(trial.origin))
+            sampler.update(trial)
+        return sampler
 
     def _modelled(self) -> Iterator[Trial]:
         """Yield the trials whose processors the model knows: not those on which the runtime places a whole network."""
@@ -133,7 +143,8 @@ class Loop:
             return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
         judge = AutoProposer(self.problem, self.seed)
         for trial in self._modelled():
-            _observe(judge, trial)
+            if trial.repeat_of is None:
+                judge.observe(trial.plan, trial.measurement, trial.speed)
         return [plan for plan, _ in judge.ranking()]
 
     @property
@@ -145,79 +156,32 @@ class Loop:
         best = self.history.incumbent
         return not waiting and best is not None and best.median / self.history.speed <= self.proven_s
 
-    def _next(self, cardinality: int, proposer: Proposer | None) -> Trial:
-        from optuna.trial import TrialState
-
+    def _next(self, sampler: StudySampler) -> Trial:
+        """Ask for a plan, the next one of the queue or a proposal, and try it; a known one has its value already."""
         history = self.history
-        origin, plan = self._prescribed(cardinality, proposer)
-        if plan is not None and proposer is not None:
-            return self._told(origin, plan)
-        if plan is not None:
-            history.study.enqueue_trial(self.space.encode(plan))
-        history.study.sampler = make_sampler(self.sampler, self.seed, history.next_number, self.problem)
-        asked = history.study.ask(history.distributions)
-        proposed = self.space.decode(asked.params)
-        before = history.known.get(proposed.digest)
-        trial = Trial(
-            history.next_number,
-            proposed,
-            origin,
-            dict(asked.params),
-            repeat_of=before.number if before else None,
-        )
+        number, trial = self._asked(sampler, history.next_number, history.known)
+        before = history.known.get(trial.plan.digest)
         if before is None:
-            for violation in self.violations(proposed):
-                asked.set_constraint(violation.statement, violation.gap)
-            trial = self._try(trial, race=plan is None or self._proposed(origin))
-        value = history.value_of(trial)
-        if value is None:
-            history.study.tell(asked, state=TrialState.FAIL)
+            trial = replace(trial, attributes=constraint_attributes(self.violations(trial.plan)))
+            trial = self._try(trial, race=self._proposed(trial.origin))
         else:
-            history.study.tell(asked, value)
-        told = history.study.get_trials(deepcopy=False)[asked.number]
-        return replace(trial, attributes=plain_attributes(told.system_attrs))
-
-    def _told(self, origin: str, plan: Plan) -> Trial:
-        """Try a plan that no sampler of parameters was asked for; Optuna hears of it afterwards."""
-        trial = Trial(self.history.next_number, plan, origin, self.space.encode(plan))
-        trial = self._try(trial, race=self._proposed(origin))
-        self.history.tell(trial)
+            trial = replace(trial, repeat_of=before.number)
+        history.tell(trial, number)
         return trial
+
+    def _asked(self, sampler: StudySampler, number: int, taken: Container[str]) -> tuple[int, Trial]:
+        """Return what Optuna's study proposes for a trial, and its number there; before it asks, the queue's turn is.
+
+        Args:
+            number: of the trial.
+            taken: digests of plans that are not tried again.
+        """
+        origin, plan = next((entry for entry in self.queue if entry[1].digest not in taken), ("", None))
+        asked, params = self.history.ask(number, self.space.encode(plan) if plan is not None else None)
+        return asked, Trial(number, self.space.decode(params), origin or sampler.origin, dict(params))
 
     def _proposed(self, origin: str) -> bool:
         return origin in (UNSEEN, OPTIMUM, self.sampler)
-
-    def _prescribed(self, cardinality: int, proposer: Proposer | None) -> tuple[str, Plan | None]:
-        """Return the next plan of the queue, an unseen one after too many repeats, or leave it to the sampler."""
-        for origin, plan in self.queue:
-            if plan.digest not in self.history.known:
-                return origin, plan
-        if proposer is not None:
-            proposal = proposer.propose()
-            return (self.sampler, proposal) if proposal is not None else (UNSEEN, self._unseen(cardinality))
-        if self.history.repeats_in_a_row >= self.history.patience:
-            return UNSEEN, self._unseen(cardinality)
-        return self.sampler, None
-
-    def _unseen(self, cardinality: int) -> Plan:
-        """Draw some plans that no trial has had, and return the one that the model finds best.
-
-        The space is known to hold an unseen plan.
-        """
-        known = self.history.known
-        rng = np.random.default_rng([self.seed, self.history.next_number])
-        drawn: dict[str, Plan] = {}
-        for _ in range(_DRAWS):
-            plan = self.space.plan_at(_below(cardinality, rng))
-            if plan.digest not in known and not self.violations(plan):
-                drawn[plan.digest] = plan
-                if len(drawn) == _CHOICES:
-                    break
-        if not drawn:
-            # So many misses in a row happen only where nearly all of a small space is known.
-            plans = map(self.space.plan_at, range(cardinality))
-            return next(plan for plan in plans if plan.digest not in known)
-        return min(drawn.values(), key=self.predict)
 
     def _try(self, trial: Trial, *, race: bool) -> Trial:
         """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
@@ -268,11 +232,6 @@ class Loop:
                 ) from error
 
 
-def _observe(proposer: Proposer, trial: Trial) -> None:
-    if trial.repeat_of is None:
-        proposer.observe(trial.plan, trial.measurement, trial.speed)
-
-
 def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -> Measurement:
     """Load, measure and check one plan.
 
@@ -309,12 +268,6 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
         raise UnavailableError(f"outputs are {agreement}; {agreement.tolerance:.1e} is allowed")
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
     return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
-
-
-def _below(limit: int, rng: np.random.Generator) -> int:
-    """Return a uniform integer below ``limit``, which may not fit into 64 bits."""
-    nbytes = (limit.bit_length() + 7) // 8 + 8
-    return int.from_bytes(rng.bytes(nbytes), "little") % limit
 
 
 def in_space(space: EnumerableSpace, plan: Plan) -> bool:

@@ -2,7 +2,7 @@
 
 A line is JSON that any tool reads::
 
-    {"n":7,"kind":"trial","data":{"params": {"parts": 2}},"sum":"5f0c…"}
+    {"n":7,"kind":"trial","data":{"params": {"stages": 2}},"sum":"5f0c…"}
 
 ``sum`` is the start of the SHA-256 of the bytes before ``,"sum"``, so a flipped bit anywhere is noticed, and white
 space counts. The envelope is written without spaces and ``data`` with them: ``{"n":`` can only be the start of a

@@ -6,6 +6,9 @@ written into the trial before its state is, and whoever meets such a trial sets 
 has lost nothing. Claims of the dead are found by Optuna's heartbeats, which under ask and tell do not run by
 themselves: a thread of ours gives them, and every look at the study fails the trials whose worker fell silent. Their
 plans are free again.
+
+A claim is one write. A result is one, too, the record that stands, after which Optuna's storages want the state by
+itself.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class SharedStudy:
         objectives: how many values each of its trials has, all of which are made small.
 
     Attributes:
-        pending: digest of each plan that somebody measures now, and the number of its trial.
+        pending: digest of each plan that somebody measures now, and its parameters as that one wrote them.
         lost: how many measurements of this worker came too late, since it had been given up.
     """
 
@@ -92,7 +95,7 @@ class SharedStudy:
         self._mine: int | None = None
         self._closed = threading.Event()
         self._beat = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
-        self.pending: dict[str, int] = {}
+        self.pending: dict[str, Mapping[str, Any]] = {}
         self.lost = 0
         self._beat.start()
 
@@ -130,7 +133,7 @@ class SharedStudy:
         """
         found = []
         self._fail_stale()
-        pending: dict[str, int] = {}
+        pending: dict[str, Mapping[str, Any]] = {}
         for trial in self._trials():
             if trial.number in self._seen:
                 continue
@@ -145,7 +148,7 @@ class SharedStudy:
                     self._seen.add(trial.number)
                 found.append((kind, data))
             elif not trial.state.is_finished():
-                pending.setdefault(str(trial.user_attrs.get(PLAN)), trial.number)
+                pending.setdefault(str(trial.user_attrs.get(PLAN)), trial.params)
                 self._adopt(trial)
         self.pending = pending
         return found
@@ -168,8 +171,7 @@ class SharedStudy:
         trials = self._trials()
         mine = [t for t in trials if t.user_attrs.get(CLAIM) == token]
         first = mine[0]
-        self._mine = first._trial_id  # noqa: SLF001
-        self._sign(first._trial_id)  # noqa: SLF001
+        self._mine = first._trial_id  # noqa: SLF001 - which is signed at the next beat
         for other in mine[1:]:  # made when the answer to the first attempt was lost
             self._yield(other._trial_id)  # noqa: SLF001
         before = [t for t in trials if t.number < first.number and _counts(t)]

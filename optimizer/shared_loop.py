@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optimizer.baselines import Baseline
-from optimizer.history import UNSEEN, WARM, Trial, constraint_attributes
+from optimizer.history import WARM, Trial, constraint_attributes
 from optimizer.loop import Loop, in_space
-from optimizer.samplers import make_proposer, make_sampler
-from optimizer.samplers.auto import Proposer
 from optimizer.shared import SharedStudy
-from search_spaces.plan import Plan
+
+if TYPE_CHECKING:
+    from optimizer.samplers.study import StudySampler
 
 _POLL_S = 0.2
-_ASKED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,14 @@ class SharedLoop(Loop):
         Raises:
             UnavailableError: the first plans all failed, so the device itself does not work.
         """
-        cardinality, known = self.space.cardinality(), 0
-        proposer = self.proposer
-        if proposer is None and self.problem is not None:
-            fits = self.problem.fits
-            free = replace(self.problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
-            # An order of its own for each worker: in one and the same they would all want the same plan each time.
-            seed = int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0])
-            proposer = make_proposer(self.sampler, seed, free)
-        if proposer is not None:
-            for trial in (*self.history.outside, *self.history.trials):
-                proposer.observe(trial.plan, trial.measurement, trial.speed)
+        cardinality, known, problem = self.space.cardinality(), 0, self.problem
+        if problem is not None:
+            fits = problem.fits
+            problem = replace(problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
+        # An order of its own for each worker: in one and the same they would all want the same plan each time.
+        sampler = self._sampler(problem, int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0]))
         while True:
-            if self._take_up(proposer) or not known:
+            if self._take_up(sampler) or not known:
                 known = sum(t.origin == WARM and in_space(self.space, t.plan) for t in self.history.outside)
             most = min(self.budget, cardinality - known)
             if self.history.measured >= most or self.proven or time.monotonic() >= self.end_s:
@@ -74,10 +69,21 @@ class SharedLoop(Loop):
             if self.history.measured + len(self.shared.pending) >= most:
                 time.sleep(_POLL_S)  # the last plans are with others, who may yet die
                 continue
-            origin, plan = self._free(cardinality, proposer)
-            if plan is not None:
-                trial = Trial(-1, plan, origin, self.space.encode(plan))
-                self._claimed(trial, "trial", race=self._proposed(origin))
+            self._propose(sampler)
+
+    def _propose(self, sampler: StudySampler) -> None:
+        """Ask this worker's own study, which knows all finished and pending trials, for a plan, and try to claim it."""
+        history, taken = self.history, {*self.history.known, *self.shared.pending}
+        history.settle(self.shared.pending)
+        number = len(history.study.get_trials(deepcopy=False))
+        asked, trial = self._asked(sampler, (self.worker << 32) + number, taken)
+        if trial.plan.digest in taken:
+            before = history.known.get(trial.plan.digest)
+            sampler.update(replace(trial, repeat_of=before.number if before is not None else trial.number))
+            history.tell(replace(trial, repeat_of=trial.number), asked)
+            return
+        history.running[trial.plan.digest] = asked
+        self._claimed(replace(trial, number=-1), "trial", race=self._proposed(trial.origin))
 
     def _claimed(self, trial: Trial, kind: str, *, race: bool) -> None:
         """Claim a trial's plan, measure it and write down what came of it; somebody else may have been faster."""
@@ -96,7 +102,7 @@ class SharedLoop(Loop):
             found = replace(found, attributes=constraint_attributes(self.violations(trial.plan)))
         self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
 
-    def _take_up(self, proposer: Proposer | None) -> bool:
+    def _take_up(self, sampler: StudySampler | None) -> bool:
         """Take up what anybody has finished since the last look, own trials included; tell whether there was any."""
         found = self.shared.look()
         for kind, record in found:
@@ -110,37 +116,7 @@ class SharedLoop(Loop):
                 self.history.tell(trial)
                 self.history.add(trial)
                 self._give_up_if_all_fail()
-            if proposer is not None:
-                proposer.observe(trial.plan, trial.measurement, trial.speed)
+            if sampler is not None:
+                sampler.update(trial)
             self.notify(trial)
         return bool(found)
-
-    def _free(self, cardinality: int, proposer: Proposer | None) -> tuple[str, Plan | None]:
-        """Return a plan that nobody has measured or measures now."""
-        taken = {*self.history.known, *self.shared.pending}
-        for origin, plan in self.queue:
-            if plan.digest not in taken:
-                return origin, plan
-        if proposer is not None:
-            proposal = proposer.propose()
-            if proposal is not None and proposal.digest not in taken:
-                return self.sampler, proposal
-        elif (asked := self._asked(taken)) is not None:
-            return self.sampler, asked
-        unseen = self._unseen(cardinality)
-        return UNSEEN, unseen if unseen.digest not in taken else None
-
-    def _asked(self, taken: set[str]) -> Plan | None:
-        """Ask the sampler for parameters, a few times where it proposes what is known."""
-        from optuna.trial import TrialState
-
-        history = self.history
-        for attempt in range(_ASKED):
-            number = (self.worker << 32) + (history.next_number << 4) + attempt
-            history.study.sampler = make_sampler(self.sampler, self.seed, number, self.problem)
-            asked = history.study.ask(history.distributions)
-            history.study.tell(asked, state=TrialState.FAIL)  # its result comes as a trial of the shared study
-            plan = self.space.decode(asked.params)
-            if plan.digest not in taken:
-                return plan
-        return None

@@ -26,7 +26,7 @@ from optimizer.devices import asks_for_several, choose_model_and_platform, error
 from optimizer.drift_monitor import DriftMonitor
 from optimizer.feasibility import violations
 from optimizer.goals import Aim, aim_of, asked, decide_front, policies
-from optimizer.history import OPTIMUM, WARM, History, Trial
+from optimizer.history import WARM, History, Trial
 from optimizer.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.loop import Loop, Origin, in_space
 from optimizer.objective import check_several, check_states
@@ -181,8 +181,8 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         study.watcher.trial(trial)
         monitor.after(trial)
 
-    first = [*((b.name, b.plan) for b in named), *((OPTIMUM, plan) for plan in believed.optima)]
-    first += [(WARM, plan) for plan in (warm.plans if warm else ())]
+    first = [*((b.name, b.plan) for b in named), *((WARM, plan) for plan in (warm.plans if warm else ()))]
+    in_the_space = tuple(plan for plan in believed.optima if in_space(study.space, plan))
     queue: list[Origin] = [(origin, plan) for origin, plan in first if in_space(study.space, plan)]
     loop = _loop(study)(
         study.graph,
@@ -197,7 +197,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
         queue,
         aim.predict,
         notify,
-        aim.problem(lambda plan: not breaks(plan)),
+        replace(aim.problem(lambda plan: not breaks(plan)), optima=in_the_space),
         breaks,
         study.bounds.space_s * (1.0 + config.precision) if config.stop_when_proven else 0.0,
         asks_all=allowed_error(config) is not None,

@@ -74,9 +74,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
         )
     if config.deadline is not None:
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
-    if config.sampler != AUTO and (
-        (kind := SAMPLERS.get(config.sampler)) is not None and (kind.proposes is not None or kind.knows is not None)
-    ):
+    if config.sampler != AUTO and (kind := SAMPLERS.get(config.sampler)) is not None and kind.knows is not None:
         raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
     if workload is None:
         workload = _asked(config)

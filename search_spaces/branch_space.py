@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class BranchSpace:
     """All ways to give each run of a model a lane; branches on different lanes run at the same time.
 
-    Parameters (fixed for the study): ``on_1`` …, the lane of each run (:class:`~search_spaces.branch_runs.BranchRuns`).
+    Parameters (fixed for the study): ``processor_1`` …, of each run (:class:`~search_spaces.branch_runs.BranchRuns`).
     The stages follow from the lanes. A group whose branches are all on one lane runs one branch after another.
 
     Args:
@@ -63,11 +63,11 @@ class BranchSpace:
         """See :class:`~search_spaces.space.SearchSpace`."""
         from optuna.distributions import CategoricalDistribution
 
-        return {f"on_{i}": CategoricalDistribution(self._names) for i in range(1, len(self._runs.runs) + 1)}
+        return {f"processor_{i}": CategoricalDistribution(self._names) for i in range(1, len(self._runs.runs) + 1)}
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
         """See :class:`~search_spaces.space.SearchSpace`."""
-        return self.plan([str(params[f"on_{i}"]) for i in range(1, len(self._runs.runs) + 1)])
+        return self.plan([str(params[f"processor_{i}"]) for i in range(1, len(self._runs.runs) + 1)])
 
     def plan(self, lanes: Sequence[str]) -> Plan:
         """Return the canonical plan that has run ``i`` on ``lanes[i]``."""
@@ -97,7 +97,7 @@ class BranchSpace:
         found = self.plan(self.lanes(plan))
         if found != canonical(plan, self._runs.graph, self._platform):
             raise PlanError("the plan cuts where no branch on another processor begins or ends, or does not cut there")
-        return {f"on_{i}": lane for i, lane in enumerate(self.lanes(found), 1)}
+        return {f"processor_{i}": lane for i, lane in enumerate(self.lanes(found), 1)}
 
     def cardinality(self) -> int:
         """See :class:`~search_spaces.space.SearchSpace`."""

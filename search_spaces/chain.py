@@ -33,7 +33,7 @@ def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> 
 class ChainSpace:
     """All plans of 1 to ``max_stages`` consecutive parts over the lanes of a platform.
 
-    Parameters (fixed for the study): ``parts``; ``cut_1`` …, the operator before which to cut; ``on_1`` …, the lane
+    Parameters (fixed for the study): ``stages``; ``cut_1`` …, the operator before which to cut; ``processor_1`` …, that
     of each part. Of the lanes that are alike only as many are offered as there can be parts.
 
     Raises:
@@ -66,14 +66,14 @@ class ChainSpace:
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         last = len(self._graph.operators) - 1
-        found: dict[str, BaseDistribution] = {"parts": IntDistribution(1, self._max_stages)}
+        found: dict[str, BaseDistribution] = {"stages": IntDistribution(1, self._max_stages)}
         found |= {f"cut_{i}": IntDistribution(1, last) for i in range(1, self._max_stages)}
-        found |= {f"on_{i}": CategoricalDistribution(self._lanes) for i in range(1, self._max_stages + 1)}
+        found |= {f"processor_{i}": CategoricalDistribution(self._lanes) for i in range(1, self._max_stages + 1)}
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan; a cut proposed twice moves to the next free place, so ``parts`` always holds."""
-        parts = int(params["parts"])
+        """Return the canonical plan; a cut proposed twice moves to the next free place, so ``stages`` always holds."""
+        parts = int(params["stages"])
         last = len(self._graph.operators) - 1
         cuts: set[int] = set()
         for i in range(1, parts):
@@ -81,7 +81,7 @@ class ChainSpace:
             while cut in cuts:
                 cut = cut % last + 1
             cuts.add(cut)
-        processors = [str(params[f"on_{i}"]) for i in range(1, parts + 1)]
+        processors = [str(params[f"processor_{i}"]) for i in range(1, parts + 1)]
         return canonical(chain_plan(self._graph, sorted(cuts), processors), self._graph, self._platform)
 
     def encode(self, plan: Plan) -> dict[str, Any]:
@@ -101,11 +101,11 @@ class ChainSpace:
             if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
                 raise PlanError(f"stage {index} of the plan is not a run of consecutive operators")
             borders.append(borders[-1] + len(stage.operators))
-        params: dict[str, Any] = {"parts": len(plan.stages)}
+        params: dict[str, Any] = {"stages": len(plan.stages)}
         for i in range(1, self._max_stages):
             params[f"cut_{i}"] = borders[i] if i < len(plan.stages) else 1
         for i in range(1, self._max_stages + 1):
-            params[f"on_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._lanes[0]
+            params[f"processor_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._lanes[0]
         return params
 
     def cardinality(self) -> int:

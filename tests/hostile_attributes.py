@@ -22,4 +22,10 @@ def hostile(mark: Path) -> dict[str, Any]:
     bomb = pickle.dumps(Bomb(mark)).hex()
     names = ("cma:optimizer:0", "sepcma:optimizer:0", "cmawm:optimizer:0", "state", "sampler", "pickle")
     state = {"cma:generation": 0, "nsga3:generation": 0, "constraints": [bomb], "constraints:x": bomb}
-    return {**dict.fromkeys(names, bomb), **state, "fixed_params": {"parts": bomb}, "grid_id": bomb, "search_space": {}}
+    return {
+        **dict.fromkeys(names, bomb),
+        **state,
+        "fixed_params": {"stages": bomb},
+        "grid_id": bomb,
+        "search_space": {},
+    }

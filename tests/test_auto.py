@@ -303,3 +303,15 @@ def test_parts_that_took_no_time_at_all_do_not_end_a_study() -> None:
     for _ in range(3):
         correction.observe(CHAIN.space.plan_at(0).stages, (0.0,) * len(CHAIN.space.plan_at(0).stages))
     correction.draw(4, np.random.default_rng(0))
+
+
+def test_a_small_space_is_proposed_to_its_last_plan_and_gone_on_with() -> None:
+    """Where the neighbours of the best plans are used up, the rest of the space is looked at."""
+    space = ChainSpace(CHAIN.graph, CHAIN.model.platform, 2)
+    whole = study(AutoProposer(problem(CHAIN, space=space), 0), CHAIN, space.cardinality())
+    assert len({plan.digest for plan in whole}) == space.cardinality()
+    for interrupted in (20, space.cardinality() - 5):
+        again = AutoProposer(problem(CHAIN, space=space), 0)
+        for number, plan in enumerate(whole[:interrupted]):
+            again.observe(plan, outcome(CHAIN, plan, number))
+        assert study(again, CHAIN, interrupted + 5, interrupted) == whole[interrupted : interrupted + 5]

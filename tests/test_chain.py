@@ -48,7 +48,7 @@ def test_decode_is_total_and_canonical(drawn: tuple[ChainSpace, Graph, Platform,
     params = _params(data, space)
     plan = space.decode(params)
     plan.validate(graph, platform)
-    assert len(plan.stages) == params["parts"]
+    assert len(plan.stages) == params["stages"]
     assert canonical(plan, graph, platform) == plan
     assert space.decode(params) == plan
 
@@ -101,7 +101,7 @@ def test_vgg16_on_three_processors_has_5313_chains_of_up_to_three_parts() -> Non
 def test_alike_lanes_collapse() -> None:
     platform = Platform("p", tuple(Processor(f"c{i}", "cpu", {}, "cpu") for i in range(8)))
     space = ChainSpace(chain_graph(9), platform, 4)
-    assert space.distributions()["on_1"] == CategoricalDistribution(["c0", "c1", "c2", "c3"])
+    assert space.distributions()["processor_1"] == CategoricalDistribution(["c0", "c1", "c2", "c3"])
     assert space.cardinality() == 1 + 8 * 2 + 28 * 5 + 56 * 15  # Bell numbers
 
 

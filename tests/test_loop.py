@@ -26,9 +26,10 @@ from evaluators.testing import Noise, SyntheticEvaluator, example_graph, schedul
 from optimizer.baselines import Baseline, baselines
 from optimizer.exact.chain import ChainCosts
 from optimizer.feasibility import violations
-from optimizer.history import MOST_REPEATS, UNSEEN, History, Trial
+from optimizer.history import UNSEEN, History, Trial
 from optimizer.loop import INFEASIBLE, Loop, in_space
 from optimizer.samplers.auto import Problem
+from optimizer.samplers.study import MOST_REPEATS
 from optimizer.storage import TrialLog
 from search_spaces.allowed_code import allow
 from search_spaces.chain import ChainSpace, chain_plan

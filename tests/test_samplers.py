@@ -51,7 +51,9 @@ def _tell(study: optuna.Study, trial: optuna.Trial) -> None:
         study.tell(trial, state=TrialState.FAIL)
     else:
         params = trial.params
-        study.tell(trial, sum(params[f"cut_{i}"] * i for i in (1, 2, 3)) + params["parts"] * len(params["on_1"]))
+        study.tell(
+            trial, sum(params[f"cut_{i}"] * i for i in (1, 2, 3)) + params["stages"] * len(params["processor_1"])
+        )
 
 
 def _go_on(study: optuna.Study, name: str, seed: int, until: int) -> None:

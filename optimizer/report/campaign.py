@@ -166,7 +166,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
         "curves",
         plot.svg(),
         "How far the best plan so far is above the best that any study of this model on this platform found, mean over "
-        "models and seeds. Known plans and the best of the model of single operators come first in every study.",
+        "models and seeds. Known plans come first in every study.",
         Table("Mean excess", columns, rows),
     )
 

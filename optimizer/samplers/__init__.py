@@ -1,7 +1,9 @@
 """Samplers by name: who proposes the next trial.
 
-Every trial gets a sampler of its own, seeded by the study's seed and the trial's number. So a study that was
-interrupted and rebuilt from its log proposes what the uninterrupted one would have proposed.
+:func:`study_sampler` makes the one sampler of a study (:mod:`optimizer.samplers.study`). Behind it every trial gets a
+sampler of its own, seeded by the study's seed and the trial's number, or is proposed by one that is made from the space
+and the search model and follows from seed, number and log too. So a study that was interrupted and rebuilt from its log
+proposes what the uninterrupted one would have proposed.
 
 The options of ``tpe`` were chosen on 26 random chains of 22 operators on 3 processors (at most 4 parts, cold start;
 mean distance from the optimum after 25 / 50 / 100 / 200 trials):
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from optimizer.samplers.auto import Problem, Proposer
+    from optimizer.samplers.study import KnowingSampler, StudySampler
+    from search_spaces.plan import Plan
+    from search_spaces.space import EnumerableSpace
 
 DEFAULT = "auto"
 _WITH_POLICY = "reinforce@"
@@ -53,8 +58,7 @@ class SamplerKind:
             a study that is gone on with asks it for the earlier trials again (:mod:`optimizer.history`).
         requires: the package that it needs beyond ours, or "".
         extra: the extra of this product that installs it, or "".
-        knows: builds it instead where it must know the problem, from ``(problem, study's seed, trial's own seed)``.
-        proposes: builds a proposer of plans instead, from ``(problem, study's seed)``; None where parameters will do.
+        knows: builds it instead, once for a study, where it must know the problem, from ``(problem, study's seed)``.
     """
 
     summary: str
@@ -62,12 +66,44 @@ class SamplerKind:
     resumes: bool = True
     requires: str = ""
     extra: str = ""
-    knows: Callable[[Problem, int, int], BaseSampler] | None = None
-    proposes: Callable[[Problem, int], Proposer | None] | None = None
+    knows: Callable[[Problem, int], KnowingSampler] | None = None
 
 
-def make_sampler(name: str, seed: int, number: int, problem: Problem | None = None) -> BaseSampler:
-    """Return the sampler for trial ``number`` of a study; set it as ``study.sampler`` before the study is asked.
+def study_sampler(
+    name: str,
+    seed: int,
+    space: EnumerableSpace,
+    problem: Problem | None = None,
+    *,
+    proposer: Proposer | None = None,
+    allowed: Callable[[Plan], bool] = lambda _: True,
+    predict: Callable[[Plan], float] = lambda _: 0.0,
+) -> StudySampler:
+    """Return the sampler of a study; set it as ``study.sampler``, and begin each trial before the study is asked.
+
+    Args:
+        name, seed: see :func:`make_sampler`.
+        problem: what is searched, for samplers that must know it; they draw at random where it is not given.
+        proposer: the model that the sampler goes by, instead of one that the problem makes.
+        allowed, predict: of plans that are drawn, see :class:`~optimizer.samplers.study.StudySampler`.
+
+    Raises:
+        UsageError: see :func:`make_sampler`.
+    """
+    from optimizer.samplers.study import PlanSampler, StudySampler
+
+    kind = _find(name)
+    sampler_of: Callable[[int], BaseSampler] = partial(make_sampler, name, seed)
+    knowing: KnowingSampler | None = None
+    if proposer is not None:
+        knowing = PlanSampler(name, space, proposer)
+    elif kind.knows is not None and problem is not None:
+        knowing = kind.knows(problem, seed)
+    return StudySampler(name, space, seed, sampler_of, knowing, allowed, predict)
+
+
+def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
+    """Return who proposes the parameters of trial ``number`` of a study from those of earlier trials.
 
     Args:
         name: a key of ``SAMPLERS``, ``reinforce@FILE`` for one that begins with the policy of a file, or
@@ -75,32 +111,23 @@ def make_sampler(name: str, seed: int, number: int, problem: Problem | None = No
             user must have named it (:mod:`search_spaces.allowed_code`).
         seed: the study's seed, 0 or more.
         number: the trial's number in the study.
-        problem: what is searched, for samplers that must know it; they draw at random where it is not given.
 
     Raises:
-        UsageError: the name is unknown, or what it names is no sampler that takes a seed, or none for this problem, or
-            the sampler needs a package that is not installed.
+        UsageError: the name is unknown, or what it names is no sampler that takes a seed, or the sampler needs a
+            package that is not installed.
     """
-    import numpy as np
-
     quiet_optuna()
     kind = _find(name)
-    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental and deprecated options: our choice, not the user's concern
-        if kind.knows is not None and problem is not None:
-            return kind.knows(problem, seed, trial_seed)
-        return kind.make(seed, trial_seed)
+        return kind.make(seed, seed_of(seed, number))
 
 
-def make_proposer(name: str, seed: int, problem: Problem) -> Proposer | None:
-    """Return what proposes the plans of a study, or None for a sampler that proposes parameters.
+def seed_of(seed: int, number: int) -> int:
+    """Return the seed of a trial of a study."""
+    import numpy as np
 
-    Raises:
-        UsageError: the name is unknown, or the sampler needs a package that is not installed.
-    """
-    kind = _find(name)
-    return None if kind.proposes is None else kind.proposes(problem, seed)
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
 def resumes(name: str) -> bool:
@@ -146,10 +173,10 @@ def _find(name: str) -> SamplerKind:
 def _with_policy(path: Path) -> SamplerKind:
     """Return the sampler ``reinforce`` that begins with a policy from a file."""
     from optimizer.samplers.policy import Weights
-    from optimizer.samplers.reinforce import reinforce
+    from optimizer.samplers.reinforce import ReinforceSampler
 
-    Weights.load(path)  # what is wrong with it is told before a model is built
-    return replace(SAMPLERS["reinforce"], knows=partial(reinforce, policy=path.resolve()))
+    weights = Weights.load(path)  # what is wrong with it is told before a model is built
+    return replace(SAMPLERS["reinforce"], knows=lambda problem, seed: ReinforceSampler(problem, seed, weights))
 
 
 def _imported(path: str) -> SamplerKind:
@@ -221,61 +248,34 @@ def _nsga2(_: int, trial_seed: int) -> BaseSampler:
     return NumberedNsga2Sampler(trial_seed, size=20)
 
 
-def _brute_force(problem: Problem, seed: int) -> Proposer:
+def _brute_force(problem: Problem, seed: int) -> KnowingSampler:
     from optimizer.samplers.enumeration import EnumerationProposer
+    from optimizer.samplers.study import PlanSampler
 
-    return EnumerationProposer(problem, seed)
-
-
-def _auto(problem: Problem, seed: int) -> Proposer | None:
-    from optimizer.samplers.auto import AutoProposer
-    from optimizer.samplers.coexecution import CoexecutionProposer
-    from optimizer.samplers.objective import ObjectiveProposer
-    from optimizer.samplers.pareto import ParetoProposer
-    from optimizer.samplers.ranks import RankProposer
-    from search_spaces.coexecution import CoexecutionSpace
-
-    if problem.search is not None:
-        return None if problem.front else problem.search(seed)
-    chains = _of_chains(problem)
-    if problem.criteria is not None:
-        return ParetoProposer(problem, seed, *problem.criteria) if chains else None
-    # A sum gains nothing from splits: its optima are chains of whole operators.
-    if problem.law is not None and (chains or isinstance(problem.space, CoexecutionSpace)):
-        return ObjectiveProposer(problem, seed, problem.law)
-    if isinstance(problem.space, CoexecutionSpace):
-        return CoexecutionProposer(problem, problem.space)
-    if problem.ranks is not None:
-        return RankProposer(problem, problem.ranks)
-    return AutoProposer(problem, seed)
+    return PlanSampler("brute-force", problem.space, EnumerationProposer(problem, seed))
 
 
-def _auto_parameters(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
-    """Return who proposes parameters where no front is known in a model: plans of several objectives, and no chains."""
-    if problem.front or (problem.criteria is not None and not _of_chains(problem)):
-        return _nsga2(seed, trial_seed)
-    return _of_optuna("RandomSampler")(seed, trial_seed)
+def _auto(problem: Problem, seed: int) -> KnowingSampler:
+    from optimizer.samplers.auto import proposer_of
+    from optimizer.samplers.study import PlanSampler
+
+    proposer = proposer_of(problem, seed)
+    # Of several objectives and no chains no front is known in a model.
+    otherwise = None if proposer is not None else partial(make_sampler, "nsga2", seed)
+    return PlanSampler(DEFAULT, problem.space, proposer, problem.optima, problem.fits, otherwise)
 
 
-def _of_chains(problem: Problem) -> bool:
-    from search_spaces.branch_space import BranchSpace
-    from search_spaces.coexecution import CoexecutionSpace
+def _reinforce(problem: Problem, seed: int) -> KnowingSampler:
+    from optimizer.samplers.reinforce import ReinforceSampler
 
-    return not isinstance(problem.space, BranchSpace | CoexecutionSpace)
-
-
-def _reinforce(problem: Problem, seed: int, trial_seed: int) -> BaseSampler:
-    from optimizer.samplers.reinforce import reinforce
-
-    return reinforce(problem, seed, trial_seed)
+    return ReinforceSampler(problem, seed)
 
 
 SAMPLERS: dict[str, SamplerKind] = {
     "auto": SamplerKind(
         "the model's optimum, then plans by a model corrected with measurements",
         _of_optuna("RandomSampler"),
-        knows=_auto_parameters,
-        proposes=_auto,
+        knows=_auto,
     ),
     "reinforce": SamplerKind(
         "policy gradient over cuts and placements, trained on the model first; reinforce@FILE begins with a policy",
@@ -288,7 +288,7 @@ SAMPLERS: dict[str, SamplerKind] = {
     ),
     "random": SamplerKind("uniform over the parameters", _of_optuna("RandomSampler")),
     "brute-force": SamplerKind(
-        "every plan of the space once, in random order", _of_optuna("RandomSampler"), proposes=_brute_force
+        "every plan of the space once, in random order", _of_optuna("RandomSampler"), knows=_brute_force
     ),
     "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
     "nsga2": SamplerKind("genetic algorithm NSGA-II, generations of 20", _nsga2),

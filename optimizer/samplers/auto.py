@@ -10,8 +10,9 @@ region that measurement confirms (:mod:`~optimizer.samplers.regions`). Of these,
   neighbourhood wherever a draw of the costs has its optimum elsewhere.
 
 The candidates are looked for anew after every trial at first, later in blocks of a quarter, at last a sixteenth, of the
-trials so far. What is proposed follows from the seed and the earlier trials alone, so a study that goes on proposes
-what the uninterrupted one would have.
+trials so far. Where a block runs out of them, a wider look is taken, in small spaces at all that is left. What is
+proposed follows from the seed and the earlier trials alone, so a study that goes on proposes what the uninterrupted one
+would have.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from optimizer.exact.ranks import RankAim
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.pricing import Timing
 from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
+from search_spaces.branch_space import BranchSpace
 from search_spaces.chain import ChainSpace
+from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -75,6 +78,7 @@ class Problem:
         ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
         search: of plans of any shape: makes who proposes them, given the study's seed.
         front: whether plans of any shape are searched for several objectives.
+        optima: the plans that are best by the model, which ``auto`` proposes first.
     """
 
     graph: Graph
@@ -87,6 +91,29 @@ class Problem:
     ranks: RankAim | None = None
     search: Callable[[int], Proposer] | None = None
     front: bool = False
+    optima: tuple[Plan, ...] = ()
+
+
+def proposer_of(problem: Problem, seed: int) -> Proposer | None:
+    """Return who knows most of a problem; None where no front is known in a model."""
+    from optimizer.samplers.coexecution import CoexecutionProposer
+    from optimizer.samplers.objective import ObjectiveProposer
+    from optimizer.samplers.pareto import ParetoProposer
+    from optimizer.samplers.ranks import RankProposer
+
+    if problem.search is not None:
+        return None if problem.front else problem.search(seed)
+    chains = not isinstance(problem.space, BranchSpace | CoexecutionSpace)
+    if problem.criteria is not None:
+        return ParetoProposer(problem, seed, *problem.criteria) if chains else None
+    # A sum gains nothing from splits: its optima are chains of whole operators.
+    if problem.law is not None and (chains or isinstance(problem.space, CoexecutionSpace)):
+        return ObjectiveProposer(problem, seed, problem.law)
+    if isinstance(problem.space, CoexecutionSpace):
+        return CoexecutionProposer(problem, problem.space)
+    if problem.ranks is not None:
+        return RankProposer(problem, problem.ranks)
+    return AutoProposer(problem, seed)
 
 
 class AutoProposer:
@@ -110,6 +137,7 @@ class AutoProposer:
         self._best_s = math.inf
         self._block = -1
         self._found: Found | None = None
+        self._wide = False
         self._open: dict[bytes, int] = {}
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
@@ -120,14 +148,15 @@ class AutoProposer:
 
     def propose(self) -> Plan | None:
         """See :class:`Proposer`; never a plan that breaks a constraint."""
-        found = self._candidates()
-        while self._open:
-            columns = np.fromiter(self._open.values(), dtype=np.int64)
-            chosen = int(columns[_choice(found, columns, confirm=len(self._trials) % 2 == 1)])
-            plan = found.plan(chosen)
-            if self._problem.fits(plan):
-                return plan
-            del self._open[found.names[chosen]]
+        for wide in (False, True):
+            found = self._candidates(wide=wide)
+            while self._open:
+                columns = np.fromiter(self._open.values(), dtype=np.int64)
+                chosen = int(columns[_choice(found, columns, confirm=len(self._trials) % 2 == 1)])
+                plan = found.plan(chosen)
+                if self._problem.fits(plan):
+                    return plan
+                del self._open[found.names[chosen]]
         return None
 
     def ranking(self) -> list[tuple[Plan, float]]:
@@ -142,16 +171,17 @@ class AutoProposer:
         believed = self._region.price(mean, self._tried)[0]
         return [(self._measured[i], float(believed[i])) for i in np.argsort(believed, kind="stable")]
 
-    def _candidates(self) -> Found:
-        """Return the candidates of the block that the next trial is in."""
+    def _candidates(self, *, wide: bool) -> Found:
+        """Return the candidates of the block that the next trial is in; wide where the usual ones are used up."""
         number, start = len(self._trials), max(self._block, 0)
         while start + _block_size(start) <= number:
             self._learn(start)  # block by block, as an uninterrupted study does
             start += _block_size(start)
-        if self._found is None or start > self._block:
+        if self._found is None or start > self._block or wide > self._wide:
             self._learn(start)
             rng = np.random.default_rng([self._seed, start])
-            self._found = self._region.look(self._correction.draw(DRAWS, rng), self._tried, rng)
+            draws, self._wide = self._correction.draw(DRAWS, rng), wide
+            self._found = self._region.look(draws, self._tried, rng, wide=wide)
             self._open = {name: column for column, name in enumerate(self._found.names)}
             self._block = start
             for plan, *_ in self._trials[start:]:
@@ -217,5 +247,5 @@ def _block_size(start: int) -> int:
 
 def _region(problem: Problem) -> Region:
     if isinstance(problem.space, ChainSpace):
-        return ChainRegion(problem.graph, problem.platform, problem.space.max_stages)
+        return ChainRegion(problem.graph, problem.platform, problem.space)
     return PlanRegion(problem.graph, problem.platform, problem.space, problem.law)

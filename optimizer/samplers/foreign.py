@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.samplers import BaseSampler
 
+from optimizer.samplers.study import ExhaustedError
 from search_spaces.errors import OptimizeError, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class ForeignSampler(BaseSampler):
     def _telling(self) -> Iterator[None]:
         try:
             yield
-        except OptimizeError:
+        except (OptimizeError, ExhaustedError):
             raise
         except ImportError as error:
             extra = self._extras.get(error.name or "")

@@ -12,11 +12,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluators.cost_model.chains import all_chains
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
 from optimizer.samplers.moves import neighbour
 from optimizer.samplers.pricing import Timing
+from search_spaces.chain import ChainSpace
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage, canonical
@@ -29,6 +31,7 @@ TOPS, WIDTH, PLACES, POOL = 4, 8, 6, 256
 GENERATIONS, DRAWS_FOLLOWED = 6, 2
 STARTS_AT_FIRST, STARTS = 4096, 512
 MOVES = 160
+MOST_LISTED = 8192  # chains, which take some 20 ms to price
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,13 @@ class Region(Protocol):
         """Take note of a plan of the region that was tried."""
         ...
 
-    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator) -> Found:
-        """Return plans that were not tried; ``measured`` are the plans (by order of ``add``) with a measurement."""
+    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
+        """Return plans that were not tried.
+
+        Args:
+            measured: the plans (by order of ``add``) with a measurement.
+            wide: whether to go on where one usually does not: near the best plans all are known.
+        """
         ...
 
     def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
@@ -73,11 +81,12 @@ class ChainRegion:
 
     Where parts can only run one after another, dynamic programming gives the best plan under each draw. Where parts may
     overlap, that is a start; others are chains cut at random where branches begin and end, and a beam search goes on
-    from the best of them.
+    from the best of them. A wide look is at all chains, or goes as many steps as where parts may overlap.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
-        self._graph, self._platform, self._most = graph, platform, max_stages
+    def __init__(self, graph: Graph, platform: Platform, space: ChainSpace) -> None:
+        self._graph, self._platform, self._most = graph, platform, space.max_stages
+        self._small = space.cardinality() <= MOST_LISTED
         self._count, self._lanes = len(graph.operators), len(platform.processors)
         self._pricing = ChainPricing(graph, platform)
         self._places = np.array(
@@ -107,7 +116,7 @@ class ChainRegion:
         """See :class:`Region`."""
         return self._pricing.latency_s(self._chains([self._added[i] for i in which]), draws)
 
-    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator) -> Found:
+    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
         """See :class:`Region`."""
         mean, best_s = draws.only(0, 1), None
         best = cheapest_chains(mean, self._most)
@@ -120,8 +129,10 @@ class ChainRegion:
             tops = [measured[i] for i in order[:TOPS]]
             starts = starts + self._chains([self._added[i] for i in tops])
             best_s = self.price(draws, tops[:1])[:, 0]
-        if self._pricing.in_turn:
-            found = starts + self._climb(starts, mean, 1, rng)
+        if wide and self._small:
+            found = self._all()
+        elif self._pricing.in_turn:
+            found = starts + self._climb(starts, mean, GENERATIONS if wide else 1, rng)
         else:
             starts = starts + self._cut_at_branches(STARTS if measured else STARTS_AT_FIRST, rng)
             hopeful = np.argsort(self._pricing.latency_s(starts, draws).min(axis=0), kind="stable")[: 4 * WIDTH]
@@ -137,6 +148,15 @@ class ChainRegion:
             found = found[np.unique(np.concatenate(likely))]
         latency_s = self._pricing.latency_s(found, draws) if len(found) else np.empty((len(draws), 0))
         return Found(latency_s, best_s, lambda c: self._plan(found, c), found.names())
+
+    def _all(self) -> Chains:
+        found = []
+        for batch in all_chains(self._count, self._platform, self._most):
+            size, parts = batch.lanes.shape
+            chains = self._chains([((), ())] * size)
+            chains.borders[:, 1:parts], chains.lanes[:, :parts] = batch.cuts, batch.lanes
+            found.append(chains)
+        return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.lanes for f in found]))
 
     def _chains(self, chains: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Chains:
         return Chains.of(chains, self._count, self._most)
@@ -200,7 +220,7 @@ class PlanRegion:
         """See :class:`Region`."""
         return np.array([self._timing.latency_s(self._added[i].stages, draws) for i in which]).T
 
-    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator) -> Found:
+    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
         """See :class:`Region`."""
         best_s, beam = None, self._wholes()
         if measured:
@@ -209,7 +229,7 @@ class PlanRegion:
             best_s = price[:, order[0]]
             beam = [self._added[measured[i]] for i in order[:TOPS]]
         met: dict[str, tuple[Plan, _Seconds]] = {}
-        for _ in range(GENERATIONS):
+        for _ in range(GENERATIONS * (1 + 3 * wide)):
             for _ in range(MOVES // GENERATIONS):
                 plan = self._moved(beam[int(rng.integers(len(beam)))], rng)
                 if plan is not None and plan.digest not in met:

@@ -9,20 +9,19 @@ trials alone, so a study that goes on proposes what the uninterrupted one would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState
 
+from optimizer.samplers import seed_of
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.chains import ChainPricing, Chains, from_plan
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.policy import Weights, gradient, retrace, roll_out
 from optimizer.samplers.policy_features import features
+from optimizer.samplers.study import MOST_REPEATS, KnowingSampler
 from optimizer.samplers.training import ENTROPY, Adam, Chain, Lesson, advantages, pretrain
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UsageError
@@ -92,17 +91,22 @@ class Learner:
         return self._adam.weights
 
 
-class ReinforceSampler(BaseSampler):
+class ReinforceSampler(KnowingSampler):
     """Proposes what the policy draws.
 
     Args:
-        learner: shared by the trials of a study.
-        trial_seed: of this trial.
+        problem, seed: of the study.
+        weights: to begin with; None learns them on the problem's own model.
+
+    Raises:
+        UsageError: the problem's plans are no chains.
     """
 
-    def __init__(self, learner: Learner, problem: Problem, trial_seed: int) -> None:
-        self._learner, self._problem, self._seed = learner, problem, trial_seed
-        self._random = RandomSampler(seed=trial_seed)
+    origin = "reinforce"
+    patience = MOST_REPEATS
+
+    def __init__(self, problem: Problem, seed: int, weights: Weights | None = None) -> None:
+        self._learner, self._problem, self._seed = Learner(problem, seed, weights), problem, seed
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """Return the parameters of the space that leave a choice."""
@@ -123,7 +127,7 @@ class ReinforceSampler(BaseSampler):
         weights = self._learner.weights_after(finished)
         problem = self._problem
         names = [p.name for p in problem.platform.processors]
-        rng = np.random.default_rng(self._seed)
+        rng = np.random.default_rng(seed_of(self._seed, trial.number))
         known = {tuple(params.values()) for params, _ in finished}
         fallback: dict[str, Any] = {}
         for certainty in CERTAINTIES:
@@ -136,27 +140,3 @@ class ReinforceSampler(BaseSampler):
                     if tuple(params.values()) not in known:
                         return fallback
         return fallback
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw one parameter at random."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
-
-
-@lru_cache(maxsize=4)
-def _learner(problem: Problem, seed: int, policy: Path | None) -> Learner:
-    return Learner(problem, seed, Weights.load(policy) if policy is not None else None)
-
-
-def reinforce(problem: Problem, seed: int, trial_seed: int, policy: Path | None = None) -> ReinforceSampler:
-    """Return the sampler of one trial; the trials of a study share what was learned.
-
-    Args:
-        problem, seed, trial_seed: of the study, of the study, and of the trial.
-        policy: weights to begin with, as :meth:`~optimizer.samplers.policy.Weights.save` wrote them.
-
-    Raises:
-        UsageError: the problem's plans are no chains, or the file is no policy.
-    """
-    return ReinforceSampler(_learner(problem, seed, policy), problem, trial_seed)

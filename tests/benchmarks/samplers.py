@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
@@ -37,10 +37,10 @@ import optuna
 from evaluators.cost_model.chains import ChainSimulator, all_chains
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.samples import Measurement, Samples
-from optimizer.history import MOST_REPEATS
+from optimizer.history import Trial
 from optimizer.profile import profile
 from optimizer.provenance import provenance
-from optimizer.samplers import make_proposer, make_sampler, quiet_optuna
+from optimizer.samplers import quiet_optuna, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.models import load
@@ -77,67 +77,51 @@ class Study:
     def __init__(self, problem: Problem, measure: Measure, regret: Callable[[Plan], float]) -> None:
         self.problem, self.measure, self.regret = problem, measure, regret
 
-    def run(self, name: str, seed: int, budget: int) -> Curve:
-        """Run ``budget`` different plans."""
-        if proposer := make_proposer(name, seed, self.problem):
-            return self._propose(proposer, seed, budget)
-        return self._ask(name, seed, budget)
+    def run(self, name: str, seed: int, budget: int, first: Plan | None = None) -> Curve:
+        """Run ``budget`` different plans, of which one may come before all that the sampler proposes."""
+        quiet_optuna()
+        study, space = optuna.create_study(), self.problem.space
+        if not isinstance(space, ChainSpace):
+            raise TypeError(type(space))
+        sampler = study_sampler(name, seed, space, self.problem)
+        judge = AutoProposer(self.problem, seed) if name == "auto" else None
+        study.sampler, distributions = sampler, dict(space.distributions())
+        if first is not None:
+            study.enqueue_trial(space.encode(first))
+        known: dict[str, Trial] = {}
+        found: list[tuple[float, Plan]] = []
+        believed: list[float] = []
+        spent = 0.0
+        while len(found) < budget:
+            begin = time.perf_counter()
+            number = len(study.get_trials(deepcopy=False))
+            sampler.begin(number)
+            asked = study.ask(distributions)
+            plan = space.decode(asked.params)
+            spent += time.perf_counter() - begin
+            before = known.get(plan.digest)
+            trial = Trial(number, plan, sampler.origin, asked.params, repeat_of=before.number if before else None)
+            if before is None:
+                latency_s, stage_s = self.measure(plan)
+                measured = Measurement(Samples((latency_s,)), stage_s, (), "limit")
+                trial = known[plan.digest] = replace(trial, measurement=measured)
+                found.append((latency_s, plan))
+                if judge is not None:
+                    judge.observe(plan, measured)
+                    if len(found) in BUDGETS:
+                        believed.append(self.regret(judge.ranking()[0][0]))
+            begin = time.perf_counter()
+            study.tell(asked, known[plan.digest].median_s)
+            sampler.update(trial)
+            spent += time.perf_counter() - begin
+        return Curve(self._looked(found), tuple(believed), spent / budget)
 
     def plan(self, cuts: Sequence[int], lanes: Sequence[str]) -> Plan:
         """Return a plan of the space."""
         return chain_plan(self.problem.graph, cuts, lanes)
 
-    def _propose(self, proposer: Any, seed: int, budget: int) -> Curve:
-        rng = np.random.default_rng([seed, 5])
-        found: list[tuple[float, Plan]] = []
-        believed, spent = [], 0.0
-        for trial in range(budget):
-            begin = time.perf_counter()
-            plan = proposer.propose() or self._unseen({p.digest for _, p in found}, rng)
-            spent += time.perf_counter() - begin
-            latency_s, stage_s = self.measure(plan)
-            begin = time.perf_counter()
-            proposer.observe(plan, Measurement(Samples((latency_s,)), stage_s, (), "limit"))
-            spent += time.perf_counter() - begin
-            found.append((latency_s, plan))
-            if trial + 1 in BUDGETS and isinstance(proposer, AutoProposer):
-                believed.append(self.regret(proposer.ranking()[0][0]))
-        return Curve(self._looked(found), tuple(believed), spent / budget)
-
-    def _ask(self, name: str, seed: int, budget: int) -> Curve:
-        quiet_optuna()
-        rng = np.random.default_rng([seed, 5])
-        study, space = optuna.create_study(), self.problem.space
-        distributions = dict(space.distributions())
-        known: dict[str, float] = {}
-        found: list[tuple[float, Plan]] = []
-        number = repeats = 0
-        patience = MOST_REPEATS
-        begin = time.perf_counter()
-        while len(found) < budget:
-            if drawn := repeats >= patience:
-                study.enqueue_trial(space.encode(self._unseen(set(known), rng)))
-            study.sampler = make_sampler(name, seed, number, self.problem)
-            asked = study.ask(distributions)
-            plan = space.decode(asked.params)
-            number, repeats = number + 1, repeats + 1
-            if plan.digest not in known:
-                known[plan.digest] = self.measure(plan)[0]
-                found.append((known[plan.digest], plan))
-                repeats, patience = 0, max(1, patience // 2) if drawn else MOST_REPEATS
-            study.tell(asked, known[plan.digest])
-        return Curve(self._looked(found), (), (time.perf_counter() - begin) / budget)
-
     def _looked(self, found: list[tuple[float, Plan]]) -> tuple[float, ...]:
         return tuple(self.regret(min(found[:b], key=lambda entry: entry[0])[1]) for b in BUDGETS if b <= len(found))
-
-    def _unseen(self, known: set[str], rng: np.random.Generator) -> Plan:
-        space = self.problem.space
-        if not isinstance(space, ChainSpace):
-            raise TypeError(type(space))
-        while (plan := space.plan_at(int(rng.random() * space.cardinality()))).digest in known:
-            pass
-        return plan
 
 
 def regret(takes: Callable[[Plan], float], best_s: float, plan: Plan) -> float:

@@ -1,4 +1,4 @@
-"""What a trial costs beside its measurement: sampler, loop and durable log together, 100 parameters, 1,000 trials."""
+"""What sampler, loop and durable log add to Optuna's own ask and tell: 100 parameters, 1,000 trials."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_trial(sampler: str, benchmark: BenchmarkFixture) -> None:
 
     benchmark.pedantic(thousand_trials, rounds=1)  # type: ignore[no-untyped-call]
     found = json.loads(done[0])["samplers"][sampler]
-    benchmark.extra_info["ms_per_trial"] = found["ms_per_trial"]
+    benchmark.extra_info.update(found)
     assert found["syncs"] == found["records"]
+    assert found["added_ms"] <= LIMIT_MS
     if sampler == "auto":
         assert found["records"] == found["trials"]
-        assert found["ms_per_trial"] <= LIMIT_MS

@@ -43,6 +43,7 @@ GUIDES = [
     "experiments/results/README.md",
     "optimizer/README.md",
     "optimizer/SECURITY.md",
+    "optimizer/samplers/README.md",
     "search_spaces/CONCEPTS.md",
     "tests/README.md",
 ]
@@ -65,6 +66,7 @@ CHEAPER = {
     **{f"optimize {name} RUN": f"optimize {name} runs/mine" for name in ("report", "explain", "execute", "export")},
     "optimize execute RUN --stream": "optimize execute runs/mine --stream",
     "optimize run experiments/quickstart.yaml": "optimize run experiments/quickstart.yaml --dry-run",
+    "optimize run experiments/five_samplers.yaml": "optimize run experiments/five_samplers.yaml --dry-run",
 }
 NOT_RUN = {
     "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",
@@ -99,6 +101,7 @@ NOT_RUN = {
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "seed_003_branches OUT.json",
+            "sampler_cases OUT.json",
             "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )
     },
@@ -169,8 +172,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
     )
     (path := folder / "path" / "to").mkdir(parents=True)
     write(parse_name(SMALL), path / "model.tflite")
-    (block,) = [b for b in blocks() if b.mark == "file: my_chip.py"]
-    (folder / "my_chip.py").write_text(block.body)
+    for block in blocks():
+        if block.mark.startswith("file: "):
+            (folder / block.mark.removeprefix("file: ")).write_text(block.body)
     (project,) = [b for b in blocks() if b.kind == "toml" and b.file == "evaluators/README.md"]
     info = folder / "my_chip-1.0.dist-info"
     info.mkdir()

@@ -83,6 +83,8 @@ def poison(database: Path, mark: Path) -> None:
     import sqlite3
 
     with sqlite3.connect(database) as base:
+        keys = {key for (key,) in base.execute("select key from trial_system_attributes")}
+        assert all(key.startswith("constraints:") for key in keys)  # samplers keep their state out of it
         for number, text in base.execute("select trial_id, value_json from trial_user_attributes where key='record'"):
             record = json.loads(json.loads(text))
             record["attributes"] = (record.get("attributes") or {}) | hostile(mark)

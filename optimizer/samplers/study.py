@@ -1,0 +1,285 @@
+"""The sampler of a study: whoever proposes parameters, wrapped so that a study never runs out of new plans.
+
+Every proposed plan comes from :class:`StudySampler`, which Optuna's ``study.ask`` calls. It has another sampler propose
+the trial, one of ours, Optuna's or a user's own. Where that one has repeated itself too often, or says that it has
+nothing left (:class:`ExhaustedError`), a plan that nobody has tried is drawn; of a space that is nearly known the
+plans are enumerated.
+
+A proposal follows from the seed, the trial's number and the trials before it. :meth:`StudySampler.update` takes note of
+those; the study alone calls it, in the order of trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import TrialState
+
+from optimizer.history import OPTIMUM, UNSEEN, Trial, contains
+from search_spaces.errors import UsageError, shown
+from search_spaces.plan import Plan
+from search_spaces.space import EnumerableSpace, SearchSpace
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+    from evaluators.samples import Measurement
+    from optimizer.samplers.auto import Proposer
+
+MOST_REPEATS = 50
+_DRAWS, _CHOICES = 1000, 32
+
+
+class ExhaustedError(Exception):
+    """Raised by a sampler that has no plan left to propose."""
+
+
+class KnowingSampler(BaseSampler):
+    """A sampler made once for a study, from what is known of the problem.
+
+    Attributes:
+        origin: who made the last proposal, as the log tells it.
+        patience: after so many repeats in a row a plan is drawn instead.
+    """
+
+    origin: str
+    patience = 1
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float) -> None:
+        """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Draw one parameter at random; every other one comes with its plan."""
+        return RandomSampler(seed=trial.number).sample_independent(study, trial, param_name, param_distribution)
+
+
+class PlanSampler(KnowingSampler):
+    """Proposes the parameters of plans that a model proposes.
+
+    Args:
+        name: of the sampler.
+        space: encodes the plans.
+        proposer: the model, as measurements correct it; None for one that knows nothing but its optima.
+        optima: of the model, proposed before anything else.
+        fits: whether a plan keeps all constraints.
+        otherwise: who proposes, by the trial's number, where the model knows no plan; None where nobody does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        space: SearchSpace,
+        proposer: Proposer | None,
+        optima: Sequence[Plan] = (),
+        fits: Callable[[Plan], bool] = lambda _: True,
+        otherwise: Callable[[int], BaseSampler] | None = None,
+    ) -> None:
+        self.origin = self._name = name
+        self._space, self._proposer, self._fits, self._otherwise = space, proposer, fits, otherwise
+        self._optima = list(optima)
+        self._other: BaseSampler | None = None
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float) -> None:
+        """See :class:`KnowingSampler`."""
+        self._optima = [other for other in self._optima if other.digest != plan.digest]
+        if self._proposer is not None:
+            self._proposer.observe(plan, measurement, speed)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the parameters that leave a choice, or those of who proposes otherwise."""
+        self._other = None
+        self._plan = self._proposed()
+        if self._plan is None and self._otherwise is not None:
+            self._other = self._otherwise(trial.number)
+            return self._other.infer_relative_search_space(study, trial)
+        return {name: d for name, d in self._space.distributions().items() if not d.single()}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the parameters of the plan.
+
+        Raises:
+            ExhaustedError: no plan is left.
+        """
+        if self._other is not None:
+            return self._other.sample_relative(study, trial, search_space)
+        if self._plan is None:
+            raise ExhaustedError
+        params = self._space.encode(self._plan)
+        return {name: params[name] for name in search_space}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return what who proposes otherwise gives."""
+        if self._other is not None:
+            return self._other.sample_independent(study, trial, param_name, param_distribution)
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+    def _proposed(self) -> Plan | None:
+        self.origin = OPTIMUM
+        for plan in self._optima:
+            if self._fits(plan):
+                return plan
+        self.origin = self._name
+        return self._proposer.propose() if self._proposer is not None else None
+
+
+class StudySampler(BaseSampler):
+    """See the module.
+
+    Args:
+        name: of the sampler that is wrapped.
+        space: what is searched.
+        seed: of what is drawn.
+        sampler_of: returns who proposes a trial, by its number.
+        knowing: who proposes all trials instead; None where parameters and values are enough.
+        allowed: whether a plan keeps all constraints.
+        predict: what the model says of a plan: of several that are drawn the best is taken.
+
+    Attributes:
+        origin: who made the last proposal: the sampler's name, ``model optimum`` or ``unseen``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        space: EnumerableSpace,
+        seed: int,
+        sampler_of: Callable[[int], BaseSampler],
+        knowing: KnowingSampler | None = None,
+        allowed: Callable[[Plan], bool] = lambda _: True,
+        predict: Callable[[Plan], float] = lambda _: 0.0,
+    ) -> None:
+        self._name, self._space, self._seed = name, space, seed
+        self._sampler_of, self._knowing = sampler_of, knowing
+        self._allowed, self._predict = allowed, predict
+        self._distributions = dict(space.distributions())
+        self._known: set[str] = set()
+        self._most = MOST_REPEATS if knowing is None else knowing.patience
+        self._repeats, self._patience = 0, self._most
+        self._number = 0
+        self._given: Mapping[str, Any] | None = None
+        self._inner: BaseSampler = RandomSampler(seed=seed)
+        self.origin = name
+
+    def update(self, trial: Trial) -> None:
+        """Take note of a trial, in the order of trials, those outside of the space first.
+
+        After so many repeats in a row a new plan is drawn. The number halves each time that this is necessary, since a
+        sampler that has settled only burns time, and is restored when the sampler finds a new plan.
+        """
+        if trial.repeat_of is not None:
+            self._repeats += 1
+            return
+        self._known.add(trial.plan.digest)
+        if trial.number >= 0:
+            self._repeats = 0
+            self._patience = max(1, self._patience // 2) if trial.origin == UNSEEN else self._most
+        if self._knowing is not None:
+            self._knowing.observe(trial.plan, trial.measurement, trial.speed)
+
+    def begin(self, number: int, given: Mapping[str, Any] | None = None) -> None:
+        """Have the next trial that is asked for be the one of a number.
+
+        Args:
+            given: what it proposed when the log was written: that is proposed again, whatever is drawn now.
+        """
+        self._number, self._given = number, given
+        self._inner = self._knowing or self._sampler_of(number)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """See Optuna's ``BaseSampler``."""
+        self.origin = self._name
+        self._inner.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return all parameters that leave a choice; the wrapped sampler may choose some of them one by one."""
+        self._own = self._inner.infer_relative_search_space(study, trial)
+        return {name: d for name, d in self._distributions.items() if not d.single()}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return what the wrapped sampler proposes, or the parameters of a plan that nobody has tried."""
+        found = self._sampled(study, trial, search_space)
+        return found if self._given is None else {name: self._given[name] for name in found}
+
+    def _sampled(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        if self._repeats < self._patience:
+            try:
+                found = self._inner.sample_relative(study, trial, self._own)
+            except ExhaustedError:
+                pass
+            else:
+                if self._knowing is not None:
+                    self.origin = self._knowing.origin
+                    return found
+                return {name: self._checked(name, value) for name, value in found.items() if name in search_space}
+        self.origin = UNSEEN
+        params = self._space.encode(self._unseen(study))
+        return {name: params[name] for name in search_space}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return what the wrapped sampler proposes for one parameter."""
+        value = self._inner.sample_independent(study, trial, param_name, param_distribution)
+        return self._checked(param_name, value) if self._given is None else self._given[param_name]
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """See Optuna's ``BaseSampler``."""
+        self._inner.after_trial(study, trial, state, values)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        if not contains(self._distributions[name], value):
+            where = self._distributions[name]
+            raise UsageError(f"sampler {self._name!r} proposes {name} = {shown(str(value))}, which is not in {where}")
+        return value
+
+    def _unseen(self, study: Study) -> Plan:
+        """Draw some plans that no trial has, and return the one that the model finds best.
+
+        Raises:
+            ExhaustedError: every plan of the space is known, or being measured.
+        """
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        busy = {self._space.decode(t.params).digest for t in running if self._is_complete(t.params)}
+        known = self._known | busy
+        rng = np.random.default_rng([self._seed, self._number])
+        cardinality = self._space.cardinality()
+        drawn: dict[str, Plan] = {}
+        for _ in range(_DRAWS):
+            plan = self._space.plan_at(below(cardinality, rng))
+            if plan.digest not in known and self._allowed(plan):
+                drawn[plan.digest] = plan
+                if len(drawn) == _CHOICES:
+                    break
+        if drawn:
+            return min(drawn.values(), key=self._predict)
+        # So many misses in a row happen only where nearly all of a small space is known.
+        for plan in map(self._space.plan_at, range(cardinality)):
+            if plan.digest not in known:
+                return plan
+        raise ExhaustedError
+
+    def _is_complete(self, params: Mapping[str, Any]) -> bool:
+        return params.keys() == self._distributions.keys()
+
+
+def below(limit: int, rng: np.random.Generator) -> int:
+    """Return a uniform integer below ``limit``, which may not fit into 64 bits."""
+    nbytes = (limit.bit_length() + 7) // 8 + 8
+    return int.from_bytes(rng.bytes(nbytes), "little") % limit
