@@ -180,7 +180,10 @@ class EvaluatorContract:
         whole = tuple(range(len(graph.operators)))
         with self._session() as (session, platform):
             lane = platform.processors[0].name
-            for plan in (Plan("0" * 64, (Stage(whole, lane),)), Plan(graph.digest, (Stage(whole, "no such lane"),))):
+            for plan in (
+                Plan("0" * 64, (Stage(whole, lane),)),
+                Plan(graph.digest, (Stage(whole, "not there"),)),
+            ):
                 try:
                     session.load(graph, plan).close()
                 except OptimizeError:
@@ -282,7 +285,7 @@ def check_timeline(timeline: Timeline, graph: Graph, plan: Plan, platform: Platf
     for event in events:
         stage = plan.stages[event.stage]
         _require(event.end_s >= event.start_s, f"{event} ends before it starts")
-        _require(event.lane == stage.processor, f"{event} is not on the lane of {stage}")
+        _require(event.lane == stage.processor, f"{event} is not on the processor of {stage}")
         for before in {place[b] for o in stage.operators for b in graph.predecessors(o)} - {event.stage}:
             _require(at[before].end_s <= event.start_s + _CLOCK_S, f"{event} starts before {at[before]} has ended")
     _require(all(a.start_s <= b.start_s for a, b in pairwise(timeline.events)), "events are not ordered by start")

@@ -23,7 +23,7 @@ from search_spaces.platform import Platform
 OPTION = "power_w"
 _SYS = Path("/sys")
 _EVERY_S = 0.01
-_HINT = "say the watts of each lane: --power cpu0=2.5, or power_w in the platform's file"
+_HINT = "give the watts of each processor: --power cpu0=2.5, or power_w in the platform's file"
 
 
 class Meter(Protocol):
@@ -61,7 +61,7 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
                 )
         return known, None
     if known:
-        raise UsageError(f"the power of {', '.join(map(repr, missing))} is not known", _HINT)
+        raise UsageError(f"the power of {', '.join(map(repr, missing))} is unknown", _HINT)
     if session.capabilities.powers:
         raise UsageError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
     return {}, find_meter(sys)
@@ -79,7 +79,7 @@ def find_meter(sys: Path = _SYS) -> Meter:
     if sys == _SYS and (nvml := _nvml()) is not None:
         return nvml
     raise UsageError(
-        "this machine does not tell its energy: there is no readable RAPL counter, hwmon energy or power sensor, "
+        "this machine does not report its energy: no readable RAPL counter, hwmon energy or power sensor, "
         "Jetson rail or NVML here",
         _HINT,
     )
@@ -189,7 +189,7 @@ class _Nvml:
         for device in self.devices:
             millijoules = ctypes.c_ulonglong()
             if self.library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-                raise UnavailableError("NVML does not tell the energy of a GPU any more")
+                raise UnavailableError("NVML no longer reports the energy of a GPU")
             total += millijoules.value * 1e-3
         return total
 

@@ -60,7 +60,7 @@ def guarded(evaluator: Any, what: str) -> Evaluator:
     """
     for method in ("platform", "prepare"):
         if not callable(getattr(evaluator, method, None)):
-            raise UnavailableError(f"{what} is no evaluator: it has no method {method!r}", "see evaluators.base")
+            raise UnavailableError(f"{what} is not an evaluator: it lacks the method {method!r}", "see evaluators.base")
     return _Evaluator(evaluator, what)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.cgroup import memory_left_nbytes
+from search_spaces.wording import percent
 
 _CPU = Path("/sys/devices/system/cpu")
 _THERMAL = Path("/sys/class/thermal")
@@ -183,12 +184,12 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
     if isinstance(governor, str) and governor != "performance":
         found.append(f"the clock followed the load (governor {governor})")
     for name, limit, text in (
-        ("load", BUSY, "others used {:.0%} of the cores"),
-        ("steal", STOLEN, "the host took {:.0%} of the cores' time"),
+        ("load", BUSY, "other processes used {} of the cores"),
+        ("steal", STOLEN, "the host took {} of the cores' time"),
     ):
         share = conditions.get(name)
         if isinstance(share, int | float) and share > limit:
-            found.append(text.format(share))
+            found.append(text.format(percent(share)))
     celsius = conditions.get("temperature_c")
     if isinstance(celsius, int | float) and celsius >= HOT_C:
         found.append(f"it was {celsius:.0f} °C hot")

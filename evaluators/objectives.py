@@ -47,6 +47,7 @@ class Objective:
         law: how it follows from the costs of parts.
         key: of the document of ``--json``.
         of_blocks: whether an observation is of many runs, so that a few observations must do.
+        amount: what a plan takes more or less of; "" for times, which are slower or faster.
     """
 
     name: str
@@ -56,6 +57,27 @@ class Objective:
     law: Law
     key: str
     of_blocks: bool = False
+    amount: str = ""
+
+    @property
+    def is_time(self) -> bool:
+        """Whether plans are faster or slower by it."""
+        return not self.amount
+
+    @property
+    def smaller(self) -> str:
+        """What a better plan is, or takes: ``faster``, ``less energy``."""
+        return f"less {self.amount}" if self.amount else "faster"
+
+    @property
+    def larger(self) -> str:
+        """What a worse plan is, or takes: ``slower``, ``more energy``."""
+        return f"more {self.amount}" if self.amount else "slower"
+
+    @property
+    def better(self) -> str:
+        """What no plan may be found to be: ``faster``, ``better``."""
+        return "better" if self.amount else "faster"
 
 
 LATENCY = Objective("latency", "latency, median", "s", "ms", "latency", "latency_ms")
@@ -65,9 +87,11 @@ OBJECTIVES = {
         LATENCY,
         Objective("latency-p99", "latency, 99th percentile", "s", "ms", "latency", "latency_p99_ms", of_blocks=True),
         Objective("throughput", "period of a stream", "s", "ms", "period", "period_ms", of_blocks=True),
-        Objective("energy", "energy of an inference", "J", "mJ", "sum", "energy_mj", of_blocks=True),
-        Objective("memory", "memory for weights and activations", "GB", "MB", "memory", "memory_mb"),
-        Objective("occupancy", "processor time of an inference", "s", "ms", "sum", "occupancy_ms"),
+        Objective("energy", "energy of an inference", "J", "mJ", "sum", "energy_mj", of_blocks=True, amount="energy"),
+        Objective("memory", "memory for weights and activations", "GB", "MB", "memory", "memory_mb", amount="memory"),
+        Objective(
+            "occupancy", "processor time of an inference", "s", "ms", "sum", "occupancy_ms", amount="processor time"
+        ),
     )
 }
 
@@ -154,7 +178,7 @@ def pricing(objective: Objective, platform: Platform, session: Session) -> Prici
     """
     if objective.name == "throughput" and not session.capabilities.stream:
         raise UnavailableError(
-            "this evaluator runs one inference at a time, so it knows no throughput",
+            "throughput is not supported: this evaluator runs one inference at a time",
             "use --evaluator litert or cost-model",
         )
     if objective.name != "energy":

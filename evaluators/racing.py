@@ -24,7 +24,7 @@ by 0.5 % from instance to instance, on a shared machine. No number of runs in on
 SPIKE_SHARE = 0.05
 """The share of runs that something else on the machine may slow down, by any amount."""
 
-GROSS = ((2.0, 0.030), (1.3, 0.010))
+PRUNE = ((2.0, 0.030), (1.3, 0.010))
 """A candidate is stopped after its first run (after two runs) if all took longer than this factor of the upper end of
 the incumbent's interval and these seconds: neither a spike nor a cold start explains it. A first run costs a few
 milliseconds more whatever the model (the median is 2.7 times the later ones for 3 ms, 1.06 times for 100 ms)."""
@@ -65,8 +65,8 @@ def noise(samples: Samples) -> float:
     return max(pooled, RUN_NOISE / 2)
 
 
-def gross_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False) -> float:
-    """Return the seconds above which the fastest of the first ``runs`` runs rules a candidate out (:data:`GROSS`).
+def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False) -> float:
+    """Return the seconds above which the fastest of the first ``runs`` runs rules a candidate out (:data:`PRUNE`).
 
     Args:
         runs: how many were made, warm-up included; only the first two have a limit.
@@ -76,23 +76,21 @@ def gross_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hope
         hopeless: whether a model says that the candidate is far slower anyway. It is then ruled out as soon as its
             first run has taken longer than the incumbent.
     """
-    if runs > len(GROSS):
+    if runs > len(PRUNE):
         return math.inf
-    factor, cold_s = GROSS[runs - 1]
+    factor, cold_s = PRUNE[runs - 1]
     slowest_s = incumbent.ci95[1]
     limit_s = factor * slowest_s + cold_s
     if runs == 1:
-        limit_s = min(limit_s, GROSS[1][0] * cold * slowest_s)
+        limit_s = min(limit_s, PRUNE[1][0] * cold * slowest_s)
         if hopeless and math.isfinite(cold):
             limit_s = HOPELESS * slowest_s
     return limit_s
 
 
-def grossly_slower(
-    runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False
-) -> bool:
+def pruned(runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False) -> bool:
     """Return whether the first run or the first two, warm-up included, rule the candidate out; see above."""
-    return min(runs_s) > gross_limit_s(len(runs_s), incumbent, cold, hopeless=hopeless)
+    return min(runs_s) > prune_limit_s(len(runs_s), incumbent, cold, hopeless=hopeless)
 
 
 def promising(first_s: float, incumbent: Samples, cold: ColdStart) -> bool:

@@ -45,7 +45,7 @@ class Samples:
             raise UnavailableError("a measurement has no samples")
         for index, value in enumerate(self.values_s):
             if not 0.0 < value <= MOST_S:
-                raise UnavailableError(f"sample {index} of {len(self.values_s)} is {value} s, which is no latency")
+                raise UnavailableError(f"sample {index} of {len(self.values_s)} is {value} s, which is not a latency")
 
     @property
     def median(self) -> float:
@@ -171,7 +171,7 @@ class Measurement:
 
 def _factor(value: Any) -> float:
     if not (math.isfinite(float(value)) and float(value) > 0.0):
-        raise ValueError(f"{value} is no factor")
+        raise ValueError(f"{value} is not a factor")
     return float(value)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evaluators.base import Candidate
 from evaluators.measurement.disturbance import QUIET, RunFilter
-from evaluators.racing import ColdStart, gross_limit_s, noise, promising, slower
+from evaluators.racing import ColdStart, noise, promising, prune_limit_s, slower
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.timeline import Timeline
 from search_spaces.errors import UnavailableError, UsageError
@@ -53,7 +53,7 @@ class SamplingPolicy:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:
-            raise UsageError(f"precision {self.precision} is no share", "give a value between 0 and 1, such as 0.01")
+            raise UsageError(f"precision {self.precision} is not a share", "give a value between 0 and 1, such as 0.01")
         if not self.max_s > 0.0:
             raise UsageError(f"max_s {self.max_s}: a measurement needs more than 0 seconds")
         if not 1 <= self.min_runs <= self.max_runs:
@@ -87,7 +87,7 @@ def measure(
         policy: see there.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
         conditions: tells at the end what the samples were taken under, to be kept with them.
-        cold, hopeless: see :func:`~evaluators.racing.gross_limit_s`.
+        cold, hopeless: see :func:`~evaluators.racing.prune_limit_s`.
         glimpse: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
             first runs of others tell what it says of a warm one, and that does not promise a new best. Many glimpses
             find more than half as many looks: a first run, corrected, is no noisier than a later one.
@@ -99,7 +99,7 @@ def measure(
     record = _Record(candidate, runs or RunFilter())
     if incumbent is not None:
         # What goes over a limit is out of the race, so it may be broken off there.
-        record.limits_s = tuple(gross_limit_s(runs, incumbent, cold.most, hopeless=hopeless) for runs in (1, 2))
+        record.limits_s = tuple(prune_limit_s(runs, incumbent, cold.most, hopeless=hopeless) for runs in (1, 2))
         record.stop_above_s = max(record.limits_s[1], incumbent.ci95[1] * STOP_ABOVE)
     promised = False
     record.run(1)

@@ -24,6 +24,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from search_spaces.wording import plural
 
 _TURNS_S = 1.5  # so much time of inferences plans run in turns,
 _LEAST_TURNS, _MOST_TURNS = 7, 80  # within these bounds
@@ -50,7 +51,7 @@ def branch_profile(
         name = members[0].name
         if unsupported_operators(session, graph, name):
             continue
-        progress(f"timing {len(space.runs.runs)} runs of branches on {name}")
+        progress(f"timing {plural(len(space.runs.runs), 'run')} of branches on {name}")
         whole_s = known.whole_s[like]
         plans = chain_plan(graph, (), [name]), Plan(graph.digest, tuple(Stage(r, name) for r in space.runs.runs))
         apart = _in_turns(session, graph, plans)[1]

@@ -28,7 +28,7 @@ from search_spaces.plan import Plan, canonical
 from search_spaces.platform import Platform
 from search_spaces.space import SearchSpace
 
-SEED_003 = "seed 003"
+SEED_003 = "branch greedy (NEST-C)"
 SIDE_BY_SIDE = "every group side by side"
 _SOLVE_S = 10.0
 _ALL_TRIED = 256  # plans

@@ -159,7 +159,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
         "evaluator": evaluator.name,
         "cpu": machine["machine"]["cpu"],
         "runtime": session.fingerprint().get("runtime"),
-        "lanes": [[p.name, p.like] for p in platform.processors],
+        "processors": [[p.name, p.like] for p in platform.processors],
         "generator of networks": GENERATOR,
     }
 
@@ -173,7 +173,7 @@ def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any
     for name, value in identity.items():
         if known.get(name) != value:
             raise RunFolderError(
-                f"{log.path}: was begun with another {name}: {known.get(name)}, now {value}",
+                f"{log.path}: belongs to a calibration with another {name}: {known.get(name)}, not {value}",
                 "give another --out, or remove the log",
             )
 
@@ -229,7 +229,7 @@ def _measure_pairs(measured: Measured, bench: Bench, log: TrialLog, end_s: float
         if time.monotonic() > end_s:
             break
         if not linked:
-            tell(f"timing hand-over from {source.name} to {target.name}")
+            tell(f"timing transfers from {source.name} to {target.name}")
             measured.links.append(time_link(bench.session, bench.loaded, *pair))
             log.append("link", _fields(measured.links[-1]))
         if not crowded:
@@ -246,7 +246,7 @@ def _measure_cuts(measured: Measured, bench: Bench, log: TrialLog, tell: Callabl
             try:
                 measured.cuts.append(time_cuts(bench.session, bench.loaded, members[0]))
             except UnavailableError as error:
-                tell(f"what a cut costs on {members[0].name} is not known: {error.what}")
+                tell(f"the cost of a cut on {members[0].name} could not be measured: {error.what}")
                 continue
             log.append("cut", _fields(measured.cuts[-1]))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from search_spaces.wording import percent
+
 if TYPE_CHECKING:
     from optimizer.calibrate import Calibration
 
@@ -22,7 +24,10 @@ def render_calibration(found: Calibration) -> str:
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")
     regret = found.profile.errors.get("regret")
     if isinstance(regret, Mapping):
-        lines.append(f"choosing a processor by it costs {regret['mean']:.1%} on average, at most {regret['most']:.1%}")
+        lines.append(
+            f"choosing a processor by it costs {percent(regret['mean'], 1)} on average, "
+            f"at most {percent(regret['most'], 1)}"
+        )
     if len(lines) == 1:
         lines.append("no model was kept out of the fit, so how wrong it is is not known; give it more --minutes")
     return "\n".join(lines)
@@ -30,6 +35,7 @@ def render_calibration(found: Calibration) -> str:
 
 def _errors(errors: Mapping[str, Any]) -> str:
     return (
-        f"({errors['cases']:.0f}): error {errors['median']:.1%} in the median, {errors['p90']:.1%} for nine of ten; "
-        f"within 10 %: {errors['within_10']:.0%}; rank correlation {errors['kendall']:.2f}"
+        f"({errors['cases']:.0f}): median error {percent(errors['median'], 1)}, 90th percentile "
+        f"{percent(errors['p90'], 1)}; "
+        f"within 10 %: {percent(errors['within_10'])}; rank correlation {errors['kendall']:.2f}"
     )

@@ -108,9 +108,7 @@ def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:
     for axis, each in zip(AXES, values, strict=True):
         count *= len(each)
         if len(set(each)) != len(each):
-            raise file.error(
-                ("matrix", axis), f"matrix.{axis} has a value twice", "a repetition is asked for by 'repetitions'"
-            )
+            raise file.error(("matrix", axis), f"matrix.{axis} has a value twice", "use 'repetitions' for repetitions")
     if count * campaign.repetitions > MOST_STUDIES:
         raise file.error(
             ("matrix",), f"the matrix has {count * campaign.repetitions:,} studies, more than {MOST_STUDIES:,}"
@@ -162,7 +160,7 @@ def _check_model(name: str) -> None:
     if is_name(name) and not name.endswith(".tflite"):
         parse_name(name)
     elif not Path(name).exists() and name not in model_names():
-        raise ModelError(f"there is no model and no file called {name!r}", nearest(name))
+        raise ModelError(f"no model or file is called {name!r}", nearest(name))
 
 
 @cache
@@ -245,7 +243,7 @@ def _check_plans(file: CampaignFile) -> None:
 
             near = difflib.get_close_matches(name, _EXAMPLES, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_EXAMPLES)}"
-            raise file.error(loc, f"there is no baseline {name!r}", hint)
+            raise file.error(loc, f"unknown baseline {name!r}", hint)
 
 
 def _check_names(file: CampaignFile, found: list[Planned]) -> None:

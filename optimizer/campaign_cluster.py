@@ -69,7 +69,7 @@ def run_on_cluster(run: CampaignRun, waiting: Sequence[State], watcher: Campaign
 def _connect(address: str) -> Any:
     parts = urlsplit(address)
     if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
-        raise UsageError(f"--scheduler {address}: is no address", "as tls://host:8786")
+        raise UsageError(f"--scheduler {address}: is not an address", "as tls://host:8786")
     try:
         from distributed import Client
     except ImportError as error:

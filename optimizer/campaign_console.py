@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.console import make_console, many
+from optimizer.console import make_console
 from search_spaces.errors import OptimizeError
+from search_spaces.wording import many, percent
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -73,7 +74,7 @@ class ProgressCampaign:
         if state.status == "failed":
             self.tell(f"optimize: {state.planned.name}: {state.error}")
         elif not self._quiet and not self._console.is_terminal:
-            took = f"{state.wall_s:.0f} s" if state.wall_s else "was done before"
+            took = f"{state.wall_s:.0f} s" if state.wall_s else "finished earlier"
             self.tell(f"{state.planned.name}: {took}")
 
     def tell(self, text: str) -> None:
@@ -214,7 +215,7 @@ def _expected_table(tables: Tables) -> Table:
         if row["ours"] is None:
             table.add_row(Text(row["name"]), f"{row['paper']:.4g}", "–", "–", "not measured")
             continue
-        within = f"within {row['tolerance']:.0%}" if row["within"] else f"not within {row['tolerance']:.0%}"
+        within = f"within {percent(row['tolerance'])}" if row["within"] else f"not within {percent(row['tolerance'])}"
         table.add_row(Text(row["name"]), f"{row['paper']:.4g}", f"{row['ours']:.4g}", f"{row['ratio']:.3f}", within)
     return table
 

@@ -95,6 +95,6 @@ def run_file(
     for note in filter(None, notes):
         print(f"optimize: {note}", file=sys.stderr)
     if run.interrupted:
-        print(f"optimize: interrupted; go on with: {shlex.join(command)}", file=sys.stderr)
+        print(f"optimize: interrupted; resume with: {shlex.join(command)}", file=sys.stderr)
         return EXIT_INTERRUPTED
     return run.exit_code

@@ -157,7 +157,7 @@ def opened(
     with disk_errors(folder, "give --out a folder that you can write to"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / STATE).exists() and not (folder / ".lock").exists():
-            raise RunFolderError(f"{folder}: is not empty and no campaign", "give another --out")
+            raise RunFolderError(f"{folder}: is not empty, and is not a campaign", "give another --out")
         lock = (folder / ".lock").open("w")
     with lock:
         try:

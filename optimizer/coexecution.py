@@ -58,14 +58,14 @@ def coexecution_profile(
     count = len(graph.operators)
     cores = [p for p in platform.processors if p.kind == "cpu" and np.isfinite(known.whole_s[p.like])]
     for like, name in {p.like: p.name for p in reversed(cores)}.items() if count > 1 else ():
-        progress(f"timing what a part costs on {name}")
+        progress(f"timing stages on {name}")
         batches = _runs(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
         took_s = np.median([batch.stage_s[0] for batch in batches], axis=0)
         overhead_s[like] = float(np.median([gap for batch in batches for gap in _gaps_s(batch)]))
         rest_s = max(0.0, known.whole_s[like] - overhead_s[like])
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
     for a, b in reversed(list(combinations(cores, 2))) if count > 1 else ():
-        progress(f"timing how {a.name} and {b.name} meet")
+        progress(f"timing joins of {a.name} and {b.name}")
         plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
         waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
         if waits:

@@ -81,7 +81,7 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
     )
     if as_json:
         return _document(first, second, found)
-    told = ["their files differ: operators of one are split, or of other weights"] if rewritten else []
+    told = ["their model files differ: operators of one are split, or have other weights"] if rewritten else []
     return "\n".join([_text(first, second, found), *told])
 
 

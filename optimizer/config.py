@@ -44,31 +44,31 @@ class StudyConfig(BaseModel):
             YAML file (:mod:`search_spaces.workload`).
         budget: distinct plans to measure at most.
         minutes: the search ends after so long; the final comparison follows. None for any.
-        max_stages: parts of a plan at most; where nobody has set it, a model with fewer operators lowers it, and spaces
-            whose plans have as many as they need have no limit.
+        max_stages: stages of a plan at most; by default no more than the model has operators, and no limit for spaces
+            whose plans have as many as they need.
         sampler, evaluator: names in their registries.
         allow: what plans may do, as ``cuts,branches,splits,ranks``; or a plug-in's space.
-        objective: what is made small; of several, the plans that none beats in all of them. Of several models
+        objective: what is minimised; of several, the plans that none beats in all of them. Of several models
             ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
-        precision: half width of the confidence interval that a measurement aims at, relative to the median.
+        precision: target half width of the confidence interval, relative to the median.
         study: name of the study, a safe file name; None for a new one.
         out: the run folder; None for ``runs/<study>``.
-        processors: the lanes to use, in order; None for all that are found.
+        processors: the processors to use, in order; None for all that are found.
         device: where an evaluator measures that measures elsewhere; a name, or several of devices that are alike.
         storage: URL of a storage that several workers share; None for a trial log of our own.
-        heartbeat: seconds between two signs of life of such a worker; one that is silent four times as long is dead.
-        platform: a file that describes the lanes, or the name of one that ships with the product.
+        heartbeat: seconds between heartbeats of such a worker; one that is silent four times as long is dead.
+        platform: a file that describes the processors, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
-        state: ``name:lane=factor,…`` for each state of the platform that a plan must do well in; of a cost model only.
+        state: ``name:processor=factor,…`` for each state of the platform to optimise for; cost models only.
         robust: whether the worst of these states counts, or what is to be expected.
-        power: ``lane=watts`` for each lane whose power is known, or for those that are like it.
+        power: ``processor=watts`` for each processor, or for one of those that are alike.
         deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
             longer are not run, and a study whose best plan takes longer fails.
         max_energy: millijoules that one inference may take; None for any.
         max_error: by how much outputs may differ from the whole model's, relative to its largest one; None for as much
             as the precision of the processors explains.
-        warm_start: folder of a finished study; what it knows of this model on this device is not measured again, and
+        warm_start: folder of a finished study; its measurements of this model on this device are reused, and
             its best plans are tried on another one.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
@@ -214,7 +214,7 @@ def parse_powers(words: Sequence[str]) -> dict[str, float]:
     for word in words:
         lane, _, watts = word.rpartition("=")
         if not lane or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
-            raise ValueError("must be a lane and its watts, as cpu0=2.5")
+            raise ValueError("must be a processor and its watts, as cpu0=2.5")
         found[lane] = float(watts)
     return found
 

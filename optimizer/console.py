@@ -15,11 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.machine import problems
-from evaluators.objectives import LATENCY, OBJECTIVES
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective
+from optimizer.decide import REACH
 from optimizer.ranks_text import describe_ranks
 from optimizer.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
 from optimizer.workload_result import WorkloadResult
 from search_spaces.errors import printable
+from search_spaces.wording import human_bytes, many, percent, plural, seconds
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -106,10 +108,10 @@ class ProgressWatcher:
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
-            self.message(f"resuming study {run.study}: {history.measured} plans are measured")
+            self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} measured so far")
         if self._verbose:
             self._console.print(
-                f"run folder {run.path}, {many(space_size)} plans in the space", style="dim", markup=False
+                f"run folder {run.path}, {plural(space_size, 'plan')} in the space", style="dim", markup=False
             )
 
     def trial(self, trial: Trial) -> None:
@@ -158,18 +160,13 @@ def render(result: Result) -> Group:
     return Group(*parts)
 
 
-def many(count: int) -> str:
-    """Return a count of plans as a person reads it; of very many only how many digits it has."""
-    return f"{count:,}" if count < 10**15 else f"some 10^{len(str(count)) - 1}"
-
-
 def _head(result: Result) -> Text:
     names = ", ".join(p.name for p in result.platform.processors)
     history = result.history
-    explored = "all of them" if result.exhausted else f"{history.measured:,} of them"
+    explored = "all" if result.exhausted else many(history.measured)
     return Text(
-        f"{result.graph.name}: {len(result.graph.operators)} operators on {names}; "
-        f"{many(result.cardinality)} plans in the space, {explored} tried in {result.wall_s:.0f} s"
+        f"{result.graph.name}: {plural(len(result.graph.operators), 'operator')} on {names}; "
+        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {seconds(result.wall_s)}"
     )
 
 
@@ -210,9 +207,9 @@ def _against(result: Result, plan: Plan) -> str:
     ratio = result.against_best(plan)
     if ratio is None:
         return ""
-    text = slower_text(ratio)
+    text = slower_text(ratio, result.objective)
     if text == UNDECIDED and not result.verdict.still_racing(plan):  # it left after too few rounds for an interval
-        return f"about {ratio.value - 1.0:.0%} slower" if ratio.value > 1.0 else text
+        return f"about {percent(ratio.value - 1.0)} {result.objective.larger}" if ratio.value > 1.0 else text
     return text
 
 
@@ -224,24 +221,27 @@ def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
     return text if low == high else f"{text} [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
 
 
-def slower_text(ratio: Ratio) -> str:
-    """Return how much slower, or faster, a plan is than another, or that the two cannot be told apart."""
+def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
+    """Return how much slower, or faster, a plan is than another, or that the two cannot be told apart.
+
+    Of other objectives than times, how much more or less energy or memory it takes.
+    """
     low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
     if not ratio.significant:
         far = max(-low, high)
         return "equal" if low == high else f"equal within {far:.1f} %" if far <= _TELLING else UNDECIDED
     if low == high:
-        return f"{abs(value):.1f} % {'slower' if value > 0 else 'faster'}"
+        return f"{abs(value):.1f} % {objective.larger if value > 0 else objective.smaller}"
     if ratio.low > _TIMES:
-        return f"{ratio.value:.3g} times as long [{ratio.low:.3g}, {ratio.high:.3g}]"
+        much = "long" if objective.is_time else "much"
+        return f"{ratio.value:.3g} times as {much} [{ratio.low:.3g}, {ratio.high:.3g}]"
     if value > 0:
-        return f"{value:.1f} % slower [{low:.1f}, {high:.1f}]"
-    return f"{-value:.1f} % faster [{-high:.1f}, {-low:.1f}]"
+        return f"{value:.1f} % {objective.larger} [{low:.1f}, {high:.1f}]"
+    return f"{-value:.1f} % {objective.smaller} [{-high:.1f}, {-low:.1f}]"
 
 
 def _front(front: Front) -> Table:
-    count = "1 plan" if len(front.plans) == 1 else f"{len(front.plans)} plans"
-    title = Text(f"front: {count} that no other one beats significantly", style="bold")
+    title = Text(f"front: {plural(len(front.plans), 'plan')} that no other plan beats significantly", style="bold")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for objective in front.objectives:
         table.add_column(f"{objective.title}, {objective.shown}", justify="right")
@@ -249,11 +249,13 @@ def _front(front: Front) -> Table:
     table.add_column("plan")
     for index in _spread(len(front.plans), front.knee):
         each = front.plans[index]
-        lanes = each.name or ", ".join(f"{s.operators[0]} to {s.operators[-1]} {s.processor}" for s in each.plan.stages)
+        placed = each.name or ", ".join(
+            f"{s.operators[0]} to {s.operators[-1]} {s.processor}" for s in each.plan.stages
+        )
         style = "bold green" if index == front.knee else ""
         values = (f"{value * 1e3:.4g}" for value in each.values)
-        told = Text(f"{lanes}  ← knee" if index == front.knee else lanes)
-        table.add_row(*values, str(len(each.plan.stages)), told, style=style)
+        shown_plan = Text(f"{placed}  ← knee" if index == front.knee else placed)
+        table.add_row(*values, str(len(each.plan.stages)), shown_plan, style=style)
     return table
 
 
@@ -283,35 +285,34 @@ def _stages(result: Result, plan: Plan) -> Table:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for index, stage in enumerate(plan.stages):
         if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
-            table.add_row("…", f"{len(plan.stages) - index} more stages", "", "", "")
+            table.add_row("…", plural(len(plan.stages) - index, "more stage"), "", "", "")
             break
         border = result.graph.boundary(stage.operators)
         later = [t for t in border.outputs if t not in result.graph.outputs or result.graph.consumers.get(t)]
-        handed = sum(result.graph.tensors[t].nbytes for t in later)
+        crossing_nbytes = sum(result.graph.tensors[t].nbytes for t in later)
         stage_ms = f"{stage_s[index] * 1e3:.2f}" if stage_s else ""
         table.add_row(
             str(index),
             Text(describe_operators(result.graph, stage.operators)),
             Text(stage.processor),
             stage_ms,
-            human_bytes(handed) if later else "–",
+            human_bytes(crossing_nbytes) if later else "–",
         )
     return table
 
 
 def _conclusions(result: Result) -> list[Text]:
-    """Return the answer, what was gained against the best cut criterion, the bound, and notes."""
+    """Return why this plan in three lines (the answer, its gain over what, the bound), and notes."""
     lines = []
     verdict = result.verdict
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
-        lines.append(_labelled("answer", f"the plan at the knee of {others} is written; --json has the whole front"))
+        lines.append(_labelled("answer", f"the plan at the knee of {others}; --json has the whole front"))
     elif verdict is not None:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
         lines.append(_labelled("answer", answer(result), "bold green" if good else "bold"))
-        if (criterion := verdict.criterion) is not None and verdict.named(verdict.best) != criterion[0]:
-            text = f"the best cut criterion, “{criterion[0]}”, is {_slower(criterion[1])}"
-            lines.append(_labelled("criterion", text))
+        if text := _gain(result):
+            lines.append(_labelled("gain", text))
     if bound := _bound(result):
         lines.append(_labelled("bound", bound))
     notes = [*_evidence(result), *_disturbances(result)]
@@ -325,30 +326,58 @@ def _labelled(label: str, text: str, style: str = "") -> Text:
 
 
 def answer(result: Result) -> str:
-    """Return the verdict in a sentence."""
+    """Return in a few words which plan to use."""
+    verdict = result.verdict
+    if verdict is None:
+        return ""
+    predicted = ", predicted" if result.predicted else ""
+    if verdict.challenger == verdict.best:
+        name = verdict.named(verdict.best)
+        return (f"“{name}”" if name else _description(verdict.best)) + predicted
+    faster = ""
+    if verdict.speedup is not None:
+        better = result.objective.better
+        faster = f": no plan is {better}" if verdict.speedup.inverse.significant else f": no {better} plan was found"
+    return f"“{verdict.reference[0]}”{faster}{predicted}"
+
+
+def _description(plan: Plan) -> str:
+    processors = ", ".join(dict.fromkeys(s.processor for s in plan.stages))
+    return f"a plan of {plural(len(plan.stages), 'stage')} on {processors}"
+
+
+def _gain(result: Result) -> str:
+    """Return what the recommended plan gains against the best one-stage plan and the best cut criterion."""
     verdict = result.verdict
     if verdict is None:
         return ""
     name, ratio = verdict.reference[0], verdict.speedup
-    kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
     if ratio is None or verdict.challenger is None:
-        which = "in the space" if result.exhausted else "among those that were tried"
-        return f"“{name}” is recommended; it has no rival {which}"
-    predicted = ", predicted" if verdict.final.predicted or verdict.final.exact else ""
+        return f"no other plan {'is in the space' if result.exhausted else 'was tried'}"
     if verdict.challenger == verdict.best:
-        low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
-        sure = "" if ratio.significant else "; the difference is not significant"
-        return f"{ratio.value:.3f} times as fast as “{name}”, {kind}{low_high}{predicted}{sure}"
-    faster = "no plan is faster" if ratio.inverse.significant else "no plan was found to be faster"
-    return f"{faster} than “{name}”{predicted}; the next best plan is {_slower(ratio.inverse)}"
+        kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
+        than = f"“{name}”, {kind}"
+        if result.objective.is_time:
+            low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
+            text = f"{ratio.value:.3f} times as fast as {than}{low_high}"
+        else:
+            text = _slower(ratio.inverse, result.objective, than)
+        text += "" if ratio.significant else "; not significant"
+    elif (slower := _slower(ratio.inverse, result.objective)) == UNDECIDED:
+        text = "not decided against the next best plan"
+    else:
+        text = f"the next best plan is {slower}" if result.objective.is_time else f"the next best plan: {slower}"
+    criterion = verdict.criterion
+    if criterion is not None and verdict.named(verdict.best) != criterion[0]:
+        text += f"; best cut criterion, “{criterion[0]}”: {_slower(criterion[1], result.objective)}"
+    return text
 
 
-def _slower(ratio: Ratio) -> str:
+def _slower(ratio: Ratio, objective: Objective, than: str = "") -> str:
     """Return :func:`slower_text` for a sentence: ``4.7 % slower (95 %: 1.7 to 7.9 %)``."""
-    text = slower_text(ratio)
-    if text == UNDECIDED:
-        return "not decided yet"
-    figure, bracket, interval = text.partition(" [")
+    figure, bracket, interval = slower_text(ratio, objective).partition(" [")
+    if than:
+        figure += f" {'to' if figure.startswith('equal') else 'than'} {than}"
     if not bracket:
         return figure
     low, high = interval.removesuffix("]").split(", ")
@@ -365,9 +394,8 @@ def _evidence(result: Result) -> list[str]:
     for index in verdict.final.measured:
         beyond = verdict.ratio(verdict.plans[index], verdict.best)
         if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
-            stages = len(verdict.plans[index].stages)
-            name = f"“{verdict.names[index]}”" if verdict.names[index] else f"a plan of {stages} stages"
-            found.append(f"{name} is {_slower(beyond)}, but has too many stages or breaks a limit")
+            name = f"“{verdict.names[index]}”" if verdict.names[index] else _description(verdict.plans[index])
+            found.append(f"{name}: {_slower(beyond, result.objective)}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
     after = verdict.after_pause_s.get(verdict.best.digest)
@@ -378,8 +406,8 @@ def _evidence(result: Result) -> list[str]:
             text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
         found.append(text)
     if verdict.left_out and not result.predicted:
-        plans = "1 more plan" if verdict.left_out == 1 else f"{verdict.left_out} more plans"
-        found.append(f"{plans} within 15 % of the best {'was' if verdict.left_out == 1 else 'were'} not measured again")
+        plans, were = plural(verdict.left_out, "more plan"), "was" if verdict.left_out == 1 else "were"
+        found.append(f"{plans} within {percent(REACH)} of the best {were} not measured again")
     return found
 
 
@@ -388,15 +416,16 @@ def _bound(result: Result) -> str:
     bounds, gap = result.bounds, result.gap
     if bounds is None or gap is None:
         return ""
-    unit = result.objective.shown
-    least = f"{bounds.space_s * 1e3:.2f} {unit}"
-    if bounds.proven and bounds.own and abs(gap) < _NOISE:
-        text = f"optimal under this cost model: no plan of the space takes less than {least}"
-    elif gap < -_NOISE:
-        text = f"the model's bound of {least} is too high: this plan is {-gap:.1%} below it"
+    least = f"{bounds.space_s * 1e3:.2f} {result.objective.shown}"
+    model = "this cost model" if bounds.own else "the profiled operators"
+    if gap < -_NOISE:
+        text = f"{percent(-gap, 1)} below the bound by {model}, {least}, which is therefore too high"
+    elif gap >= _NOISE:
+        text = f"at most {percent(gap, 1)} above the best plan of this space by {model}, {least}"
+    elif bounds.proven and bounds.own:
+        text = f"optimal under this cost model: {least}"
     else:
-        whose = "" if bounds.own else " by the profiled operators"
-        text = f"no plan of the space takes less than {least}{whose}; this one is {max(gap, 0.0):.1%} above"
+        text = f"within {percent(_NOISE)} of the best plan of this space by {model}, {least}"
     if result.objective == LATENCY:
         text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.2f} ms"
     return text
@@ -408,12 +437,12 @@ def _disturbances(result: Result) -> list[str]:
     verdict = result.verdict
     if verdict is not None and not result.predicted and abs(math.log(verdict.scale)) > math.log1p(_CHANGE):
         scale = verdict.scale
-        what = f"{scale - 1.0:.0%} slower" if scale > 1.0 else f"{1.0 / scale - 1.0:.0%} faster"
-        found.append(f"the machine ran {what} during the final; figures of the search are scaled to it")
+        what = f"{percent(scale - 1.0)} slower" if scale > 1.0 else f"{percent(1.0 / scale - 1.0)} faster"
+        found.append(f"the machine ran {what} during the final comparison; earlier figures are scaled to it")
     samples = result.samples(result.best) if result.best is not None else None
     bad = problems(samples.conditions) if samples is not None else []
     if bad:
-        found.append(f"measured while {', '.join(bad)}: optimize doctor tells what to do about it")
+        found.append(f"measured while {', '.join(bad)}; optimize doctor says what to do")
     return found
 
 
@@ -447,14 +476,3 @@ def describe_operators(graph: Graph, operators: Sequence[int]) -> str:
     first, last = operators[0], operators[-1]
     where = str(first) if first == last else f"{first} to {last}"
     return f"{where}: {kinds}"
-
-
-def human_bytes(nbytes: int) -> str:
-    """Return a size as people write it."""
-    if nbytes < 1000:
-        return f"{nbytes} B"
-    size, units = nbytes / 1000, ["KB", "MB", "GB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.1f} {units[0]}"

@@ -11,6 +11,7 @@ from search_spaces.plan import Plan
 TRUST = 1.1
 """Only where the model expects a plan to take longer than this multiple it is left out: models are no more exact."""
 
+_NONE = "no plan meets --deadline {bound}: the best one "
 _LEVER = "allow a longer --deadline, more --max-stages or more --processors"
 
 
@@ -19,18 +20,21 @@ def too_late(deadline_s: float, predict: Callable[[Plan], float], plan: Plan) ->
     expected_s = predict(plan)
     if expected_s <= TRUST * deadline_s:
         return ()
-    return (Violation("latency as the model expects it", expected_s, deadline_s, "s", _LEVER),)
+    sentence = "misses --deadline {bound}: {demand} predicted"
+    return (Violation("predicted latency", expected_s, deadline_s, "s", _LEVER, sentence),)
 
 
 def unreachable(deadline_s: float, bound_s: float) -> InfeasibleError | None:
     """Return the error for a deadline that the best plan in the model misses clearly."""
     if bound_s <= TRUST * deadline_s:
         return None
-    return infeasible(Violation("latency of the best plan in the model", bound_s, deadline_s, "s", _LEVER))
+    sentence = f"{_NONE}takes {{demand}} in the model"
+    return infeasible(Violation("latency of the best plan in the model", bound_s, deadline_s, "s", _LEVER, sentence))
 
 
 def missed(deadline_s: float, best_s: float) -> InfeasibleError | None:
     """Return the error for a deadline that the best plan of a finished study misses."""
     if best_s <= deadline_s:
         return None
-    return infeasible(Violation("latency of the best plan that was found", best_s, deadline_s, "s", _LEVER))
+    sentence = f"{_NONE}found takes {{demand}}"
+    return infeasible(Violation("latency of the best plan found", best_s, deadline_s, "s", _LEVER, sentence))

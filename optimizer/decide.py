@@ -19,6 +19,7 @@ from optimizer.history import History, Trial
 from search_spaces.errors import PlanError, RunFolderError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from search_spaces.wording import percent, plural
 
 REACH = 0.15
 """A plan is measured again when its interval reaches within this share of the best one."""
@@ -273,7 +274,7 @@ def decide(
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
     policy = replace(how.policy, slow_load_s=_slow_load_s(how, len(trials), free_nbytes))
     slow = [i for i, t in enumerate(trials) if t.measurement and t.measurement.load_s > policy.slow_load_s]
-    how.progress(f"final: measuring the {len(plans)} plans that may be the best against each other")
+    how.progress(f"final comparison of the {plural(len(plans), 'best plan')}")
     final = run_final(
         [load(p) for p in plans],
         policy,
@@ -292,7 +293,7 @@ def decide(
     reference = _reference(final, plans, titles, baselines)
     after = {}
     if session.capabilities.pause:
-        how.progress("measuring inferences after a pause")
+        how.progress("timing inferences after a pause")
         after = _after_pause([plans[best], reference[1]], load, how.pauses)
     rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
     rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
@@ -418,13 +419,13 @@ def _after_pause(
 
 def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
     """Return in a sentence which plan may still be faster than the best known one."""
-    plan = f"“{name}”" if name else "a plan of 1 stage" if stages == 1 else f"a plan of {stages} stages"
+    plan = f"“{name}”" if name else f"a plan of {plural(stages, 'stage')}"
     ratio = final.ratio(best, rival)
     if ratio.high > _TOLD_UP_TO:
-        return f"{plan} may be faster than the best known plan: {final.rounds} rounds were too few to tell"
+        return f"{plan} may be faster than the best known plan: {final.rounds} rounds were too few to decide"
     return (
-        f"{plan} may be up to {ratio.high - 1.0:.0%} faster or {1.0 / ratio.low - 1.0:.0%} slower than the best known "
-        "plan: the machine was too disturbed to decide"
+        f"{plan} may be up to {percent(ratio.high - 1.0)} faster or {percent(1.0 / ratio.low - 1.0)} slower than the "
+        "best known plan: the machine was too disturbed to decide"
     )
 
 

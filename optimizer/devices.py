@@ -35,7 +35,9 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
 
     if config.device is not None:
         if not evaluator.capabilities.targets:
-            raise UsageError(f"--device {config.device}: evaluator {config.evaluator!r} measures here", "leave it out")
+            raise UsageError(
+                f"--device {config.device}: evaluator {config.evaluator!r} measures on this machine", "leave it out"
+            )
         evaluator.at(config.device)
     if not evaluator.capabilities.measures_here and (config.input or config.custom_ops):
         option = "--input" if config.input else "--custom-ops"
@@ -89,7 +91,7 @@ def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:
     for name in powers:
         if name not in known:
             names = ", ".join(p.name for p in platform.processors)
-            raise UsageError(f"--power {name}: there is no such lane", f"there are: {names}")
+            raise UsageError(f"--power {name}: unknown processor", f"there are: {names}")
     named = {p.name: powers[p.name] for p in platform.processors if p.name in powers}
     alike = {p.like: named[p.name] for p in platform.processors if p.name in named}
     lanes = []
@@ -122,7 +124,7 @@ def choose_platform(
     """
     names_more = evaluator.capabilities.names
     if allow_fallback and not names_more:
-        raise UsageError("--allow-fallback: the evaluator has no accelerators that could fall back")
+        raise UsageError("--allow-fallback has no effect: the evaluator has no accelerators")
     described = evaluator.described(file) if file is not None and evaluator.capabilities.descriptions else None
     if described is not None:
         platform = described.restrict(names)

@@ -31,6 +31,7 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import cache_dir
 from search_spaces.platform import Platform, tell_apart
+from search_spaces.wording import percent
 
 SCHEMA_VERSION = 1
 _LEAST_MEMORY, _LEAST_DISK = 2 << 30, 4 << 30
@@ -133,7 +134,7 @@ def render(diagnosis: Diagnosis) -> str:
         lines += ["", "processors"]
         lines += processor_lines(diagnosis.platform)
     if diagnosis.model is not None:
-        lines += ["", f"operators of {diagnosis.model} that are refused"]
+        lines += ["", f"operators of {diagnosis.model} that are not supported"]
         lines += [f"  {refusal.processor}: {_refused_text(refusal)}" for refusal in diagnosis.refusals]
     return "\n".join(lines)
 
@@ -198,14 +199,14 @@ def _cpu() -> Iterator[Finding]:
         yield Finding("cores", str(os.cpu_count()), error.what, error.hint, blocks=True)
         return
     value = f"{len(cores)} of {os.cpu_count()}: {', '.join(map(str, cores))}"
-    few = "lanes on separate cores need two" if len(cores) < 2 else ""
+    few = "processors on separate cores need at least two cores" if len(cores) < 2 else ""
     yield Finding("cores", value, few, "give the process or container more cores" if few else "")
     quota = core_quota()
     if quota is not None and quota < len(cores):
         yield Finding(
             "core time",
             f"that of {quota:g} cores",
-            "a control group stops all lanes for a while when together they use more",
+            "the control group throttles all processes that together use more",
             "give the container whole cores instead of a share of time (docker: --cpuset-cpus instead of --cpus)",
         )
     yield from _state(machine_state(cores))
@@ -216,32 +217,32 @@ def _state(state: MachineState) -> Iterator[Finding]:
     slow = [g for g in state.governors if g != "performance"]
     yield Finding(
         "governor",
-        governors or "not told",
-        "the clock follows the load, so short measurements run on slower clocks" if slow else "",
+        governors or "unknown",
+        "the clock follows the load: short measurements run at a lower clock" if slow else "",
         "sudo cpupower frequency-set -g performance" if slow else "",
     )
     clocks = [hz / 1e9 for hz in state.clocks_hz]
     highest = f", at most {state.highest_hz / 1e9:.2f}" if state.highest_hz else ""
-    yield Finding("clocks", f"{min(clocks):.2f} to {max(clocks):.2f} GHz{highest}" if clocks else "not told")
+    yield Finding("clocks", f"{min(clocks):.2f} to {max(clocks):.2f} GHz{highest}" if clocks else "unknown")
     hot = state.temperature_c is not None and state.temperature_c >= HOT_C
     yield Finding(
         "temperature",
         "no sensor" if state.temperature_c is None else f"{state.temperature_c:.0f} °C",
-        "the machine may slow down to cool" if hot else "",
-        "let it cool for five minutes, or cool it better" if hot else "",
+        "the machine may throttle" if hot else "",
+        "let it cool for five minutes, or improve its cooling" if hot else "",
     )
     loaded = state.busy is not None and state.busy > BUSY
     yield Finding(
         "other load",
-        "not told" if state.busy is None else f"{state.busy:.1%} of these cores",
-        "others compute on the cores that are measured" if loaded else "",
-        "end what runs (top shows it), or leave it a core of its own: --processors cpu0" if loaded else "",
+        "unknown" if state.busy is None else f"{percent(state.busy, 1)} of these cores",
+        "other processes use the measured cores" if loaded else "",
+        "stop them (see top), or leave them a core: --processors cpu0" if loaded else "",
     )
     stolen = state.steal is not None and state.steal > STOLEN
     yield Finding(
         "steal",
-        "not told" if state.steal is None else f"{state.steal:.1%}",
-        "the virtual machine's host gives its cores to others" if stolen else "",
+        "unknown" if state.steal is None else percent(state.steal, 1),
+        "the host runs other virtual machines on these cores" if stolen else "",
         "measure at a quieter time, or on a machine with cores of its own" if stolen else "",
     )
 
@@ -251,7 +252,7 @@ def _memory() -> Iterator[Finding]:
     little = free is not None and free < _LEAST_MEMORY
     yield Finding(
         "free memory",
-        "not told" if free is None else f"{free / 1e9:.1f} GB",
+        "unknown" if free is None else f"{free / 1e9:.1f} GB",
         "large models will not fit" if little else "",
         "close other programs" if little else "",
     )
@@ -264,7 +265,7 @@ def _memory() -> Iterator[Finding]:
         return
     problem = ""
     if not os.access(existing, os.W_OK):
-        problem = "it cannot be written: models and packed weights are made again every time"
+        problem = "it is not writable: models and packed weights are rebuilt every time"
     elif disk < _LEAST_DISK:
         problem = "packed weights of large models may not fit"
     advice = "point PARTITION_OPTIMIZER_CACHE to a folder with more room" if problem else ""
@@ -285,7 +286,7 @@ def _vulkan(adapters: tuple[Adapter, ...]) -> Iterator[Finding]:
     problem = advice = ""
     if not hardware:
         drivers = [path.name for path in driver_files()]
-        problem = f"none answers; driver files: {', '.join(drivers) or 'none'}"
+        problem = f"no Vulkan driver answers; driver files: {', '.join(drivers) or 'none'}"
         advice = "install the adapter's Vulkan driver; in a container, give it the device (NVIDIA: graphics capability)"
     yield Finding("graphics adapters", names or "none", problem, advice)
     found = ", ".join(f"{a.name} (Vulkan {a.api_version})" for a in software)

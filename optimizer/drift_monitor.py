@@ -17,6 +17,7 @@ from optimizer.storage import TrialLog
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from search_spaces.wording import percent
 
 _TELL = 0.10
 
@@ -91,7 +92,7 @@ class DriftMonitor:
         if abs(drift.speed / self._told - 1.0) > _TELL:
             self._told = drift.speed
             speed = drift.speed
-            what = f"{speed - 1.0:.0%} slower than" if speed > 1.0 else f"{1.0 / speed - 1.0:.0%} faster than"
+            what = f"{percent(speed - 1.0)} slower than" if speed > 1.0 else f"{percent(1.0 / speed - 1.0)} faster than"
             what = "as fast again as" if speed == 1.0 else what
             self.tell(f"the machine runs {what} at the start of the study; measurements are scaled to one state")
 

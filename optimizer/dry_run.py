@@ -10,6 +10,7 @@ from optimizer.baselines import baselines
 from optimizer.config import StudyConfig, most_stages
 from optimizer.devices import asks_for_several, choose_model_and_platform
 from search_spaces.registry import make_space
+from search_spaces.wording import many
 
 
 def dry_run(config: StudyConfig, *, as_json: bool) -> str:
@@ -18,8 +19,11 @@ def dry_run(config: StudyConfig, *, as_json: bool) -> str:
     document = _workload(config) if several else _model(config)
     if as_json:
         return json.dumps({"schema_version": 1, **document}, indent=2)
-    rows = ((name, ", ".join(v) if isinstance(v, list) else v) for name, v in document.items())
-    return "\n".join(f"{name:12}{value}" for name, value in rows)
+    return "\n".join(f"{name:12}{_shown(value)}" for name, value in document.items())
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else many(value) if isinstance(value, int) else str(value)
 
 
 def _model(config: StudyConfig) -> dict[str, Any]:

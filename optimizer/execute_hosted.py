@@ -58,7 +58,7 @@ def _execute(run: Path, config: StudyConfig, workload: Workload, *, as_json: boo
     manifest = read_manifest(run) or {"fixed": {}}
     digest = f"{problem.joined.graph.digest}+{problem.workload.digest}"
     if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
-        raise RunFolderError(f"{run}: its models are others now, or are asked otherwise", "search again")
+        raise RunFolderError(f"{run}: its models or their options have changed", "search again")
     outcomes: list[Outcome] = []
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with (

@@ -23,10 +23,11 @@ from search_spaces.cuts import cut_points
 from search_spaces.errors import RunFolderError
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.registry import needs_any_stages
+from search_spaces.wording import plural
 
 _MOST_PARTS = 8
 _HAIR = 1e-9
-_SPLIT = "this model does not tell of splits"
+_SPLIT = "the model does not cover splits"
 
 
 def explain_run(path: Path) -> Explanation:
@@ -51,7 +52,7 @@ def explain(study: Study) -> Explanation:
         best = work.told(study.best)
         cuts, note = tuple(work.cuts()), ""
         if not work.is_chain:
-            note = "the plan is no chain of consecutive operators: what moving its cuts would cost is not told"
+            note = "the stages are not consecutive operators, so moving a cut has no price"
         return Explanation(
             study.path,
             model.name,
@@ -110,27 +111,27 @@ class _Work:
     def told(self, plan: Plan) -> Told:
         """Return what is known of a plan."""
         measured_s = self._measured.get(plan.digest)
-        refused = self._refused(plan) or ("this model does not tell of triples" if plan.ranks else "")
+        refused = self._refused(plan) or ("the model does not cover triples" if plan.ranks else "")
         seconds = self._model.price(plan) if not refused else math.inf
         if math.isfinite(seconds):
             return Told(seconds, measured_s)
         split = any(stage.share is not None for stage in plan.stages)
-        return Told(None, measured_s, refused or (_SPLIT if split else "it does not run there"))
+        return Told(None, measured_s, refused or (_SPLIT if split else "not supported there"))
 
     def _refused(self, plan: Plan) -> str:
         costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._model.costs.platform.processors)}
         kept = np.zeros(len(index))
         for stage in plan.stages:
             if stage.processor not in index:
-                return f"no model tells of the runtime's own placement on {stage.processor}"
+                return f"no model covers the runtime's own placement on {stage.processor}"
             lane, operators = index[stage.processor], list(stage.operators)
             bad = next((o for o in operators if not math.isfinite(costs.operator_s[lane, o])), None)
             if bad is not None:
-                return f"{stage.processor} refuses operator {bad}, {self._graph.operators[bad].kind}"
+                return f"operator {bad} ({self._graph.operators[bad].kind}) is not supported on {stage.processor}"
             if costs.operator_nbytes is not None and costs.memory_bytes is not None:
                 kept[lane] += costs.operator_nbytes[operators].sum()
                 if kept[lane] > costs.memory_bytes[lane]:
-                    return f"it does not fit into the memory of {stage.processor}"
+                    return f"does not fit into the memory of {stage.processor}"
         return ""
 
     def cuts(self) -> Iterator[Cut]:
@@ -147,7 +148,7 @@ class _Work:
         stages = list(self._plan.stages)
         both = (*stages[index - 1].operators, *stages[index].operators)
         if not both[0] < to <= both[-1]:
-            return Told(None, None, "the part would be empty")
+            return Told(None, None, "the stage would be empty")
         stages[index - 1] = Stage(tuple(o for o in both if o < to), stages[index - 1].processor)
         stages[index] = Stage(tuple(o for o in both if o >= to), stages[index].processor)
         return self.told(replace(self._plan, stages=tuple(stages)))
@@ -159,7 +160,7 @@ class _Work:
             elsewhere: list[tuple[str, Told]] = []
             others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
             if stage.share is not None:
-                elsewhere, others = [("–", Told(None, None, "it is one side of a split"))], []
+                elsewhere, others = [("–", Told(None, None, "one share of a split"))], []
             for name in others:
                 stages = list(self._plan.stages)
                 stages[index] = Stage(stage.operators, name)
@@ -172,7 +173,7 @@ class _Work:
         """Yield what the study was not allowed to do."""
         costs = self._model.costs
         if self._most < len(self._graph.operators) and not self._any_stages:
-            yield self._limit(f"at most {self._most} parts (--max-stages)", costs, self._most + 1)
+            yield self._limit(f"at most {plural(self._most, 'stage')} (--max-stages)", costs, self._most + 1)
         deadline = self._study.config.get("deadline")
         if deadline is not None and self._known is not None:
             best = self.told(self._plan)
@@ -187,18 +188,18 @@ class _Work:
             if count:
                 allowed = costs.operator_s.copy()
                 allowed[lane] = lifted[lane]
-                what = f"{processor.name} refuses {count} operators (else as fast as on the fastest other one)"
+                what = f"{plural(count, 'operator')} not supported on {processor.name} (else as fast as elsewhere)"
                 yield self._limit(what, replace(costs, operator_s=allowed))
 
     def costs(self) -> Iterator[Limit]:
         """Yield what parts cost beside their operators."""
         costs = self._model.costs
         if costs.hand_over_s.any():
-            yield self._limit("hand-overs take time", replace(costs, hand_over_s=np.zeros_like(costs.hand_over_s)))
+            yield self._limit("transfers take time", replace(costs, hand_over_s=np.zeros_like(costs.hand_over_s)))
         if costs.overhead_s.any():
-            yield self._limit("starting a part takes time", replace(costs, overhead_s=np.zeros_like(costs.overhead_s)))
+            yield self._limit("starting a stage takes time", replace(costs, overhead_s=np.zeros_like(costs.overhead_s)))
         if costs.beyond_s is not None and costs.beyond_s.any():
-            what = "large parts slow down, and what crosses a border is copied"
+            what = "large stages slow down, and tensors that cross a cut are copied"
             yield self._limit(what, replace(costs, beyond_s=None))
 
     def processors(self) -> Iterator[Limit]:
@@ -211,11 +212,7 @@ class _Work:
             names = {p.name for p in members}
             without = costs.operator_s.copy()
             without[[p.name in names for p in costs.platform.processors]] = np.inf
-            what = (
-                f"there is {', '.join(sorted(names))}"
-                if len(names) < 4
-                else f"there are {len(names)} lanes like {like}"
-            )
+            what = f"use of {', '.join(sorted(names))}" if len(names) < 4 else f"{len(names)} processors like {like}"
             yield self._limit(what, replace(costs, operator_s=without))
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Limit:

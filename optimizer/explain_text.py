@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from evaluators.measurement.final import Ratio
+from optimizer.console import slower_text
 from optimizer.exact.bound import model_error
 from optimizer.explanation import Explanation, Told
 from optimizer.report.document import Block, Column, Table, Text, shown
 from search_spaces.plan import Plan
+from search_spaces.wording import percent
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,8 +24,8 @@ def blocks(found: Explanation) -> Iterator[Block]:
     """Yield the explanation as blocks of a report."""
     predicted, measured = _ms(found.best.predicted_s), _ms(found.best.measured_s)
     yield Text(
-        f"Predicted by {found.model}: {shown(predicted, _TIME)} ms for this plan; measured: "
-        f"{shown(measured, _TIME)} ms. All other predictions are by the same model."
+        f"This plan: {shown(predicted, _TIME)} ms predicted by {found.model}, "
+        f"{shown(measured, _TIME)} ms measured. All predictions below are by the same model."
     )
     if found.note:
         yield Text(f"Note: {found.note}.", "note")
@@ -35,14 +38,18 @@ def blocks(found: Explanation) -> Iterator[Block]:
         yield Text(text)
     yield _baselines(found)
     relaxed = found.relaxed
-    why = "the longest path of operators, one after another"
+    why = "the longest path of operators"
     if relaxed.work_s > relaxed.critical_path_s:
-        why = "all the work, shared out"
+        why = "all work shared evenly"
     wrong = model_error(found.best.measured_s, relaxed.latency_s) if found.best.measured_s is not None else 0.0
     yield Text(
-        f"However it is cut and overlapped, none takes less than {relaxed.latency_s * 1e3:.4g} ms (predicted): {why} "
+        f"Lower bound for any plan: {relaxed.latency_s * 1e3:.4g} ms (predicted), {why} "
         f"(work {relaxed.work_s * 1e3:.4g} ms, path {relaxed.critical_path_s * 1e3:.4g} ms)."
-        + (f" This one was measured {wrong:.1%} below that: by so much at least the model is wrong." if wrong else "")
+        + (
+            f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
+            if wrong
+            else ""
+        )
     )
 
 
@@ -52,18 +59,14 @@ def _final(found: Explanation) -> str:
     if final is None:
         return ""
     ratio, (low, high) = final["ratio"], final["ci95"]
-    how = f"{ratio:.4f} times [{low:.4f}, {high:.4f}] as fast"
+    how = f"{ratio:.3f} times as fast"
     if final["plan"] == found.plan.to_json():
-        told = f"Side by side, this plan was {how} as the best baseline, “{final['baseline']}”."
+        told = f"In the final comparison, this plan was {how} as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})."
     else:
-        sure = "significantly slower" if final["significant"] else "no significant difference"
-        told = f"Side by side, the fastest other plan was {how} as this one: {sure}."
+        slower = slower_text(Ratio(ratio, low, high).inverse)
+        told = f"In the final comparison, the fastest other plan was {slower}."
     lucky = best is not None and any(k.measured_s is not None and k.measured_s < best for k in found.by_stages)
-    return (
-        f"What was measured faster above was so in the few runs of the search, in part by luck. {told}"
-        if lucky
-        else told
-    )
+    return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -83,9 +86,9 @@ def _cuts(found: Explanation) -> Table:
         for name, told in (("one operator left", cut.left), ("one operator right", cut.right)):
             where = f"before {cut.before}, {cut.nbytes:,} B cross"
             rows.append((where, name, _more(told, found.best), _ms(told.measured_s), told.why_not))
-    columns = (Column("cut"), Column("moved"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
+    columns = (Column("cut"), Column("move"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
                Column("remark"))  # fmt: skip
-    return Table("What moving a cut would cost", columns, tuple(rows))
+    return Table("What moving a cut would cost", columns, tuple(rows), group=1)
 
 
 def _parts(found: Explanation) -> Table:
@@ -93,25 +96,25 @@ def _parts(found: Explanation) -> Table:
         (part.operators, part.processor, _ms(part.measured_s), name, _more(told, found.best), _ms(told.measured_s),
          told.why_not)
         for part in found.parts
-        for name, told in (part.elsewhere or (("–", Told(None, None, "there is no other processor")),))
+        for name, told in (part.elsewhere or (("–", Told(None, None, "there is non other processor")),))
     ]  # fmt: skip
-    columns = (Column("part"), Column("on"), Column("took, ms", _TIME), Column("moved to"),
+    columns = (Column("operators"), Column("processor"), Column("took, ms", _TIME), Column("moved to"),
                Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))  # fmt: skip
-    return Table("What each part would cost on another processor", columns, tuple(rows))
+    return Table("What each stage would cost on another processor", columns, tuple(rows), group=3)
 
 
 def _limits(found: Explanation) -> Table:
     rows = []
     for limit in found.limits:
         change = None if limit.saves_s is None else -limit.saves_s * 1e3 + 0.0
-        word = "binds" if limit.binds else "no plan is left" if limit.without_s is None else ""
+        word = "costs time" if limit.binds else "no plan left" if limit.without_s is None else ""
         if limit.saves_s and limit.without_s is not None and 0 < limit.saves_s < _LITTLE * limit.without_s:
-            word = "hardly"
+            word = "hardly any"
         word = "needed" if change is not None and change > 0 else word
         rows.append((limit.what, _ms(limit.without_s), change, word))
-    columns = (Column("limit"), Column("best without it, predicted, ms", _TIME), Column("change, ms", "+.4g"),
+    columns = (Column("limit"), Column("best plan without it, predicted, ms", _TIME), Column("change, ms", "+.4g"),
                Column("remark"))  # fmt: skip
-    return Table("What binds", columns, tuple(rows))
+    return Table("Which limits cost time", columns, tuple(rows))
 
 
 def _by_stages(found: Explanation) -> Table:
@@ -119,7 +122,7 @@ def _by_stages(found: Explanation) -> Table:
         (
             k.stages,
             _ms(k.predicted_s),
-            _borders(k.predicted) if k.predicted else "none fits",
+            _borders(k.predicted) if k.predicted else "no plan",
             _ms(k.measured_s),
             _borders(k.measured) if k.measured and k.stages <= 8 else "",
         )
@@ -142,9 +145,9 @@ def _baselines(found: Explanation) -> Table:
         )
         for name, told in found.baselines
     )
-    columns = (Column("instead"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
+    columns = (Column("plan"), Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME),
                Column("times as long", ".4f"), Column("remark"))  # fmt: skip
-    return Table("What else a person would have tried", columns, rows)
+    return Table("Baselines", columns, rows)
 
 
 def render(found: Explanation) -> Group:
@@ -161,12 +164,11 @@ def render(found: Explanation) -> Group:
         elif isinstance(block, Table):
             title = RichText(block.caption, style="bold")
             table = RichTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-            used = [i for i in range(len(block.columns)) if any(row[i] not in (None, "") for row in block.rows)]
-            for i in used:
+            for i in block.used:
                 column = block.columns[i]
                 table.add_column(column.name, justify="right" if column.form else "left")
-            for row in block.rows:
-                table.add_row(*(RichText(shown(row[i], block.columns[i].form)) for i in used))
+            for row in block.cells():
+                table.add_row(*(RichText(row[i]) for i in block.used))
             parts.append(table)
     return Group(*parts)
 

@@ -8,6 +8,7 @@ from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.constraints import Violation
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from search_spaces.wording import plural
 
 
 def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> tuple[Violation, ...]:
@@ -21,15 +22,17 @@ def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> 
     found = []
     parts = len({stage.operators for stage in plan.stages})  # sides of a split are one part
     if parts > max_stages:
-        found.append(Violation("parts of a plan", parts, max_stages, "stages", "give more --max-stages"))
+        found.append(Violation("stages of a plan", parts, max_stages, "stages", "give more --max-stages"))
     for name, stages in plan.by_processor().items():
         lane = index[name]
         operators = [o for i in stages for o in plan.stages[i].operators]
         refused = [o for o in operators if not math.isfinite(costs.operator_s[lane, o])]
         if refused:
             kind = graph.operators[refused[0]].kind
-            statement = f"operators that {name!r} refuses (the first is {refused[0]}, {kind})"
-            found.append(Violation(statement, len(refused), 0, "operators", f"leave {name!r} out of --processors"))
+            what = f"not supported on {name!r} (the first is {refused[0]}, {kind})"
+            lever = f"leave {name!r} out of --processors"
+            sentence = f"{plural(len(refused), 'operator')} {what}"
+            found.append(Violation(f"operators {what}", len(refused), 0, "operators", lever, sentence))
         if costs.operator_nbytes is not None and costs.memory_bytes is not None:
             demand, bound = float(costs.operator_nbytes[operators].sum()), float(costs.memory_bytes[lane])
             if demand > bound:

@@ -28,7 +28,7 @@ def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from error
     except ValueError as error:
-        if "null" not in str(error):  # a NUL byte in a path; anything else is no matter of the disk
+        if "null" not in str(error):  # a NUL byte in a path; anything else is not a matter of the disk
             raise
         raise RunFolderError(f"{str(path)!r}: {error}", hint) from error
 
@@ -44,7 +44,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Replace the file at ``path``; whoever reads it meanwhile sees the old content or the new. Makes its folder.
 
     Raises:
-        RunFolderError: it cannot be written; what was there before is untouched.
+        RunFolderError: it cannot be written; the previous file is unchanged.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         with replacing(path) as file:
             file.write(content)
     except UsageError as error:
-        raise RunFolderError(error.what, error.hint or "what was there before is untouched") from error
+        raise RunFolderError(error.what, error.hint or "the previous file is unchanged") from error
 
 
 def write_json(path: Path, data: Any) -> None:

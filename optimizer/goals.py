@@ -60,6 +60,7 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rank_space import RankSpace
 from search_spaces.space import EnumerableSpace, NeighbourlySpace
+from search_spaces.wording import plural
 
 # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
 _MODEL_OPTIMA = (8, 1)
@@ -354,7 +355,7 @@ def decide_front(
     finals: list[Final] = []
     for each in session.how[1 : len(objectives)]:
         other = PricedSession(session.inner, [each])
-        how.progress(f"final: comparing {len(trials)} plans by {each.objective.name}")
+        how.progress(f"final comparison of {plural(len(trials), 'plan')} by {each.objective.name}")
         finals.append(
             run_final(
                 [_loader(other, how.graph, t.plan) for t in trials],

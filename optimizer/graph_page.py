@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from optimizer.console import human_bytes
 from optimizer.graph_picture import facts, render_svg
 from optimizer.inspect import Inspection, moved_bytes
 from optimizer.inspect_text import groups_text, handed_over, human_count, operator_text, printable, shape_text
 from search_spaces.branches import walk
 from search_spaces.intensity import Cost
+from search_spaces.wording import human_bytes
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#f5f6f8;--card:#fff;--ink:#1b1f24;--muted:#5a626c;--line:#d4d9e0;--focus:#1d5fd0}

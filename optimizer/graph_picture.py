@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from optimizer.console import human_bytes
 from optimizer.graph_layout import CALLER, Box, Layout, Wire, lay_out
 from optimizer.graph_style import FAMILIES, STYLE, UNKNOWN, family
 from optimizer.inspect import Inspection, moved_bytes
@@ -16,6 +15,7 @@ from search_spaces.cuts import CutPoint
 from search_spaces.errors import UsageError
 from search_spaces.graph import Tensor
 from search_spaces.models.atomic import replacing
+from search_spaces.wording import human_bytes
 
 MARKED = 5  # cut points that are marked as the cheapest
 

@@ -311,7 +311,7 @@ class History:
         trial = Trial.from_json(data)
         if (trial.number >= 0 and not self.has(trial.params)) or trial.number > _MOST_TRIALS:
             raise RunFolderError(
-                f"trial {trial.number} of the log has parameters that this space has not", "give another --study"
+                f"trial {trial.number} of the log has parameters that are not in this space", "give another --study"
             )
         dropped = sorted(data["attributes"].keys() - (trial.attributes or {}).keys())
         if dropped and not self._warned:

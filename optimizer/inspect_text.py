@@ -10,12 +10,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.console import human_bytes
 from optimizer.inspect import Inspection, moved_bytes
 from search_spaces.branches import BranchGroup, walk
 from search_spaces.cuts import CutPoint
 from search_spaces.errors import printable as plain
 from search_spaces.graph import Graph, Tensor
+from search_spaces.wording import human_bytes, percent
 
 _MOST_BOUNDARIES = 5
 _MOST_GROUPS = 16
@@ -111,7 +111,7 @@ def _kinds(found: Inspection) -> Table:
             Text(printable(kind.kind, 40) + ("" if cost.known else " *")),
             f"{kind.count:,}",
             human_count(cost.macs) if cost.macs else "–",
-            f"{share:.1%}" if cost.macs else "",
+            percent(share, 1) if cost.macs else "",
             human_count(cost.parameters) if cost.parameters else "–",
             human_bytes(moved_bytes(cost)),
             f"{cost.intensity:.1f}" if cost.macs else "",

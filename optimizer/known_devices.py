@@ -89,5 +89,5 @@ def render(found: KnownDevices) -> str:
     lines += ["", "agents (--evaluator remote --device NAME)"]
     lines += [f"  {name}  {address}" for name, address in found.agents.items()]
     if not found.agents:
-        lines.append(f"  none in {found.agents_file}; optimize help agent tells more")
+        lines.append(f"  none in {found.agents_file}; see optimize help agent")
     return "\n".join(lines)

@@ -39,7 +39,8 @@ class Limit:
         """Return the violation of a value, if it is one."""
         if value <= self.most:
             return ()
-        return (Violation(f"{self.what} {when}", value, self.most, self.unit, self.lever),)
+        sentence = f"--max-{self.name} {{bound}}: the {self.what} {when} is {{demand}}"
+        return (Violation(f"{self.what} {when}", value, self.most, self.unit, self.lever, sentence),)
 
 
 def allowed_error(config: StudyConfig) -> float | None:
@@ -56,7 +57,7 @@ def limits_of(config: StudyConfig) -> tuple[Limit, ...]:
         lever = "allow a higher --max-energy, more --max-stages, or --processors that draw less"
         found.append(Limit("energy", "energy of an inference", config.max_energy / 1e3, "J", lever))
     if (most_error := allowed_error(config)) is not None:
-        lever = "allow a larger --max-error, or leave --processors of less precision out"
+        lever = "allow a larger --max-error, or leave out --processors of lower precision"
         found.append(Limit("error", "largest error of the outputs", most_error, "relative", lever))
     return tuple(found)
 
@@ -77,7 +78,7 @@ def expected(limits: Sequence[Limit], predict: Mapping[str, Callable[[Plan], flo
     found: list[Violation] = []
     for limit in limits:
         if limit.name in predict and (value := predict[limit.name](plan)) > TRUST * limit.most:
-            found += limit.violation(value, "as the model expects it")
+            found += limit.violation(value, "in the model")
     return found
 
 
@@ -100,10 +101,10 @@ def none_keeps(limits: Sequence[Limit], history: History, objective: str) -> Inf
             v for t in trials if t.measurement and (v := figure(t.measurement, limit.name, objective)) is not None
         ]
         if values:
-            found += limit.violation(min(values), "of the best plan that was found")
+            found += limit.violation(min(values), "of the best plan found")
     if not found:  # each limit is kept by some plan, and all of them by none
         names = " and ".join(f"--max-{limit.name}" for limit in limits)
-        return InfeasibleError(f"no plan that was found keeps {names} together", limits[0].lever)
+        return InfeasibleError(f"no plan found keeps {names} together", limits[0].lever)
     return infeasible(found[0], *found[1:])
 
 

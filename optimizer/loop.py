@@ -218,7 +218,7 @@ class Loop:
         failures = len(tried) - next((i for i in range(len(tried), 0, -1) if not tried[i - 1].failure), 0)
         if not failures:
             return
-        hint = "what was measured is saved: start again with the same --study when the device works"
+        hint = "measurements are saved; resume with the same --study when the device works"
         good = next(iter(self.history.ranking()), None)
         if good is None and failures >= min(_FAILURES_AT_FIRST, self.budget):
             raise UnavailableError(f"no plan could be measured; the first one failed with: {tried[0].failure}", hint)
@@ -227,7 +227,9 @@ class Loop:
                 with closing(self.session.load(self.graph, good.plan)) as candidate:
                     candidate.run(1)
             except UnavailableError as error:
-                raise UnavailableError(f"the device does not run what it ran before: {error.what}", hint) from error
+                raise UnavailableError(
+                    f"the device no longer runs plans that it ran before: {error.what}", hint
+                ) from error
 
 
 def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -> Measurement:
@@ -263,9 +265,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
     finally:
         candidate.close()
     if agreement is not None and not agreement.accepted:
-        raise UnavailableError(
-            f"the plan's outputs differ from the whole model's: {agreement}; {agreement.tolerance:.1e} is allowed"
-        )
+        raise UnavailableError(f"outputs are {agreement}; {agreement.tolerance:.1e} is allowed")
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
     return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
 

@@ -11,11 +11,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.console import human_bytes, make_console
+from optimizer.console import make_console
 from search_spaces.errors import ModelError
 from search_spaces.intensity import operator_costs, parameter_total
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.names import GRAMMAR, VARIANTS, WHOLE, WIDTHS, ZOO, parse_name
+from search_spaces.wording import human_bytes
 
 SCHEMA_VERSION = 1
 

@@ -60,9 +60,7 @@ def check_states(objectives: Sequence[Objective], *, states: bool) -> None:
     """
     other = next((o for o in objectives if o != LATENCY), None)
     if states and other is not None:
-        raise UsageError(
-            f"--objective {other.name}: --state tells how much longer lanes take, and nothing else", "leave one"
-        )
+        raise UsageError(f"--objective {other.name}: --state supports the latency only", "leave one")
 
 
 def check_several(config: StudyConfig) -> None:

@@ -19,6 +19,7 @@ from optimizer.samplers.training import Lesson, pretrain
 from search_spaces.chain import ChainSpace
 from search_spaces.errors import UsageError
 from search_spaces.models import load
+from search_spaces.wording import plural
 
 SCHEMA_VERSION = 1
 _FEWEST = 2
@@ -83,13 +84,13 @@ def train(
         lessons.append(lesson_of(model, device, max_stages))
     count = batches or 40 * len(lessons)
     if count < _FEWEST * len(lessons):
-        raise UsageError(f"--batches {batches}: {len(lessons)} lessons need at least {_FEWEST * len(lessons)}")
+        raise UsageError(f"--batches {batches}: {len(lessons)} training tasks need at least {_FEWEST * len(lessons)}")
     told: list[list[tuple[float, float]]] = [[] for _ in lessons]
     weights = pretrain(
         Weights.new(seed), lessons, count, seed, lambda n, mean_s, best_s: told[n % len(told)].append((mean_s, best_s))
     )
     if not all(told):
-        raise UsageError(f"no plan of {names[told.index([])]} that was drawn runs", "give another model or device")
+        raise UsageError(f"no plan of {names[told.index([])]} drawn is supported", "give another model or device")
     best = [min(best_s for _, best_s in of) for of in told]
     first, last = (
         math.exp(sum(math.log(of[which][0] / b) for of, b in zip(told, best, strict=True)) / len(told))
@@ -121,7 +122,7 @@ def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | 
 def render(trained: Trained) -> str:
     """Return what a person reads."""
     return (
-        f"{trained.path}: {trained.batches} batches of plans on {len(trained.lessons)} lessons; what the policy draws "
-        f"was {trained.first:.2f} times as slow as the best plan it met, and is {trained.last:.2f} times\n"
+        f"{trained.path}: {trained.batches} batches of plans on {plural(len(trained.lessons), 'training task')}; its "
+        f"draws were {trained.first:.2f} times as slow as the best plan found, and are {trained.last:.2f} times\n"
         f"use it with --sampler reinforce@{trained.path}"
     )

@@ -25,6 +25,7 @@ from search_spaces.errors import RunFolderError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.wording import plural
 
 _POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
@@ -158,7 +159,7 @@ def _finite(seconds: float) -> float | None:
 def _seconds(value: Any) -> float:
     seconds = math.inf if value is None else float(value)
     if MOST_S < seconds < math.inf:
-        raise ValueError(f"{seconds:g} s is no latency")
+        raise ValueError(f"{seconds:g} s is not a latency")
     return seconds
 
 
@@ -194,7 +195,7 @@ def profile(
             operator_s[like], overhead_s[like] = known.operator_s[like], known.overhead_s[like]
             whole_s[like] = known.whole_s[like]
             continue
-        progress(f"timing {count - len(refused[name])} operators on {name}")
+        progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
         if not refused[name]:
             looks[like] = _look(session, graph, name)
     # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
@@ -212,7 +213,7 @@ def profile(
         if known is not None and pair in known.hand_over_s:
             hand_over_s[pair] = known.hand_over_s[pair]
             continue
-        progress(f"timing hand-over between {here} and {there}")
+        progress(f"timing transfers between {here} and {there}")
         plan = _handing_over(graph, here, there, refused)
         if plan is None:
             hand_over_s[pair] = max(hand_over_s.values(), default=0.0)

@@ -207,4 +207,4 @@ def error_violations(choices: RankChoices, most_error: float, plan: Plan) -> tup
     if (error := choices.error(plan)) <= most_error * (1 + 1e-9):
         return ()
     lever = "allow a larger --max-error, or give a model whose weights have a low rank"
-    return (Violation("error of the outputs, as filters let expect it", error, most_error, "relative", lever),)
+    return (Violation("error of the outputs expected from the filters", error, most_error, "relative", lever),)

@@ -7,6 +7,7 @@ from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan
 from search_spaces.rewrites.tucker import outline
 from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.wording import percent
 
 _SHOWN = 8
 
@@ -20,4 +21,4 @@ def describe_ranks(graph: Graph, plan: Plan) -> str:
     more = ", …" if len(plan.ranks) > _SHOWN else ""
     count = f"{len(plan.ranks)} convolution{'s' if len(plan.ranks) > 1 else ''}"
     how = f"run as Tucker-2 triples (operator ranks: {', '.join(names)}{more})"
-    return f"{count} {how}: {1 - after / before:.1%} fewer multiply-accumulates"
+    return f"{count} {how}: {percent(1 - after / before, 1)} fewer multiply-accumulates"

@@ -131,7 +131,7 @@ def decode(line: bytes) -> Record | str:
     except (ValueError, RecursionError) as error:
         return f"its JSON cannot be read ({error})"
     if not isinstance(data, dict):
-        return "its data is no JSON object"
+        return "its data is not a JSON object"
     return Record(int(number), kind.decode(), data)
 
 
@@ -228,7 +228,7 @@ def _judge(path: Path, kept: dict[int, tuple[Record, bytes]], damage: list[Damag
                 "update the program, or give another --study",
             )
     elif not empty and not any(d.line == 1 for d in damage):
-        _note(damage, Damage(1, "the line that tells the version of the format is missing"))
+        _note(damage, Damage(1, "the line with the format version is missing"))
     clean = not damage and not empty
     numbers = sorted(kept)
     for before, n in pairwise([0, *numbers]):

@@ -68,7 +68,7 @@ def parse_split(graph: Graph, text: str) -> Split:
     """
     found = _SPLIT.fullmatch(text)
     if found is None:
-        raise UsageError(f"--split {shown(text)}: is no split", _HINT)
+        raise UsageError(f"--split {shown(text)}: is not a split", _HINT)
     first = int(found[1])
     last = int(found[2]) + 1 if found[2] is not None else first + 1
     axis: Axis = "height" if found[3] == "height" else "channels"

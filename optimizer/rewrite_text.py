@@ -6,11 +6,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.console import human_bytes
 from optimizer.inspect_text import human_count, printable
 from optimizer.rewrite_tucker import Rewritten
 from search_spaces.rewrites.tucker_layers import Layer
 from search_spaces.rewrites.tucker_ranks import Choice
+from search_spaces.wording import human_bytes, percent
 
 
 def render(found: Rewritten) -> Group:
@@ -38,7 +38,7 @@ def _row(found: Rewritten, choice: Choice) -> list[str]:
         _filter(layer),
         "as it was" if ranks is None else f"{ranks.inputs}×{ranks.outputs}",
         human_count(before) if ranks is None else f"{human_count(before)} → {human_count(after)}",
-        "" if ranks is None else f"{1 - after / before:.0%}",
+        "" if ranks is None else percent(1 - after / before),
         "" if error is None else f"{error:.2g}",
     ]
     if found.prices is not None:
@@ -61,7 +61,7 @@ def _kept(kept: list[Choice]) -> list[str]:
 def _sums(found: Rewritten) -> list[str]:
     before, after = found.macs
     lines = [
-        f"MACs {human_count(before)} → {human_count(after)}, {1 - after / before:.1%} fewer",
+        f"MACs {human_count(before)} → {human_count(after)}, {percent(1 - after / before, 1)} fewer",
         f"outputs differ by {found.output_error:.2g} of their norm on inputs of seed {found.request.seed}"
         + (", before quantisation" if found.int8 else ""),
     ]

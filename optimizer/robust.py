@@ -29,7 +29,7 @@ def in_states(session: Session, platform: Platform, words: tuple[str, ...], robu
     """
     if not session.capabilities.states:
         raise UsageError(
-            "--state: only a cost model can put a device into states",
+            "--state requires a cost model",
             "give --evaluator cost-model and a profile; optimize calibrate makes one of this machine",
         )
     return StatesSession(session, parse_states(words, platform), robust)

@@ -104,7 +104,7 @@ class RunFolder:
                 if manifest and manifest.pop("remade", False):
                     aside = put_aside(path / MANIFEST)
                     manifest["fingerprint"] = session["fingerprint"]
-                    changes = (f"{MANIFEST} was damaged; it is kept as {aside} and made anew",)
+                    changes = (f"{MANIFEST} was damaged; it is kept as {aside} and written again",)
                 _write(path, config, fixed, session, manifest)
             except BaseException:
                 log.close()

@@ -40,11 +40,13 @@ def check_url(url: str) -> str:
     """Return a URL as it may stand in files.
 
     Raises:
-        UsageError: it is none that we know, or has a password in it.
+        UsageError: it is not a storage URL that we know, or has a password in it.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
-        raise UsageError(f"--storage {url}: is none", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}")
+        raise UsageError(
+            f"--storage {url}: is not a storage URL", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
+        )
     if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
             "--storage: a password in the URL would stand in the run's files", "use PGPASSWORD or ~/.pgpass"
@@ -133,7 +135,7 @@ def _proxy(url: str) -> BaseStorage:
         grpc.channel_ready_future(proxy.plain).result(timeout=READY_S)
     except grpc.FutureTimeoutError as error:
         proxy.close()
-        hint = "start `optimize storage` there, or see its certificate"
+        hint = "start `optimize storage` there, or check its certificate"
         raise UnavailableError(f"storage {url} does not answer", hint) from error
     return proxy
 
@@ -152,10 +154,10 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
             return call()
         except Exception as error:
             if _code(error) in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:
-                raise UnavailableError(f"{what} does not let us in", "see its token or certificate") from error
+                raise UnavailableError(f"{what} refused access", "check the token and the certificate") from error
             if not _passes(error):
                 if _code(error):
-                    raise UnavailableError(f"{what} refuses: {_reason(error)}", "see how it was started") from error
+                    raise UnavailableError(f"{what} refuses: {_reason(error)}", "check how it was started") from error
                 strange = isinstance(error, (ValueError, TypeError, RecursionError)) or type(error) is LookupError
                 if strange:  # rows that somebody else wrote
                     found = type(error).__name__
@@ -165,7 +167,7 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                 hint = "give a database of SQLite, or a new file, where you can write"
                 raise UnavailableError(f"{what} cannot be used: {why}", hint) from error
             if time.monotonic() > end_s:
-                hint = "see whether its server runs"
+                hint = "check that its server runs"
                 raise UnavailableError(f"{what} does not answer: {_reason(error)}", hint) from error
         time.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - so that workers do not come all at once
         pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)

@@ -30,7 +30,7 @@ def placed(config: StudyConfig) -> StudyConfig:
     if config.storage is None or config.out is not None:
         return config
     if config.study is None:
-        raise UsageError("--storage: a study that is shared has a name", "give --study NAME")
+        raise UsageError("--storage requires the name of the study", "give --study NAME")
     return config.model_copy(update={"out": Path("runs", f"{config.study}-{host.node() or 'worker'}-{os.getpid()}")})
 
 

@@ -22,6 +22,7 @@ from optimizer.exact.pipeline import best_pipeline
 from optimizer.exact.placement import CPU, PlacementObjective, device_names, loads, solve_placement
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
+from search_spaces.wording import percent, plural
 
 SCHEMA_VERSION = 1
 _MOST_NAMES = 6
@@ -231,12 +232,14 @@ def render(solved: Solved) -> str:
     """Return what a person reads."""
     what = {"latency": "latency of one inference", "period": "period: load of the busiest device"}[solved.objective]
     unit = "" if solved.unit == "of the file" else f" {solved.unit}"
-    proof = "proven to be the best" if solved.proven else f"at least {solved.bound:.6g}{unit}: gap {solved.gap:.2%}"
+    proof = (
+        "proven to be the best" if solved.proven else f"at least {solved.bound:.6g}{unit}: gap {percent(solved.gap, 2)}"
+    )
     lines = [f"{solved.name}: {what} {solved.value:.6g}{unit}, {proof}; {solved.wall_s:.2f} s"]
     width = max(len(p.device) for p in solved.parts)
     for part in solved.parts:
         names = ", ".join(part.nodes[:_MOST_NAMES]) + (", …" if len(part.nodes) > _MOST_NAMES else "")
         load = f", load {solved.loads[part.device]:.6g}" if part.device in solved.loads else ""
         where = f"{part.chain}: " if part.chain else ""
-        lines.append(f"  {part.device:{width}}  {where}{len(part.nodes)} of them{load}: {names}")
+        lines.append(f"  {part.device:{width}}  {where}{plural(len(part.nodes), 'operator')}{load}: {names}")
     return "\n".join(lines)

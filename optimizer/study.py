@@ -157,7 +157,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         study.history.restore(run.contents.records)
         study.restored = len(study.history.known)
         if isinstance(space, CoexecutionSpace):
-            watcher.message("finding what two processors can share")
+            watcher.message("pricing operators that two processors can share")
         watcher.opened(run, study.history, space.cardinality())
         with evaluator.prepare(study.measured_on, run.path) as session:
             return _search(study, run, session)
@@ -169,7 +169,7 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     warm = begin_warm(config, study.graph, study.platform, session, run, history, study.watcher.message, study.shared)
     profiled = _profile(study, run, asked(config, study.platform, session), warm)
     if isinstance(study.space, CoexecutionSpace):
-        study.watcher.message("finding the best plan by the profile")
+        study.watcher.message("solving for the model's optimum")
     aim = aim_of(config, study.graph, study.platform, study.space, session, profiled)
     study.runs = RunFilter(counters_of(aim.session))
     believed, study.bounds = aim.believed, aim.believed.bounds
@@ -217,7 +217,6 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     elif len(config.objective) > 1:
         study.front = kept_front(run)
     study.placements = dict(session.placements(study.graph))
-    study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
 
 
@@ -373,6 +372,7 @@ def _deploy(study: _Study, run: RunFolder, session: Session, plan: Plan) -> Agre
     """Write the best plan's files where the evaluator can make them run."""
     folder = run.path / "best"
     if session.capabilities.deploy:
+        study.watcher.message("writing the stage files")
         folder.mkdir(exist_ok=True)
         return session.deploy(folder, study.graph, plan)
     write_json(folder / "plan.json", plan.to_json())

@@ -34,6 +34,7 @@ from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan, canonical
 from search_spaces.platform import Platform, Processor
 from search_spaces.registry import freedoms_of
+from search_spaces.wording import plural
 
 TAKEN = "taken"
 """The kind of the log's record that all of an earlier study was taken over, and which plans were carried over."""
@@ -133,7 +134,7 @@ def warm_start(
     same = [p.name for p in platform.processors if p.name in before and _plain(p) == _plain(before[p.name])]
     if other or not same:
         plans = carried(study, graph, platform)
-        told = f"{len(plans)} plans are carried over from {run}, which is of {other or 'other processors'}"
+        told = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
         return Warm((), None, False, plans, told)
     likes = {platform[name].like: before[name].like for name in reversed(same)}
     known = study.profile.of(likes) if study.profile is not None else None
@@ -144,13 +145,15 @@ def warm_start(
     complete = known is not None and known.knows(platform) and _same_space(study, config)
     if numbers := _other_numbers(study, config):
         plans = carried(study, graph, platform)
-        told = f"the operators' times are known from {run}, and {len(plans)} plans are carried over: it has {numbers}"
+        told = f"operator times taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
         return Warm((), known, complete, plans, told)
     trials = _known_trials(study, config, graph, platform, same)
     plans = ()
     if len(same) < len(platform.processors) or len(same) < len(before):
         plans = tuple(p for p in carried(study, graph, platform) if p.digest not in {t.plan.digest for t in trials})
-    return Warm(trials, known, complete, plans, f"{len(trials)} plans and the operators' times are known from {run}")
+    return Warm(
+        trials, known, complete, plans, f"{plural(len(trials), 'plan')} and the operator times taken over from {run}"
+    )
 
 
 def _same_space(study: Study, config: StudyConfig) -> bool:

@@ -22,7 +22,7 @@ def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             content = file.read(most_nbytes + 1)
     finally:
@@ -43,7 +43,7 @@ def parsed_json(content: str | bytes) -> Any:
 
 
 def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _whole(digits: str) -> int:

@@ -41,14 +41,14 @@ class BranchSpace:
             raise UsageError(f"{graph.name!r} has no parallel branches", "leave branches out of --allow")
         if all(a.excludes(b) for a, b in combinations(platform.processors, 2)):
             raise UsageError(
-                f"branches run side by side on two processors or more; of {', '.join(self._names)} "
-                f"{'no two can run at once' if len(self._names) > 1 else 'there is only one'}",
+                f"branches require two processors that run at once; {', '.join(self._names)} "
+                f"{'exclude each other' if len(self._names) > 1 else 'is the only one'}",
                 "name others with --processors",
             )
         if max_stages < len(self._runs.runs):
             raise UsageError(
                 f"--max-stages {max_stages}: the branches of {graph.name!r} make {len(self._runs.runs)} runs",
-                "leave it out: a plan in the space of branches has as many parts as its branches need",
+                "leave it out: with branches, a plan has as many stages as they need",
             )
         self._classes = [tuple(p.name for p in group) for group in platform.classes().values()]
 

@@ -99,7 +99,7 @@ class ChainSpace:
         borders = [0]
         for index, stage in enumerate(plan.stages):
             if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
-                raise PlanError(f"stage {index} of the plan is no run of consecutive operators")
+                raise PlanError(f"stage {index} of the plan is not a run of consecutive operators")
             borders.append(borders[-1] + len(stage.operators))
         params: dict[str, Any] = {"stages": len(plan.stages)}
         for i in range(1, self._max_stages):

@@ -49,7 +49,7 @@ class CoexecutionSpace(SharedParts):
     def __init__(self, graph: Graph, platform: Platform, *, splits: bool = True, branches: bool = True) -> None:
         if len(platform.processors) < 2:
             raise UsageError(
-                "co-execution needs two processors, and there is one",
+                "splits require two processors, and there is one",
                 "give --processors with two of them, as cpu0,cpu1",
             )
         super().__init__(graph, branches=branches)
@@ -148,7 +148,7 @@ class CoexecutionSpace(SharedParts):
                 stages = sorted((plan.stages[i] for i in members), key=lambda s: s.share.first if s.share else 0)
                 operators = stages[0].operators if stages else ()
                 if operators != tuple(range(first, first + len(operators))) or not 1 <= len(stages) <= 2:
-                    raise PlanError(f"what begins at operator {first} is no run of operators on one or two processors")
+                    raise PlanError(f"the stages from operator {first} on are no run on one or two processors")
                 share = stages[0].share
                 how, cut = (share.axis, share.last) if share is not None else (None, 0)
                 part = Part(first, operators[-1] + 1, tuple(s.processor for s in stages), how, cut)

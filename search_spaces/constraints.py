@@ -20,6 +20,7 @@ class Violation:
         bound: what there is at most.
         unit: ``B``, ``s``, ``stages``, …; ``B`` and ``s`` are scaled where a person reads.
         lever: what the person can change so that it fits.
+        sentence: the violation in words, with ``{demand}`` and ``{bound}``.
     """
 
     statement: str
@@ -27,6 +28,7 @@ class Violation:
     bound: float
     unit: str
     lever: str
+    sentence: str = ""
 
     @property
     def gap(self) -> float:
@@ -34,8 +36,10 @@ class Violation:
         return self.demand - self.bound
 
     def __str__(self) -> str:
-        demand, bound, gap = (_amount(value, self.unit) for value in (self.demand, self.bound, self.gap))
-        return f"{self.statement}: {demand} needed, {bound} available, {gap} too much"
+        demand, bound = (_amount(value, self.unit) for value in (self.demand, self.bound))
+        if self.sentence:
+            return self.sentence.replace("{demand}", demand).replace("{bound}", bound)
+        return f"{self.statement}: {demand} needed, {bound} available"
 
     def to_json(self) -> dict[str, Any]:
         """Return the violation as plain values."""
@@ -63,4 +67,8 @@ def _amount(value: float, unit: str) -> str:
         for factor, prefix in _PREFIXES:
             if abs(value) >= factor:
                 return f"{value / factor:.4g} {prefix}B"
-    return f"{value:.6g} {unit}"
+    if unit == "J" and abs(value) < 1.0:
+        return f"{value * 1e3:.4g} mJ"
+    if unit == "relative":
+        return f"{value:.3g}"
+    return f"{value:.6g} {unit.removesuffix('s') if value == 1.0 else unit}"

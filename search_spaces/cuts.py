@@ -138,5 +138,5 @@ def _add_part(
 def _check_parts(graph: Graph, parts: int) -> int:
     count = len(graph.operators)
     if not 1 <= parts <= count:
-        raise UsageError(f"{parts} parts: {graph.name!r} has {count} operators", f"give 1 to {count}")
+        raise UsageError(f"{parts} stages: {graph.name!r} has {count} operators", f"give 1 to {count}")
     return count

@@ -198,7 +198,7 @@ class Plan:
                 if place[before] > sides[index][0] and place[before] != index:
                     raise PlanError(
                         f"stage {index} reads what stage {place[before]} writes later "
-                        f"(operators {before} → {operator}): the parts depend on each other in a circle or out of order"
+                        f"(operators {before} → {operator}): the stages form a circle or are out of order"
                     )
 
 
@@ -250,7 +250,7 @@ def _check_ranks(ranks: Sequence[LayerRanks], graph: Graph) -> None:
     before = -1
     for operator, *both in ranks:
         if not before < operator < len(graph.operators) or graph.operators[operator].kind != "CONV_2D":
-            raise PlanError(f"the plan has ranks for operator {operator}, which is no convolution, or not the next one")
+            raise PlanError(f"the plan has ranks for operator {operator}: not a convolution, or out of order")
         if min(both) < 1:
             raise PlanError(f"the plan has rank {min(both)} for operator {operator}; the least is 1")
         before = operator
@@ -278,7 +278,7 @@ def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
     while waiting:
         ready = [i for i, needs in waiting.items() if needs <= done]
         if not ready:
-            raise PlanError(f"parts {sorted(waiting)} of the plan depend on each other in a circle")
+            raise PlanError(f"stages {sorted(waiting)} of the plan depend on each other in a circle")
         chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), _begin(stages[i])))
         ordered.append(stages[chosen])
         done.add(chosen)

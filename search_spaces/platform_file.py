@@ -65,7 +65,7 @@ def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Process
     if entry.node.id == "scalar" and entry.node.value:
         name = entry.text("a processor")
         raise entry.error("a processor must be a mapping of keys to values", f"write {{name: {name}}} for {name}")
-    fields = entry.fields("a processor", ("name", "lane", "kind", "like", "resources", "options"))
+    fields = entry.fields("a processor", ("name", "processor", "kind", "like", "resources", "options"))
     if "name" not in fields:
         raise entry.error("a processor must have a name")
     name = fields["name"].text("the processor's name")
@@ -79,14 +79,14 @@ def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Process
         return _described(name, shares, fields)
     for key in ("options", "like"):
         if key in fields:
-            raise fields[key].error(f"{key!r} goes with a 'kind'; a lane that is found here has its own")
-    lane = fields.get("lane", fields["name"])
+            raise fields[key].error(f"{key!r} goes with a 'kind'; a processor found on this machine has its own")
+    known = fields.get("processor", fields["name"])
     if find is None:
-        raise lane.error(f"the evaluator finds no lanes; processor {name!r} must have a kind", "one of cpu, gpu, npu")
+        raise known.error(f"processor {name!r} must have a kind", "one of cpu, gpu, npu")
     try:
-        found = find(lane.text("the lane"))
+        found = find(known.text("the processor"))
     except OptimizeError as error:
-        raise type(error)(lane.error(error.what).what, error.hint) from error
+        raise type(error)(known.error(error.what).what, error.hint) from error
     like = found.like + "".join(f"+{key}={share:g}" for key, share in sorted(shares.items()))
     return replace(found, name=name, like=like, resources={**found.resources, **shares})
 
@@ -94,9 +94,9 @@ def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Process
 def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, Value]) -> Processor:
     kind: Any = fields["kind"].text("the kind")
     if kind not in _KINDS:
-        raise fields["kind"].error(f"there is no kind {kind!r} of processors", f"one of {', '.join(_KINDS)}")
-    if "lane" in fields:
-        raise fields["lane"].error("a processor has a 'lane' or a 'kind', not both")
+        raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")
+    if "processor" in fields:
+        raise fields["processor"].error("a processor has a 'processor' or a 'kind', not both")
     like = fields["like"].text("like") if "like" in fields else name
     options = {}
     if "options" in fields:

@@ -37,7 +37,7 @@ def parse_freedoms(text: str) -> str:
     if len(words) == 1 and any(entry.name == text for entry in entries("space")):
         return text
     raise UsageError(
-        f"--allow {shown(text)}: there is no freedom {shown(unknown[0])}", f"give some of {', '.join(FREEDOMS)}"
+        f"--allow {shown(text)}: there is no freedom {shown(unknown[0])}", f"use some of {', '.join(FREEDOMS)}"
     )
 
 

@@ -12,7 +12,9 @@ from search_spaces.platform import Platform
 
 Robust = Literal["worst", "expected"]
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
-_HINT = "write NAME:LANE=FACTOR,…, as hot:cpu=1.6,gpu=1.2; NAME@WEIGHT: for how likely it is, 1 where it is left out"
+_HINT = (
+    "write NAME:PROCESSOR=FACTOR,…, as hot:cpu=1.6,gpu=1.2; NAME@WEIGHT: for how likely it is, 1 where it is left out"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,16 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
         head, colon, rest = word.partition(":")
         name, at, weight = head.partition("@")
         if not colon or not name or (at and not _positive(weight)):
-            raise UsageError(f"--state {word}: is no state", _HINT)
+            raise UsageError(f"--state {word}: is not a state", _HINT)
         slower = []
         for part in filter(None, rest.split(",")):
             lane, _, factor = part.rpartition("=")
             if lane not in names:
-                raise UsageError(f"--state {word}: there is no lane {lane!r}", f"there are: {', '.join(sorted(names))}")
+                raise UsageError(
+                    f"--state {word}: unknown processor {lane!r}", f"there are: {', '.join(sorted(names))}"
+                )
             if not _positive(factor):
-                raise UsageError(f"--state {word}: {factor!r} is no factor", _HINT)
+                raise UsageError(f"--state {word}: {factor!r} is not a factor", _HINT)
             slower.append((lane, float(factor)))
         state = State(name, tuple(slower), float(weight) if at else 1.0)
         for members in platform.classes().values():

@@ -184,6 +184,6 @@ def yaml_errors(path: Path) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = path if mark is None else f"{path}:{mark.line + 1}"
-        raise UsageError(f"{where}: is no YAML: {error.problem or error.context}") from error
+        raise UsageError(f"{where}: is not YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{path}: is no YAML: {str(error) or type(error).__name__}") from error
+        raise UsageError(f"{path}: is not YAML: {str(error) or type(error).__name__}") from error

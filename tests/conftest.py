@@ -15,12 +15,30 @@ from optimizer import decide, study
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
+from tests import sentences
 
 settings.register_profile("shared machine", deadline=None)  # a neighbour's load is no failure
 settings.load_profile("shared machine")
 
 # Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say how the golden file is written."""
+    parser.addoption("--golden", action="store_true", help="write the sentences that are met to tests/golden")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Read the golden file."""
+    config = session.config
+    whole = not config.getoption("keyword") and not any("[" in word for word in config.args)
+    sentences.begin(write=config.getoption("--golden"), whole=whole)
+
+
+def pytest_sessionfinish() -> None:
+    """Write the golden file where that is asked for."""
+    sentences.end()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -217,7 +217,7 @@ def prepared(folder: Path) -> dict[str, Path]:
     (folder / "c.yaml").write_text(f"name: c\nmatrix: {{model: {MODEL}, evaluator: synthetic, budget: [2, 3]}}\n")
     if tried(["run", str(folder / "c.yaml"), "--out", str(made["campaign"]), "-q"]).code != 0:
         raise RuntimeError("the campaign failed")
-    (folder / "platform.yaml").write_text("name: p\nprocessors:\n- {name: a, lane: cpu}\n- {name: d, kind: npu}\n")
+    (folder / "platform.yaml").write_text("name: p\nprocessors:\n- {name: a, processor: cpu}\n- {name: d, kind: npu}\n")
     (folder / "workload.yaml").write_text(f"name: w\nmodels:\n- {{model: {MODEL}, count: 2}}\nseed: 3\n")
     shutil.copy(Path(__file__).parents[1] / "experiments" / "tables" / "one_inference.yaml", folder / "table.yaml")
     shutil.copy(Path(__file__).parents[1] / "experiments" / "profiles" / "xavier.json", folder / "profile.json")

@@ -22,6 +22,7 @@ from optimizer.samplers.study import ExhaustedError
 from search_spaces.allowed_code import allow
 from search_spaces.chain import ChainSpace
 from search_spaces.errors import UsageError
+from tests.sentences import fails
 from tests.short_studies import Quiet, go, tried
 from tests.test_loop import GRAPH, PLATFORM, a_loop
 
@@ -165,7 +166,7 @@ def test_what_a_trial_was_told_is_final(tmp_path: Path) -> None:
 def test_parameters_that_the_space_does_not_hold_are_one_line(tmp_path: Path) -> None:
     with (
         a_loop(tmp_path, sampler=WILD, budget=3) as (loop, _),
-        pytest.raises(UsageError, match=r"sampler 'tests\.test_ask:Wild' proposes \w+ = '99', which is not in"),
+        fails(UsageError),
     ):
         loop.run()
 

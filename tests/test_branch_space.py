@@ -18,6 +18,7 @@ from search_spaces.models.zoo import draft
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform, Processor
 from search_spaces.registry import make_space
+from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, one_core
 from tests.test_branches import Recipe, built, network, recipes
 
@@ -150,27 +151,26 @@ def test_branches_that_share_a_lane_are_one_stage() -> None:
 def test_what_is_no_plan_of_the_space() -> None:
     graph = network(("in", "x"), ("x", "a"), ("a", "b"), ("x", "c"), ("b", "y"), ("c", "y"), ("y", "out"))
     space = BranchSpace(graph, CORES, MOST)
-    with pytest.raises(PlanError, match="divides run 2"):
+    with fails(PlanError):
         space.encode(chain_plan(graph, (2,), ("cpu0", "cpu1")))
-    with pytest.raises(PlanError, match="cuts where no branch"):
+    with fails(PlanError):
         space.encode(chain_plan(graph, (1,), ("cpu0", "cpu0")))
 
 
 @pytest.mark.parametrize(
-    ("graph", "platform", "most", "says"),
+    ("graph", "platform", "most"),
     [
-        (chain_graph(3), CORES, MOST, "'chain' has no parallel branches"),
-        (network(("x", "a"), ("x", "b"), ("a", "y"), ("b", "y")), CORES.restrict(["cpu1"]), MOST, "there is only one"),
+        (chain_graph(3), CORES, MOST),
+        (network(("x", "a"), ("x", "b"), ("a", "y"), ("b", "y")), CORES.restrict(["cpu1"]), MOST),
         (
             network(("x", "a"), ("x", "b"), ("a", "y"), ("b", "y")),
             Platform("p", (one_core(0), Processor("cpu", "cpu", {"core0": 1.0}, "cpu"))),
             MOST,
-            "of cpu0, cpu no two can run at once",
         ),
-        (network(("x", "a"), ("x", "b"), ("a", "y"), ("b", "y")), CORES, 3, "make 4 runs"),
+        (network(("x", "a"), ("x", "b"), ("a", "y"), ("b", "y")), CORES, 3),
     ],
     ids=["no branches", "one processor", "one at a time", "too few stages"],
 )
-def test_what_cannot_be_a_space_is_told(graph: Graph, platform: Platform, most: int, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_what_cannot_be_a_space_is_told(graph: Graph, platform: Platform, most: int) -> None:
+    with fails(UsageError):
         BranchSpace(graph, platform, most)

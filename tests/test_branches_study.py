@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails
 from tests.short_studies import Quiet
 from tests.strategies import one_core
 from tests.test_branch_space import CORES
@@ -139,12 +139,9 @@ def test_a_study_of_branches_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_wrong_input_is_told_in_a_line(tmp_path: Path) -> None:
-    for model, lanes, says in (
-        ("mobilenet_v1", None, "'mobilenet_v1' has no parallel branches"),
-        ("squeezenet1_1", ("cpu0",), "there is only one"),
-    ):
+    for model, lanes in (("mobilenet_v1", None), ("squeezenet1_1", ("cpu0",))):
         config = StudyConfig(
             model=model, budget=1, evaluator="synthetic", allow="cuts,branches", processors=lanes, out=tmp_path / model
         )
-        with pytest.raises(UsageError, match=says):
+        with fails(UsageError):
             run_study(config, Quiet(), ["optimize"])

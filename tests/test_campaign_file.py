@@ -15,6 +15,7 @@ from optimizer.campaign_file import json_schema, read_campaign
 from optimizer.cli import main
 from search_spaces.errors import UsageError
 from tests.campaign_files import written
+from tests.sentences import fails, says
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,54 +78,52 @@ BOMB = "a: &a [x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "statement"),
+    "text",
     [
-        ("", ":1: the file is empty"),
-        ("name: [", "is no YAML"),
-        ("- a\n", "a campaign: must be a mapping"),
-        (BOMB, ":2: aliases (*a) are not read"),
-        ("[" * 100, "nested more than"),
-        ("name: x\n", ":1: matrix is missing"),
-        ("name: x\nmatrix: {}\n", ":2: matrix.model is missing"),
-        ("name: x\nmatrix:\n  modle: vgg16\n", ":3: matrix has no 'modle'; did you mean 'model'?"),
-        ("name: x\nmatrix: {model: vgg16}\nexpct: []\n", ":3: a campaign has no 'expct'; did you mean 'expect'?"),
-        ("name: x\nmatrix: {model: []}\n", ":2: matrix.model: must have at least one value"),
-        ("name: x\nmatrix:\n  model:\n  - vgg16\n  - vgg17\n", ":5: there is no model and no file called 'vgg17'"),
-        ("name: x\nmatrix:\n  model: vgg16\n  budget: [1, twenty]\n", ":4: matrix.budget.1 'twenty': must be a whole"),
-        ("name: x\nmatrix:\n  model: vgg16\n  budget: 0\n", ":4: --budget 0: must be at least 1"),
-        ("name: x\nmatrix:\n  model: vgg16\n  sampler: tpee\n", ":4: unknown sampler 'tpee'; did you mean tpe"),
-        ("name: x\nmatrix:\n  model: vgg16\n  evaluator: litertt\n", ":4: there is no evaluator 'litertt'; did you"),
-        ("name: x\nmatrix:\n  model: vgg16\n  allow: magic\n", ":4: --allow 'magic': there is no freedom 'magic'"),
-        ("name: x\nmatrix:\n  model: [vgg16, vgg16]\n", ":3: matrix.model has a value twice"),
-        ("name: x\nname: y\n", ":2: 'name' is there twice"),
-        ("name: ../x\nmatrix: {model: vgg16}\n", ":1: name '../x': must start with a letter"),
-        ("name: x\nmatrix: {model: vgg16}\ninclude:\n- {model: vgg16}\n", ":4: this study is there already"),
-        ("name: x\nmatrix: {model: vgg16}\nexclude:\n- {model: vgg16}\n", ":3: no study is left"),
-        ("name: x\nmatrix: {model: vgg16}\nexclude:\n- {model: vgg19}\n", ":4: this excludes no study"),
-        ("name: x\nmatrix: {model: vgg16}\nbaselines:\n- evry layer\n", ":4: there is no baseline 'evry layer'; did"),
-        ("name: x\nmatrix: {model: vgg16}\nrepetitions: 0\n", ":3: repetitions 0: must be at least 1"),
-        ("name: x\nmatrix: {model: vgg16}\nrepetitions: !!int ''\n", ":3: '' is no int"),
-        ("name: x\nmatrix: {model: vgg16}\nrepetitions: !!bool maybe\n", ":3: 'maybe' is no bool"),
-        ("name: !!timestamp x\nmatrix: {model: vgg16}\n", ":1: 'x' is no timestamp"),
-        ("name: x\nmatrix: {model: vgg16, ? !!float much : 1}\n", ":2: 'much' is no float"),
-        ("name: x\nmatrix: {model: vgg16}\nrepetitions: !!often 3\n", ":3: is no YAML: could not determine"),
-        ("name: x\nmatrix: {model: vgg16}\nschema_version: 2\n", ":3: schema_version 2: must be 1"),
-        ("name: x\nmatrix:\n  model: vgg16\n  seed: [" + ",".join(map(str, range(10_001))) + "]\n", "more than 10,000"),
-        ("name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: -1, source: b}\n", ":4: expect.0.paper -1: "),
-        ("name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, papr: 1}\n", ":4: expect has no 'papr'; did"),
-        ("name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1, source: b, metric: ratio}\n", ":4: a ratio"),
+        "",
+        "name: [",
+        "- a\n",
+        BOMB,
+        "[" * 100,
+        "name: x\n",
+        "name: x\nmatrix: {}\n",
+        "name: x\nmatrix:\n  modle: vgg16\n",
+        "name: x\nmatrix: {model: vgg16}\nexpct: []\n",
+        "name: x\nmatrix: {model: []}\n",
+        "name: x\nmatrix:\n  model:\n  - vgg16\n  - vgg17\n",
+        "name: x\nmatrix:\n  model: vgg16\n  budget: [1, twenty]\n",
+        "name: x\nmatrix:\n  model: vgg16\n  budget: 0\n",
+        "name: x\nmatrix:\n  model: vgg16\n  sampler: tpee\n",
+        "name: x\nmatrix:\n  model: vgg16\n  evaluator: litertt\n",
+        "name: x\nmatrix:\n  model: vgg16\n  allow: magic\n",
+        "name: x\nmatrix:\n  model: [vgg16, vgg16]\n",
+        "name: x\nname: y\n",
+        "name: ../x\nmatrix: {model: vgg16}\n",
+        "name: x\nmatrix: {model: vgg16}\ninclude:\n- {model: vgg16}\n",
+        "name: x\nmatrix: {model: vgg16}\nexclude:\n- {model: vgg16}\n",
+        "name: x\nmatrix: {model: vgg16}\nexclude:\n- {model: vgg19}\n",
+        "name: x\nmatrix: {model: vgg16}\nbaselines:\n- evry layer\n",
+        "name: x\nmatrix: {model: vgg16}\nrepetitions: 0\n",
+        "name: x\nmatrix: {model: vgg16}\nrepetitions: !!int ''\n",
+        "name: x\nmatrix: {model: vgg16}\nrepetitions: !!bool maybe\n",
+        "name: !!timestamp x\nmatrix: {model: vgg16}\n",
+        "name: x\nmatrix: {model: vgg16, ? !!float much : 1}\n",
+        "name: x\nmatrix: {model: vgg16}\nrepetitions: !!often 3\n",
+        "name: x\nmatrix: {model: vgg16}\nschema_version: 2\n",
+        "name: x\nmatrix:\n  model: vgg16\n  seed: [" + ",".join(map(str, range(10_001))) + "]\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: -1, source: b}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, papr: 1}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1, source: b, metric: ratio}\n",
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_file_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, statement: str
-) -> None:
+def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     path = written(tmp_path, text)
     assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith(f"optimize: {path}")
-    assert statement in err
+    says(err)
     assert not (tmp_path / "out").exists()
 
 
@@ -140,8 +139,8 @@ def test_a_huge_file_a_folder_and_nothing_are_refused(tmp_path: Path) -> None:
     huge = tmp_path / "huge.yaml"
     with huge.open("wb") as file:
         file.truncate(100_000_000)
-    for path, statement in ((huge, "at most"), (tmp_path, "no regular file"), (tmp_path / "none.yaml", "no such file")):
-        with pytest.raises(UsageError, match=statement):
+    for path in (huge, tmp_path, tmp_path / "none.yaml"):
+        with fails(UsageError):
             read_campaign(path)
 
 
@@ -171,7 +170,7 @@ def test_two_studies_with_one_name_are_refused(tmp_path: Path, capsys: pytest.Ca
         (tmp_path / name).write_bytes(b"a model")
     path = written(tmp_path, "name: x\nmatrix:\n  model: [a b.tflite, a+b.tflite]\n")
     assert main(["run", str(path)]) == 2
-    assert ":2: two studies have one name, 'a_b.tflite'" in capsys.readouterr().err
+    says(capsys.readouterr().err)
 
 
 def test_null_is_a_value_of_a_filter(tmp_path: Path) -> None:

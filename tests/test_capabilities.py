@@ -44,6 +44,7 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.states import State
 from tests.remote_agents import agent_here
+from tests.sentences import fails
 from tests.short_studies import go
 
 ROOT = Path(__file__).parents[1]
@@ -222,7 +223,7 @@ def test_an_agent_keeps_all_but_what_needs_tables_or_two_messages() -> None:
     far = {"counters", "costs", "states", "decompose", "figures"}
     found = asdict(wire.capabilities_from_json({**asdict(ALL), "figures": "yes", "other": True}))
     assert {name for name, on in found.items() if not on} == far
-    with pytest.raises(wire.WireError, match="no JSON object"):
+    with fails(wire.WireError):
         wire.capabilities_from_json(["stream"])
 
 
@@ -312,7 +313,7 @@ def test_a_plug_in_that_declares_something_else_is_told() -> None:
 
     evaluator = guarded(Wrong(), "evaluator 'x' of y 1")
     with (
-        pytest.raises(UnavailableError, match=r"evaluator 'x' of y 1: TypeError: .* dict, no Capabilities"),
+        fails(UnavailableError),
         evaluator.prepare(evaluator.platform()),
     ):
         pass
@@ -329,8 +330,8 @@ def test_a_promise_that_is_not_kept_is_one_line() -> None:
 
     evaluator = guarded(Boasting(), "evaluator 'x' of y 1")
     with evaluator.prepare(evaluator.platform()) as session:
-        for call, name in ((session.counters, "counters"), (session.conditions, "conditions")):
-            with pytest.raises(UnavailableError, match=rf"'x' of y 1: {name}\(\): TypeError"):
+        for call in (session.counters, session.conditions):
+            with fails(UnavailableError):
                 call()
 
 

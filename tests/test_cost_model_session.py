@@ -21,6 +21,7 @@ from optimizer.cli import main
 from search_spaces.chain import chain_plan
 from search_spaces.errors import ProfileError, UnavailableError, UsageError
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails
 
 
 def toy_platform() -> Platform:
@@ -115,38 +116,35 @@ def test_an_evaluator_takes_its_platform_from_a_profile(tmp_path: Path) -> None:
 
 
 def test_without_a_profile_it_says_how_to_get_one() -> None:
-    with pytest.raises(UnavailableError, match="optimize calibrate --out"):
+    with fails(UnavailableError):
         CostModelEvaluator().platform()
-    with pytest.raises(UnavailableError, match="no profile of platform"), CostModelEvaluator().prepare(toy_platform()):
+    with fails(UnavailableError), CostModelEvaluator().prepare(toy_platform()):
         pass
 
 
 def test_a_profile_for_another_platform_is_refused() -> None:
     other = Platform("other", (Processor("dsp", "npu", {"dsp": 1.0}, "dsp v68"),))
-    with pytest.raises(ProfileError, match=r"knows no processor 'dsp' \(dsp v68\)"), toy_evaluator().prepare(other):
+    with fails(ProfileError), toy_evaluator().prepare(other):
         pass
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda d: d.update(kind="plan"), "is no cost profile"),
-        (lambda d: d.update(schema_version=99), "schema_version 99"),
-        (lambda d: d["platform"].update(processors=[]), "no processor"),
-        (lambda d: d["profile"].pop("processors"), "processors: field required"),
-        (
-            lambda d: d["profile"]["processors"]["gpu"].update(invocation_s=-1.0),
-            "invocation_s is -1.0, which is no price",
-        ),
-        (lambda d: d["profile"]["links"][0].update(latency_s="soon"), r"links.0.latency_s"),
+        lambda d: d.update(kind="plan"),
+        lambda d: d.update(schema_version=99),
+        lambda d: d["platform"].update(processors=[]),
+        lambda d: d["profile"].pop("processors"),
+        lambda d: d["profile"]["processors"]["gpu"].update(invocation_s=-1.0),
+        lambda d: d["profile"]["links"][0].update(latency_s="soon"),
     ],
 )
-def test_damaged_profiles_are_told(tmp_path: Path, change: Any, message: str) -> None:
+def test_damaged_profiles_are_told(tmp_path: Path, change: Any) -> None:
     document = to_json(toy_profile(), toy_platform())
     change(document)
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=message):
+    with fails(UsageError):
         read_profile(path)
 
 
@@ -154,16 +152,16 @@ def test_damaged_profiles_are_told(tmp_path: Path, change: Any, message: str) ->
 def test_what_is_no_profile_is_told(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(ProfileError, match=r"bad\.json"):
+    with fails(ProfileError):
         read_profile(path)
 
 
 def test_a_profile_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="there is no such file"):
+    with fails(UsageError):
         find_profile("nowhere.json")
     assert find_profile("nowhere") is None
     assert find_profile("../../etc/passwd") is None
-    with pytest.raises(ProfileError, match="is no cost profile"):
+    with fails(ProfileError):
         from_json([])
 
 

@@ -18,6 +18,7 @@ from evaluators.workload.simulate import Crowd, JobCost, simulate
 from search_spaces.errors import UnavailableError
 from search_spaces.plan import Dispatch
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails
 
 LANES = 3
 PLATFORM = Platform("gpu", tuple(Processor(f"s{i}", "gpu", {f"s{i}": 1.0}, "s", {}) for i in range(LANES)))
@@ -105,14 +106,14 @@ def test_the_host_does_what_the_simulator_does(problem: tuple[Setting, list[list
 
 def test_a_job_that_fails_is_told_in_one_line() -> None:
     found = Setting((Seat(((0,),), (0,), 5, closed=True),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
-    with pytest.raises(UnavailableError, match=r"stream 0 failed: CUDA error: an illegal memory access") as caught:
+    with fails(UnavailableError) as caught:
         run(found, "fifo", [[1000]], Clocked(fails=2))
     assert "more" not in caught.value.what
 
 
 def test_a_job_that_never_ends_is_told() -> None:
     found = Setting((Seat(((0,),), (0,), 1),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
-    with pytest.raises(UnavailableError, match="took longer than 10 s"):
+    with fails(UnavailableError):
         run(found, "fifo", [[10**13]], Slow())
 
 
@@ -129,12 +130,12 @@ def test_requests_that_come_later_are_waited_for() -> None:
 
 
 def test_what_a_thread_raises_is_a_failure_of_its_job() -> None:
-    def fails() -> None:
+    def failing() -> None:
         raise RuntimeError("no such kernel")
 
     streams = Threads(1)
     try:
-        with pytest.raises(UnavailableError, match="no such kernel"):
-            attend(Desk([Seat(((0,),), (0,), 1)], [1], "fifo"), [[fails]], streams, 5.0)
+        with fails(UnavailableError):
+            attend(Desk([Seat(((0,),), (0,), 1)], [1], "fifo"), [[failing]], streams, 5.0)
     finally:
         streams.close()

@@ -22,6 +22,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.zoo.builder import Builder
 from search_spaces.rewrites.tucker import decompose
 from search_spaces.rewrites.tucker_layers import Ranks, tucker_layers
+from tests.sentences import fails
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (the extra cuda)")
 REFERENCES = References()
@@ -149,7 +150,7 @@ def test_what_is_not_supported_is_named() -> None:
 
     graph = load("squeezenet1_1@0.5/64:int8")
     assert set(refused(graph)) == set(range(len(graph.operators)))
-    with pytest.raises(UnavailableError, match=r"operators 0 \(CONV_2D: reads or writes int8\).* and \d+ more of"):
+    with fails(UnavailableError):
         lower(Weights(graph, "cpu"), range(len(graph.operators)))
     style = load("fast_style_transfer@0.25/32")
     kinds = {style.operators[i].kind for i in refused(style)}

@@ -20,6 +20,7 @@ from search_spaces.models import load
 from search_spaces.plan import LayerRanks
 from search_spaces.pools import with_pools
 from search_spaces.workload import workload_of
+from tests.sentences import fails
 from tests.strategies import chain_graph
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch (the extra cuda)")
@@ -45,7 +46,7 @@ def test_models_that_run_at_once_take_the_places_of_different_instances() -> Non
         assert session._owners([two, one, one]) == ["b", "a 1", "a 2"]
         assert session._owners([one, one, one]) == ["a 1", "a 2", "b"]
         assert session._owners([other, one]) == ["a 2", "a 1"]  # a decomposed model takes what is left
-        with pytest.raises(UnavailableError, match="4 models beside a workload of 3"):
+        with fails(UnavailableError):
             session._owners([one] * 4)
 
 

@@ -1,6 +1,5 @@
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from search_spaces.cuts import CutPoint, cut_points, every_layer, layer_length, 
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph, Operator
 from search_spaces.intensity import operator_costs
+from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, tensor, vgg16_graph
 
 
@@ -95,7 +95,7 @@ def test_skips_inputs_and_outputs_that_are_read_again() -> None:
 def test_more_parts_than_operators_are_refused() -> None:
     for parts in (0, 4):
         for criterion in (layer_length, parameter_count):
-            with pytest.raises(UsageError, match=f"{parts} parts: 'chain' has 3 operators; give 1 to 3"):
+            with fails(UsageError):
                 criterion(chain_graph(3), parts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from optimizer.cli import main
 from optimizer.deadline import TRUST
 from optimizer.storage import read_log
+from tests.sentences import says
 
 STUDY = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "snapdragon855", "--max-stages", "3"]
 STUDY += ["--budget", "40", "--sampler", "random", "-q", "--out", "run"]
@@ -52,9 +52,7 @@ def test_where_nothing_keeps_it_that_is_said(capsys: pytest.CaptureFixture[str],
     best = best_ms(capsys)
     assert main([*STUDY, "--deadline", f"{share * best:.3f}"]) == 3
     err = capsys.readouterr().err
-    what = "that was found" if runs else "in the model"
-    assert re.search(rf"latency of the best plan {what}: [\d.]+ ms needed, [\d.]+ ms available, [\d.]+ ms", err)
-    assert "allow a longer --deadline" in err
+    says(err)
     assert err.count("\n") == 1
     assert Path("run/result.json").exists() == runs
 

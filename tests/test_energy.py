@@ -12,6 +12,7 @@ from evaluators.energy import find_meter, powers_w
 from evaluators.testing import SyntheticEvaluator
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform
+from tests.sentences import fails
 
 
 def write(path: Path, text: str) -> Path:
@@ -33,7 +34,7 @@ def test_rapl_counts_packages_and_goes_round(tmp_path: Path) -> None:
     write(counter, "500000\n")
     assert meter.joules() == pytest.approx(1.5)
     counter.unlink()
-    with pytest.raises(UnavailableError, match="energy_uj: cannot be read any more"):
+    with fails(UnavailableError):
         meter.joules()
 
 
@@ -68,7 +69,7 @@ def test_powers_are_added_up_over_time(tmp_path: Path, kind: str) -> None:
 
 
 def test_where_nothing_tells_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not tell its energy") as caught:
+    with fails(UsageError) as caught:
         find_meter(tmp_path)
     assert "--power cpu0=2.5" in caught.value.hint
 
@@ -81,12 +82,12 @@ def test_powers_of_a_person_come_first(tmp_path: Path) -> None:
     part = Platform("part", (told.processors[0], *platform.processors[1:]))
     with evaluator.prepare(platform) as session:
         assert powers_w(told, session, tmp_path) == ({"cpu": 2.5, "cpu0": 2.5, "cpu1": 2.5}, None)
-        with pytest.raises(UsageError, match="power of 'cpu0', 'cpu1' is not known"):
+        with fails(UsageError):
             powers_w(part, session, tmp_path)
         unlike = [
             replace(p, options={**p.options, "power_w": w}) for p, w in zip(platform.processors, (5, 2, 1), strict=True)
         ]
-        with pytest.raises(UsageError, match="cpu0 and cpu1 are alike, so they cannot draw 2 W and 1 W"):
+        with fails(UsageError):
             powers_w(Platform("unlike", tuple(unlike)), session, tmp_path)
         powers, meter = powers_w(platform, session, tmp_path)
         assert powers == {}

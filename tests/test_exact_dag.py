@@ -22,6 +22,7 @@ from search_spaces.errors import InfeasibleError, PlanError, UsageError
 from search_spaces.graph import Graph, Operator
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform, Processor, tell_apart
+from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, placements, platforms, shared_platforms, tensor
 
 
@@ -165,16 +166,16 @@ def test_branches_run_side_by_side() -> None:
 
 def test_wrong_input_is_told() -> None:
     graph, costs = _two_branches()
-    with pytest.raises(UsageError, match="--time-limit 0: must be more than 0"):
+    with fails(UsageError):
         best_plan(graph, costs, 0.0)
     refused = GraphCosts(costs.platform, costs.operator_s.copy(), costs.overhead_s, costs.hand_over_s)
     refused.operator_s[:, 2] = np.inf
-    with pytest.raises(InfeasibleError, match="operator 2 runs on no processor"):
+    with fails(InfeasibleError):
         best_plan(graph, refused)
     with pytest.raises(PlanError):
         simulate(chain_graph(3), costs, best_plan(graph, costs).plan)
     for wrong in (-1.0, np.nan):
-        with pytest.raises(ValueError, match="negative or no number"):
+        with fails(ValueError):
             GraphCosts(costs.platform, costs.operator_s * wrong, costs.overhead_s, costs.hand_over_s)
-    with pytest.raises(ValueError, match="hand_over_s has the shape"):
+    with fails(ValueError):
         GraphCosts(costs.platform, costs.operator_s, costs.overhead_s, costs.hand_over_s[0])

@@ -17,6 +17,7 @@ from optimizer.exact.weighed import weighed
 from search_spaces.chain import chain_plan
 from search_spaces.errors import InfeasibleError
 from search_spaces.graph import Graph
+from tests.sentences import fails
 
 PLATFORM = SyntheticEvaluator().platform()
 NAMES = [p.name for p in PLATFORM.processors]
@@ -77,5 +78,5 @@ def test_memory_is_what_the_footprint_says(squeezenet: Graph) -> None:
 def test_nothing_fits() -> None:
     costs = costs_of(0, 3)
     costs.operator_s[:, 1] = np.inf
-    with pytest.raises(InfeasibleError, match="no chain of at most 2 parts"):
+    with fails(InfeasibleError):
         pareto_chains([summed("latency", costs)], PLATFORM, 2)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph, Operator
+from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, tensor
 
 
@@ -70,26 +71,25 @@ def test_the_digest_sees_options_and_not_the_model_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operators", "inputs", "outputs", "says"),
+    ("operators", "inputs", "outputs"),
     [
-        ([((7,), (1,))], (0,), (1,), "reads tensor 7 of 3"),
-        ([((0,), (7,))], (0,), (1,), "writes tensor 7 of 3"),
-        ([((0,), (1,)), ((0,), (1,))], (0,), (1,), "writes tensor 1 a second time"),
-        ([((0,), (0,))], (0,), (0,), "writes tensor 0 a second time"),
-        ([((2,), (1,)), ((0,), (2,))], (0,), (1,), "before any operator writes it"),
-        ([((0,), (1,))], (9,), (1,), "refers to tensor 9 of 3"),
-        ([((0,), (1,))], (-1,), (1,), "refers to tensor -1 of 3"),
-        ([((0,), (1,))], (0,), (2,), "no operator writes output tensor 2"),
-        ([((-2,), (1,))], (0,), (1,), "reads tensor -2 of 3"),
+        ([((7,), (1,))], (0,), (1,)),
+        ([((0,), (7,))], (0,), (1,)),
+        ([((0,), (1,)), ((0,), (1,))], (0,), (1,)),
+        ([((0,), (0,))], (0,), (0,)),
+        ([((2,), (1,)), ((0,), (2,))], (0,), (1,)),
+        ([((0,), (1,))], (9,), (1,)),
+        ([((0,), (1,))], (-1,), (1,)),
+        ([((0,), (1,))], (0,), (2,)),
+        ([((-2,), (1,))], (0,), (1,)),
     ],
 )
 def test_a_graph_that_cannot_be_is_refused(
     operators: list[tuple[tuple[int, ...], tuple[int, ...]]],
     inputs: tuple[int, ...],
     outputs: tuple[int, ...],
-    says: str,
 ) -> None:
-    with pytest.raises(ModelError, match=says):
+    with fails(ModelError):
         Graph("bad", (tensor(1),) * 3, tuple(Operator("RELU", *o) for o in operators), inputs, outputs)
 
 

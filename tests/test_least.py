@@ -21,6 +21,7 @@ from optimizer.exact.least import chain_costs, least_chain
 from search_spaces.chain import chain_plan
 from search_spaces.errors import InfeasibleError
 from search_spaces.platform import Platform, Processor, tell_apart
+from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, platforms, shared_platforms
 from tests.test_cost_model_simulate import priced
 
@@ -90,17 +91,17 @@ def test_large_parts_that_slow_down_are_cut() -> None:
     best = best_chains(costs, 2)[0]
     assert best.cost_s == pytest.approx(4.2)
     assert len(best.cuts) == 1
-    with pytest.raises(ValueError, match="beyond_s has the shape"):
+    with fails(ValueError):
         replace(costs, beyond_s=beyond[:, 1:])
 
 
 def test_what_runs_nowhere_is_told() -> None:
     platform = Platform("p", (Processor("a", "cpu", {}, "a"),))
     tables = ChainCosts(platform, np.full((1, 3), np.inf), np.zeros(1), np.zeros((3, 1, 1)))
-    with pytest.raises(InfeasibleError, match="operator 0 runs on no processor"):
+    with fails(InfeasibleError):
         least_chain(chain_graph(3), tables, lambda _: 1.0, 2)
     fits = replace(tables, operator_s=np.ones((1, 3)))
-    with pytest.raises(InfeasibleError, match="no chain of at most 2 parts runs on 'p'"):
+    with fails(InfeasibleError):
         least_chain(chain_graph(3), fits, lambda _: float("inf"), 2)
 
 

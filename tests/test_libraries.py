@@ -19,6 +19,7 @@ from optimizer.devices import choose_platform
 from search_spaces import allowed_code
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails, says
 
 MODEL = "squeezenet1_1@0.25/64"
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -55,9 +56,9 @@ def test_a_platform_file_loads_nothing(
     platform = tmp_path / "p.yaml"
     options = f"{{cores: [0], threads: 1, folder: {folder}}}"
     for entry in (
-        f"{{name: a, lane: 'npu:{folder}'}}",
+        f"{{name: a, processor: 'npu:{folder}'}}",
         f"{{name: 'npu:{folder}'}}",
-        f"{{name: a, lane: 'npu+cpu:{folder}'}}",
+        f"{{name: a, processor: 'npu+cpu:{folder}'}}",
         f"{{name: a, kind: npu, options: {options}}}",
     ):
         platform.write_text(f"processors:\n- {{name: cpu}}\n- {entry}\n")
@@ -66,7 +67,7 @@ def test_a_platform_file_loads_nothing(
             main(["--model", MODEL, "--platform", str(platform), "--budget", "2", "-q", "--out", str(mark) + "-o"]) == 2
         )
         (line,) = capfd.readouterr().err.splitlines()
-        assert "a library is code, and nobody here has named" in line
+        assert "a library is code, and no user of this machine has named" in line
         assert not mark.exists()
 
 
@@ -80,7 +81,7 @@ def test_a_campaign_and_a_storage_load_nothing(
     campaign = tmp_path / "c.yaml"
     campaign.write_text(f"name: c\nmatrix: {{model: {MODEL}, budget: 3, processors: 'cpu,npu:{folder}'}}\n")
     assert main(["run", str(campaign), "--out", str(tmp_path / "c"), "-q"]) == 2
-    assert "c.yaml:2: processor" in capfd.readouterr().err
+    says(capfd.readouterr().err)
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     shared = ["--study", "s", "--storage", url, "-q"]
     synthetic = ["--model", MODEL, "--evaluator", "synthetic", "--budget", "3", "--out", str(tmp_path / "a")]
@@ -92,7 +93,7 @@ def test_a_campaign_and_a_storage_load_nothing(
     storage.set_study_user_attr(study, SETTINGS, settings | {"config": changed})
     close_storage(storage)
     assert main([*shared, "--out", str(tmp_path / "b")]) == 2
-    assert "nobody here has named" in capfd.readouterr().err
+    says(capfd.readouterr().err)
     assert not mark.exists()
 
 
@@ -109,7 +110,7 @@ def test_a_run_folder_loads_nothing(
     (run / "config.yaml").write_text(yaml.safe_dump(changed))
     capfd.readouterr()
     assert main(["execute", str(run)]) == 2
-    assert "nobody here has named" in capfd.readouterr().err
+    says(capfd.readouterr().err)
     assert not mark.exists()
 
 
@@ -119,7 +120,7 @@ def test_what_the_user_names_is_loaded_in_a_process_of_its_own_and_told(
 ) -> None:
     (tmp_path / "libraries.yaml").write_text("libraries:\n  mine: sdk\n")
     platform = tmp_path / "p.yaml"
-    platform.write_text("processors:\n- {name: a, lane: 'npu:mine'}\n")
+    platform.write_text("processors:\n- {name: a, processor: 'npu:mine'}\n")
     found = choose_platform(LitertEvaluator(), file=platform)
     assert mark.exists()  # a process of its own tried it, this one did not
     assert str(folder) not in Path("/proc/self/maps").read_text()
@@ -127,11 +128,11 @@ def test_what_the_user_names_is_loaded_in_a_process_of_its_own_and_told(
     with caplog.at_level(logging.WARNING):
         assert lane_starts(found)["a"].dispatch_folder == str(folder)
     assert f"a process of its own loads libLiteRtDispatch_Evil.so from {folder}" in caplog.text
-    with pytest.raises(UsageError, match="nobody here has named"):
+    with fails(UsageError):
         make_processor(f"npu:{tmp_path}")
     typed = f"npu+cpu:{folder}"
     (tmp_path / "libraries.yaml").unlink()
-    with pytest.raises(UsageError, match="nobody here has named"):
+    with fails(UsageError):
         npu_folder(str(folder))
     allowed_code.allow(typed)
     assert make_processor(typed).options["folder"] == str(folder)
@@ -159,11 +160,11 @@ def test_a_file_of_libraries_that_is_wrong_is_one_line(tmp_path: Path, content: 
      {"cores": [0]}, {"cores": [0], "threads": 1, "kernels": "evil"}, {"cores": 1, "threads": 1}],
 )  # fmt: skip
 def test_a_described_lane_asks_for_nothing_that_harms(options: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="options that no lane has"):
+    with fails(UsageError):
         check_is_here(Platform("p", (Processor("a", "cpu", {}, "a", options),)))
 
 
 def test_the_empty_name_allows_nothing(tmp_path: Path) -> None:
     allowed_code.allow(*[""])
-    with pytest.raises(UsageError, match="a library is code"):
+    with fails(UsageError):
         library_folder(str(tmp_path))

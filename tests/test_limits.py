@@ -7,6 +7,7 @@ import json
 import pytest
 
 from optimizer.cli import main
+from tests.sentences import says
 
 STUDY = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--max-stages", "2"]
 STUDY += ["--processors", "1large,1small,gpu", "--budget", "20", "-q"]
@@ -32,12 +33,9 @@ def test_the_fastest_plan_within_the_energy(capsys: pytest.CaptureFixture[str]) 
 
 def test_energy_that_no_plan_keeps_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, *POWERS, "--max-energy", "0.01"]) == 3
-    told = capsys.readouterr().err
-    assert "energy of an inference of the best plan in the model" in told
-    assert "J needed, " in told
-    assert "allow a higher --max-energy" in told
+    says(capsys.readouterr().err)
 
 
 def test_a_model_knows_no_outputs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, "--max-error", "0.1"]) == 2
-    assert "computes no outputs" in capsys.readouterr().err
+    says(capsys.readouterr().err)

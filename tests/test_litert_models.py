@@ -22,6 +22,7 @@ from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.platform import Platform, Processor
 from tests.litert_loading import loaded
+from tests.sentences import fails
 
 pytestmark = pytest.mark.litert
 
@@ -92,7 +93,7 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
         for stopped, number in ((lanes[1], 1), (lanes[0], 0)):
             error = LaneError(lanes[0], "gave no answer", fatal=True, silent=lanes, stopped=[stopped])
             text = blamed(error, times, candidate.plan, candidate._schedule)
-            assert text.startswith(f"lane {stopped!r} gave no answer in stage {number} ")
+            assert text.startswith(f"processor {stopped!r} gave no answer in stage {number} ")
         own = LaneError(lanes[0], "LiteRT failed in stage 1: status 5", fatal=True, told=True)
         assert blamed(own, times, candidate.plan, candidate._schedule) == own.what, "it knows best"
         pid = session._lanes._lanes[lanes[1]].pid
@@ -105,7 +106,7 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
 def test_a_device_that_is_only_described_cannot_be_measured() -> None:
     described = Platform("phone", (Processor("big", "cpu", {"big": 1.0}, "big"),))
     with (
-        pytest.raises(UnavailableError, match="'big' of platform 'phone' is described, not found on this machine"),
+        fails(UnavailableError),
         LitertEvaluator().prepare(described),
     ):
         pass

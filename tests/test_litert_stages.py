@@ -21,6 +21,7 @@ from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel, cut_stage, packing_model
 from search_spaces.platform import Platform
 from tests import strategies
+from tests.sentences import fails
 
 pytestmark = pytest.mark.litert
 
@@ -136,16 +137,16 @@ def test_a_file_that_changed_is_not_cut(squeezenet: Graph, tmp_path: Path) -> No
     graph = read_model(copy)
     model = cut_stage(graph, [0, 1])
     copy.write_bytes(b"x")
-    with pytest.raises(ModelError, match="changed"):
+    with fails(ModelError):
         model.write(tmp_path / "stage.tflite")
     copy.unlink()
-    with pytest.raises(ModelError, match=r"model\.tflite"):
+    with fails(ModelError):
         model.write(tmp_path / "stage.tflite")
     assert not (tmp_path / "stage.tflite").exists()
 
 
 def test_a_graph_without_a_file_cannot_be_cut() -> None:
-    with pytest.raises(ModelError, match="no file"):
+    with fails(ModelError):
         cut_stage(strategies.chain_graph(3), [0])
 
 
@@ -153,5 +154,5 @@ def test_sources_tell_when_their_file_changed(squeezenet: Graph, tmp_path: Path)
     source = squeezenet.source
     assert source is not None
     missing = ModelSource(tmp_path / "gone.tflite", source.nbytes, source.schema, source.extents)
-    with pytest.raises(ModelError, match="gone"):
+    with fails(ModelError):
         missing.content_digest()

@@ -24,6 +24,7 @@ from search_spaces.platform import Limits, Platform
 from search_spaces.pools import with_pools
 from search_spaces.workload import Arrival, Client, Workload
 from search_spaces.workload_space import WorkloadSpace
+from tests.sentences import fails
 
 pytestmark = pytest.mark.litert
 
@@ -104,11 +105,11 @@ def test_a_plan_runs_from_its_files(squeezenet: Graph, mobilenet: Graph, tmp_pat
         assert runner.run().answered == 4
         assert not runner.failures
         assert before[0].tobytes() != runner.outputs("a")[0].tobytes()
-        with pytest.raises(UsageError, match="no instance 'c'"):
+        with fails(UsageError):
             runner.outputs("c")
-        with pytest.raises(UsageError, match="the model wants"):
+        with fails(UsageError):
             runner.set_inputs("a", [])
-    with pytest.raises(UsageError, match="closed"):
+    with fails(UsageError):
         runner.run()
     document = json.loads((tmp_path / "plan.json").read_text())
     changes: tuple[dict[str, object], ...] = (

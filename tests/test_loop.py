@@ -36,6 +36,7 @@ from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from tests.sentences import fails
 
 GRAPH = example_graph(6)
 PLATFORM = SyntheticEvaluator().platform()
@@ -240,7 +241,7 @@ def test_failing_plans_are_failed_trials_and_never_tried_again(tmp_path: Path, e
 def test_a_device_that_fails_at_everything_is_given_up_early(tmp_path: Path) -> None:
     evaluator = SyntheticEvaluator(fails=lambda plan: bool(plan.stages))
     with a_loop(tmp_path, evaluator, budget=30) as (loop, session):
-        with pytest.raises(UnavailableError, match=r"no plan could be measured.*made to fail"):
+        with fails(UnavailableError):
             loop.run()
         assert len(session.loads) == 5
 
@@ -250,7 +251,7 @@ def test_a_device_that_stops_working_ends_the_study_and_keeps_what_it_measured(t
     evaluator = SyntheticEvaluator(fails=lambda _: bool(gone))
     with a_loop(tmp_path, evaluator, budget=40) as (loop, _):
         doomed = replace(loop, notify=lambda trial: gone.append(trial.plan) if trial.number == 9 else None)
-        with pytest.raises(UnavailableError, match=r"does not run what it ran before.*same --study"):
+        with fails(UnavailableError):
             doomed.run()
         assert loop.history.measured == 22  # ten that worked, and a dozen failures before the device was asked
 
@@ -348,7 +349,7 @@ def test_plans_that_break_a_constraint_are_never_run(tmp_path: Path, sampler: st
         loop.run()
         infeasible = [t for t in loop.history.trials if t.failure.startswith(INFEASIBLE)]
         assert infeasible[0].plan == broken
-        assert "refuses (the first is 2, MAX_POOL_2D)" in infeasible[0].failure
+        assert "(the first is 2, MAX_POOL_2D)" in infeasible[0].failure
         assert not any(session.loads[t.plan.digest] for t in infeasible)
         run = [t.plan for t in loop.history.trials if t.measurement]
         assert not any(s.processor == PLATFORM.processors[0].name and 2 in s.operators for p in run for s in p.stages)

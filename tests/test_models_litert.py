@@ -18,6 +18,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.source import Extent
 from search_spaces.models.writer import write_model
 from search_spaces.models.zoo.builder import Builder
+from tests.sentences import fails
 from tests.tflite_models import single, tiny
 
 
@@ -129,7 +130,7 @@ def test_a_variable_tensor_needs_no_writer(scratch: Path) -> None:
 def test_int4_is_packed(scratch: Path) -> None:
     w = schema.TensorT(name="w", shape=[5], type=schema.TensorType.INT4, buffer=1)
     assert write_and_read(single([X, w], [schema.BufferT()]), scratch, {1: bytes(3)}).tensors[1].nbytes == 3
-    with pytest.raises(ModelError, match="needs 3 bytes and has 2"):
+    with fails(ModelError):
         write_and_read(single([X, w], [schema.BufferT()]), scratch, {1: bytes(2)})
 
 
@@ -143,7 +144,7 @@ def test_data_behind_the_flatbuffer(scratch: Path) -> None:
     buffer = schema.BufferT(offset=1 << 20, size=16)
     model = single([X, w], [buffer])
     write_model(model, {}, scratch)
-    with pytest.raises(ModelError, match="buffer 1 ends outside the file"):
+    with fails(ModelError):
         read_model(scratch)
     with scratch.open("r+b") as file:
         file.truncate((1 << 20) + 16)

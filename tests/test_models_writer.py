@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from search_spaces.errors import ModelError, UsageError
 from search_spaces.models.flatbuffer import SMALL_NBYTES, unpack
 from search_spaces.models.writer import ALIGNMENT, pack_header, point_at, write_model
+from tests.sentences import fails
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_blobs_are_made_one_at_a_time(path: Path) -> None:
 
 
 def test_a_buffer_that_is_not_there() -> None:
-    with pytest.raises(ModelError, match="buffers -1 to 5 are wanted of a model that has 3"):
+    with fails(ModelError):
         pack_header(empty_model(3), [-1, 5])
 
 
@@ -128,7 +129,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_a_model_too_large_for_one_file(old: Path) -> None:
-    with mmap.mmap(-1, 2**31) as huge, memoryview(huge) as view, pytest.raises(ModelError, match="2147483647"):
+    with mmap.mmap(-1, 2**31) as huge, memoryview(huge) as view, fails(ModelError):
         write_model(empty_model(2), {1: view}, old)
     assert untouched(old.parent)
 
@@ -145,7 +146,7 @@ def file_size_limit(nbytes: int) -> Iterator[None]:
 
 
 def test_a_disk_that_takes_no_more(old: Path) -> None:
-    with file_size_limit(1 << 16), pytest.raises(UsageError, match="cannot be written"):
+    with file_size_limit(1 << 16), fails(UsageError):
         write_model(empty_model(2), {1: bytes(1 << 20)}, old)
     assert untouched(old.parent)
 
@@ -161,7 +162,7 @@ def test_a_failure_half_way(old: Path) -> None:
 
 
 def test_a_folder_that_is_none(old: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
+    with fails(UsageError):
         write_model(empty_model(1), {}, old / "inside.tflite")
-    with pytest.raises(UsageError, match="make the folder first"):
+    with fails(UsageError):
         write_model(empty_model(1), {}, old.parent / "missing" / "m.tflite")

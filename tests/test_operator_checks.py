@@ -9,6 +9,7 @@ import pytest
 
 from search_spaces.graph import Operator, Tensor
 from search_spaces.models.operator_checks import check_operator
+from tests.sentences import fails
 
 Shape = tuple[int, ...]
 
@@ -45,29 +46,29 @@ def test_shapes_that_go_together(kind: str, inputs: list[Shape], output: Shape, 
     check(kind, inputs, [output], **options)
     check(kind, inputs, [(-1,) * len(output)], **options)
     if kind != "MyOwn":
-        with pytest.raises(ValueError, match="and its output is said to have the shape"):
+        with fails(ValueError):
             check(kind, inputs, [(*output[:-1], output[-1] + 1)], **options)
-        with pytest.raises(ValueError, match="inputs and 2 outputs"):
+        with fails(ValueError):
             check(kind, inputs, [output, output], **options)
 
 
 @pytest.mark.parametrize(
-    ("kind", "inputs", "line"),
+    ("kind", "inputs"),
     [
-        ("ADD", [(2, 3), (2, 4)], "cannot combine"),
-        ("FULLY_CONNECTED", [(2, 5), (3, 4)], "cannot multiply"),
-        ("FULLY_CONNECTED", [(2, 5), (3, 0)], "cannot multiply"),
-        ("CONV_2D", [(2, 5), (3, 4)], "takes four dimensions"),
-        ("MAX_POOL_2D", [(1, 9, 9, 4)], "has a window"),
-        ("RELU", [], "has 0 inputs"),
+        ("ADD", [(2, 3), (2, 4)]),
+        ("FULLY_CONNECTED", [(2, 5), (3, 4)]),
+        ("FULLY_CONNECTED", [(2, 5), (3, 0)]),
+        ("CONV_2D", [(2, 5), (3, 4)]),
+        ("MAX_POOL_2D", [(1, 9, 9, 4)]),
+        ("RELU", []),
     ],
 )
-def test_what_cannot_be_computed(kind: str, inputs: list[Shape], line: str) -> None:
-    with pytest.raises(ValueError, match=line):
+def test_what_cannot_be_computed(kind: str, inputs: list[Shape]) -> None:
+    with fails(ValueError):
         check(kind, inputs, [(1, 1)])
 
 
 def test_an_input_that_must_be_there() -> None:
     tensors = [Tensor("t", (2,), "float32", 8)]
-    with pytest.raises(ValueError, match="lacks input 1"):
+    with fails(ValueError):
         check_operator(Operator("ADD", (0, -1), (0,)), tensors)

@@ -20,6 +20,7 @@ from search_spaces.rewrites.operator_split import SplitGraph, split_operators
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
 from search_spaces.rewrites.windows import Window
 from search_spaces.shared_parts import SharedParts
+from tests.sentences import fails
 from tests.split_models import SAME, VALID, Layers, layers
 from tests.tflite_models import Array, run_pieces
 
@@ -174,21 +175,21 @@ def test_factors_of_a_normalisation_are_computed_on_both_sides(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("split", "says"),
+    "split",
     [
-        (Split(4, 5, "height", (3,)), r"which has no height"),
-        (Split(4, 5, "channels", (3,)), r"operator 4 \(SOFTMAX\) cannot be split along channels; split the operators"),
-        (Split(0, 1, "height", (0,)), r"every side must get something of the 12 .* cut between 1 and 11"),
-        (Split(0, 1, "height", (12,)), r"every side must get something"),
-        (Split(0, 1, "height", (7, 5)), r"every side must get something"),
-        (Split(0, 2, "channels", (4,)), r"operator 1 \(CONV_2D\) needs all that operator 0 .* end before operator 1"),
-        (Split(3, 3, "height", (1,)), r"there are no operators 3 to 2"),
-        (Split(0, 9, "height", (1,)), r"it has the operators 0 to 4"),
+        Split(4, 5, "height", (3,)),
+        Split(4, 5, "channels", (3,)),
+        Split(0, 1, "height", (0,)),
+        Split(0, 1, "height", (12,)),
+        Split(0, 1, "height", (7, 5)),
+        Split(0, 2, "channels", (4,)),
+        Split(3, 3, "height", (1,)),
+        Split(0, 9, "height", (1,)),
     ],
 )
-def test_what_cannot_be_split_is_refused_with_the_reason(tmp_path: Path, split: Split, says: str) -> None:
+def test_what_cannot_be_split_is_refused_with_the_reason(tmp_path: Path, split: Split) -> None:
     _, graph = chain(tmp_path)
-    with pytest.raises(RewriteError, match=says):
+    with fails(RewriteError):
         split_operators(graph, [split])
 
 
@@ -197,9 +198,7 @@ def test_open_dimensions_are_refused_with_what_to_do(tmp_path: Path) -> None:
     tensors = list(graph.tensors)
     output = graph.operators[0].outputs[0]
     tensors[output] = replace(tensors[output], shape=(1, -1, 10, 8))
-    with pytest.raises(
-        RewriteError, match=r"operator 0 \(CONV_2D\) has the shape .* of which a part is open"
-    ) as caught:
+    with fails(RewriteError) as caught:
         split_operators(replace(graph, tensors=tuple(tensors)), [Split(0, 1, "height", (3,))])
     assert "--input-shape" in str(caught.value)
 
@@ -215,7 +214,7 @@ def test_a_halo_larger_than_the_slice(tmp_path: Path) -> None:
 
 def test_splits_may_not_overlap(tmp_path: Path) -> None:
     _, graph = chain(tmp_path)
-    with pytest.raises(RewriteError, match="overlap"):
+    with fails(RewriteError):
         split_operators(graph, [Split(0, 2, "height", (1,)), Split(1, 3, "height", (1,))])
 
 
@@ -223,7 +222,7 @@ def test_a_cut_through_a_group_is_refused(tmp_path: Path) -> None:
     drawn = Layers((1, 6, 6, 4))
     drawn.conv(6, groups=2)
     graph = read_model(drawn.done().write(tmp_path / "groups.tflite"))
-    with pytest.raises(RewriteError, match="between two of its 2 groups, at a multiple of 3"):
+    with fails(RewriteError):
         split_operators(graph, [Split(0, 1, "channels", (2,))])
 
 
@@ -232,5 +231,5 @@ def test_a_reshape_cannot_be_split(tmp_path: Path) -> None:
     drawn.conv(4)
     drawn.net.outputs(drawn.net.reshape(drawn.last, (1, 16, 2, 2)))
     graph = read_model(drawn.net.write(tmp_path / "reshape.tflite"))
-    with pytest.raises(RewriteError, match=r"operator 1 \(RESHAPE\) cannot be split along height"):
+    with fails(RewriteError):
         split_operators(graph, [Split(0, 2, "height", (2,))])

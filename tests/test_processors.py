@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert.lane_names import MAX_CORE, LaneName, parse_cores, parse_lane
+from evaluators.litert.processor_names import MAX_CORE, ProcessorName, parse_cores, parse_lane
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import tolerance
@@ -20,6 +20,7 @@ from search_spaces.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.platform import Limits, Link, Platform, Processor, tell_apart
 from search_spaces.platform_file import MAX_NBYTES, read_platform
 from search_spaces.platform_names import find_platform_file
+from tests.sentences import fails, says
 
 CORES = usable_cores()
 
@@ -44,54 +45,57 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("cpu", LaneName("cpu")),
-        ("cpu2", LaneName("cpu", cores=(2,))),
-        ("cpu0-2+5:threads=2", LaneName("cpu", cores=(0, 1, 2, 5), threads=2)),
-        ("cpu1:builtin", LaneName("cpu", cores=(1,), kernels="builtin")),
-        ("cpu:threads=3:reference", LaneName("cpu", threads=3, kernels="reference")),
-        ("cpu0-1:threads=2:openvino", LaneName("cpu", cores=(0, 1), threads=2, runtime="openvino", precision="f32")),
-        ("cpu:openvino-bf16", LaneName("cpu", runtime="openvino", precision="bf16")),
-        ("igpu:openvino", LaneName("gpu", runtime="openvino", precision="f32", integrated=True)),
-        ("gpu:openvino-f16", LaneName("gpu", runtime="openvino", precision="f16")),
-        ("npu:openvino", LaneName("npu", runtime="openvino", precision="f16")),
-        ("gpu", LaneName("gpu", precision="f16")),
-        ("gpu:f32:swiftshader", LaneName("gpu", precision="f32", adapter="swiftshader")),
-        ("gpu+cpu:NVIDIA H200", LaneName("gpu", precision="f16", adapter="NVIDIA H200", fallback=True)),
-        ("npu", LaneName("npu")),
-        ("npu+cpu:/opt/sdk", LaneName("npu", folder="/opt/sdk", fallback=True)),
+        ("cpu", ProcessorName("cpu")),
+        ("cpu2", ProcessorName("cpu", cores=(2,))),
+        ("cpu0-2+5:threads=2", ProcessorName("cpu", cores=(0, 1, 2, 5), threads=2)),
+        ("cpu1:builtin", ProcessorName("cpu", cores=(1,), kernels="builtin")),
+        ("cpu:threads=3:reference", ProcessorName("cpu", threads=3, kernels="reference")),
+        (
+            "cpu0-1:threads=2:openvino",
+            ProcessorName("cpu", cores=(0, 1), threads=2, runtime="openvino", precision="f32"),
+        ),
+        ("cpu:openvino-bf16", ProcessorName("cpu", runtime="openvino", precision="bf16")),
+        ("igpu:openvino", ProcessorName("gpu", runtime="openvino", precision="f32", integrated=True)),
+        ("gpu:openvino-f16", ProcessorName("gpu", runtime="openvino", precision="f16")),
+        ("npu:openvino", ProcessorName("npu", runtime="openvino", precision="f16")),
+        ("gpu", ProcessorName("gpu", precision="f16")),
+        ("gpu:f32:swiftshader", ProcessorName("gpu", precision="f32", adapter="swiftshader")),
+        ("gpu+cpu:NVIDIA H200", ProcessorName("gpu", precision="f16", adapter="NVIDIA H200", fallback=True)),
+        ("npu", ProcessorName("npu")),
+        ("npu+cpu:/opt/sdk", ProcessorName("npu", folder="/opt/sdk", fallback=True)),
     ],
 )
-def test_names_of_lanes(text: str, wanted: LaneName) -> None:
+def test_names_of_lanes(text: str, wanted: ProcessorName) -> None:
     assert parse_lane(text) == wanted
 
 
 @pytest.mark.parametrize(
-    ("text", "statement"),
+    "text",
     [
-        ("", "no processor ''"),
-        ("tpu", "no processor 'tpu'"),
-        ("cpu-1", "no processor"),
-        ("cpu3-1", "'3-1' is no range"),
-        ("cpu0+0", "name a core twice"),
-        (f"cpu{MAX_CORE}", "is no range"),
-        ("cpu0:threads=2", "2 threads on 1 cores"),
-        ("cpu0:threads=0", "0 threads"),
-        ("cpu0:fast", "'fast' is neither"),
-        ("cpu0:builtin:builtin", "'builtin' is neither"),
-        ("gpu0", "adapters have no numbers"),
-        ("gpu:f16:f32", "at most one precision"),
-        ("gpu:", "at most one precision"),
-        ("npu:a:b", "two folders"),
-        ("cpu0:openvino:builtin", "kernels of its own"),
-        ("cpu0:openvino:openvino-bf16", "'openvino-bf16' is neither"),
-        ("cpu0:openvino-f8", "'openvino-f8' is neither"),
-        ("igpu", "only OpenVINO"),
-        ("igpu:openvino-bf16", "has no bfloat16"),
-        ("npu:openvino-f16", "computes in float16"),
+        "",
+        "tpu",
+        "cpu-1",
+        "cpu3-1",
+        "cpu0+0",
+        f"cpu{MAX_CORE}",
+        "cpu0:threads=2",
+        "cpu0:threads=0",
+        "cpu0:fast",
+        "cpu0:builtin:builtin",
+        "gpu0",
+        "gpu:f16:f32",
+        "gpu:",
+        "npu:a:b",
+        "cpu0:openvino:builtin",
+        "cpu0:openvino:openvino-bf16",
+        "cpu0:openvino-f8",
+        "igpu",
+        "igpu:openvino-bf16",
+        "npu:openvino-f16",
     ],
 )
-def test_names_that_are_wrong(text: str, statement: str) -> None:
-    with pytest.raises(UsageError, match=statement.replace("+", r"\+")):
+def test_names_that_are_wrong(text: str) -> None:
+    with fails(UsageError):
         parse_lane(text)
 
 
@@ -106,11 +110,11 @@ def test_a_lane_of_cores() -> None:
 
 
 def test_cores_that_are_not_there_or_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="this machine has no core 4321") as absent:
+    with fails(UsageError) as absent:
         make_processor("cpu4321")
     assert absent.value.exit_code == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {77})
-    with pytest.raises(UnavailableError, match=r"cores 0, which this process may not use; it may use: 77") as other:
+    with fails(UnavailableError) as other:
         make_processor("cpu0")
     assert other.value.exit_code == 4
 
@@ -154,11 +158,11 @@ def test_the_study_gets_what_is_named() -> None:
     found = choose_platform(LitertEvaluator(), names)
     assert [p.name for p in found.processors] == names
     assert choose_platform(LitertEvaluator()).processors
-    with pytest.raises(UsageError, match="no processor 'tpu'"):
+    with fails(UsageError):
         choose_platform(LitertEvaluator(), ["tpu"])
-    with pytest.raises(UsageError, match="--allow-fallback"):
+    with fails(UsageError):
         choose_platform(SyntheticEvaluator(), allow_fallback=True)
-    with pytest.raises(UsageError, match="has no processor"):
+    with fails(UsageError):
         choose_platform(SyntheticEvaluator(), ["cpu0-3"])
 
 
@@ -179,9 +183,9 @@ def test_a_file_counts_before_a_name_and_a_path_stands_for_itself(
     assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "pixel-9"
     for path in ("pixel-9.yaml", "a/pixel-9", "../pixel-9", "missing.yml"):
         assert find_platform_file(Path(path)) == Path(path)
-    with pytest.raises(UsageError, match=r"no platform 'pixel-8'.*did you mean pixel-9"):
+    with fails(UsageError):
         find_platform_file(Path("pixel-8"))
-    with pytest.raises(UsageError, match="known are: jetson-orin, mine, pixel-9"):
+    with fails(UsageError):
         find_platform_file(Path("qqqqq"), ["mine"])
     (tmp_path / "pixel-9").write_text("name: mine\nprocessors:\n  - {name: big, kind: cpu}\n")
     assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "mine"
@@ -209,7 +213,7 @@ WHOLE = """
 name: my laptop
 processors:
   - name: big
-    lane: cpu{core}
+    processor: cpu{core}
     resources: {{memory: 0.6}}
   - {{name: cpu, resources: {{memory: 0.5}}}}
   - name: dsp
@@ -250,42 +254,42 @@ def test_resources_in_common_exclude(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "statement"),
+    "content",
     [
-        ("", ":1: the file is empty"),
-        ("- a", ":1: a platform must be a mapping"),
-        ("name: x", ":1: a platform must have processors"),
-        ("name: x\nprocesors: []", ":2: a platform has no 'procesors'; did you mean 'processors'?"),
-        ("processors: []", ":1: processors must be a list with at least one entry"),
-        ("processors:\n- nmae: a", ":2: a processor has no 'nmae'; did you mean 'name'?"),
-        ("processors:\n- lane: cpu", ":2: a processor must have a name"),
-        ("processors:\n- name: cpu0\n  lane: cpu4321", ":3: processor 'cpu4321': this machine has no core 4321"),
-        ("processors:\n- name: x", ":2: there is no processor 'x'"),
-        ("processors:\n- name: x\n  kind: tpu", ":3: there is no kind 'tpu'"),
-        ("processors:\n- name: x\n  kind: cpu\n  lane: cpu", ":4: a processor has a 'lane' or a 'kind'"),
-        ("processors:\n- name: cpu\n  like: y", ":3: 'like' goes with a 'kind'"),
-        ("processors:\n- {name: a, kind: cpu}\n- {name: a, kind: cpu}", ":2: platform 'p': two processors have one"),
-        ("processors:\n- {name: cpu, name: cpu}", ":2: a processor has 'name' twice"),
-        ("processors:\n- name: cpu\n  resources: {m: 2}", ":3: the share of 'm' must be a number from 0 to 1"),
-        ("processors:\n- name: cpu\n  resources: {m: .nan}", ":3: the share of 'm' must be a number"),
-        ("processors:\n- name: cpu\nlimits: {run_s: soon}", ":3: run_s must be a number from 0.01 to 86400"),
-        ("processors:\n- name: cpu\nlinks:\n- between: [cpu]", ":4: a link must say 'bandwidth_bytes_per_s'"),
-        ("processors: &a\n- *a", ":2: aliases (*a) are not read"),
-        ("processors: [[", "is no YAML"),
-        ("a: \0", "is no YAML"),
-        ("[" * 100_000, ":1: is nested more than 8 deep"),
-        ("!!python/object/apply:os.system ['true']", "a platform must be a mapping"),
-        ("processors:\n- {name: !!int '', kind: cpu}", ":2: '' is no int"),
-        ("#" * (MAX_NBYTES + 1), "at most"),
+        "",
+        "- a",
+        "name: x",
+        "name: x\nprocesors: []",
+        "processors: []",
+        "processors:\n- nmae: a",
+        "processors:\n- processor: cpu",
+        "processors:\n- name: cpu0\n  processor: cpu4321",
+        "processors:\n- name: x",
+        "processors:\n- name: x\n  kind: tpu",
+        "processors:\n- name: x\n  kind: cpu\n  processor: cpu",
+        "processors:\n- name: cpu\n  like: y",
+        "processors:\n- {name: a, kind: cpu}\n- {name: a, kind: cpu}",
+        "processors:\n- {name: cpu, name: cpu}",
+        "processors:\n- name: cpu\n  resources: {m: 2}",
+        "processors:\n- name: cpu\n  resources: {m: .nan}",
+        "processors:\n- name: cpu\nlimits: {run_s: soon}",
+        "processors:\n- name: cpu\nlinks:\n- between: [cpu]",
+        "processors: &a\n- *a",
+        "processors: [[",
+        "a: \0",
+        "[" * 100_000,
+        "!!python/object/apply:os.system ['true']",
+        "processors:\n- {name: !!int '', kind: cpu}",
+        "#" * (MAX_NBYTES + 1),
     ],
 )
-def test_wrong_platform_files_are_one_line_with_the_place(tmp_path: Path, content: str, statement: str) -> None:
+def test_wrong_platform_files_are_one_line_with_the_place(tmp_path: Path, content: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(content)
     with pytest.raises(UsageError) as caught:
         read_platform(path, make_processor)
     assert str(caught.value).startswith(str(path))
-    assert statement in str(caught.value)
+    says(str(caught.value))
     assert "\n" not in str(caught.value)
 
 

@@ -34,6 +34,7 @@ from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import decompose, outline
 from search_spaces.rewrites.tucker_factors import factor
 from search_spaces.rewrites.tucker_layers import ranks_of, read_filters
+from tests.sentences import fails
 from tests.split_models import Layers
 from tests.strategies import one_core
 from tests.test_tucker import images, outputs
@@ -219,30 +220,30 @@ def test_the_space_has_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "says"),
+    "ranks",
     [
-        ([[0, 0, 8]], "rank 0 for operator 0"),
-        ([[99, 8, 8]], "ranks for operator 99, which is no convolution"),
-        ([[1, 8, 8], [0, 8, 8]], "ranks for operator 0, which is no convolution, or not the next one"),
-        ([[0, 8]], "where an operator and its two ranks are due"),
-        ([[0, 8.5, 8]], "where an operator and its two ranks are due"),
-        (7, "its ranks are 7, not a list"),
+        [[0, 0, 8]],
+        [[99, 8, 8]],
+        [[1, 8, 8], [0, 8, 8]],
+        [[0, 8]],
+        [[0, 8.5, 8]],
+        7,
     ],
 )
-def test_ranks_that_cannot_be_are_refused(ranks: object, says: str) -> None:
+def test_ranks_that_cannot_be_are_refused(ranks: object) -> None:
     document = chain_plan(small(), (), ["npu"]).to_json() | {"ranks": ranks}
-    with pytest.raises(PlanError, match=says.replace("[", r"\[")):
+    with fails(PlanError):
         Plan.from_json(document).validate(small(), MIXED)
 
 
 def test_ranks_above_the_channels_are_refused() -> None:
     whole = chain_plan(small(), (), ["npu"])
-    with pytest.raises(RewriteError, match="rank 99 cannot be had of 16 input channels; give 1 to 16"):
+    with fails(RewriteError):
         Lowering(small()).lower(replace(whole, ranks=(LayerRanks(0, 99, 8),)))
-    with pytest.raises(PlanError, match="the space does not hold ranks 7x7 of operator 0"):
+    with fails(PlanError):
         space().encode(replace(whole, ranks=(LayerRanks(0, 7, 7),)))
 
 
 def test_models_without_such_convolutions_have_no_such_space() -> None:
-    with pytest.raises(RewriteError, match="no convolution larger than 1x1"):
+    with fails(RewriteError):
         make_space("cuts,ranks", draft("mobilebert/8").graph(), MIXED, 2)

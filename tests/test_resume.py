@@ -24,6 +24,7 @@ from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from tests.sentences import fails
 from tests.short_studies import Killed, Quiet, go, killed_at, records, tried, verdict
 
 EVALUATOR = SyntheticEvaluator(
@@ -180,7 +181,7 @@ def test_a_budget_may_grow_and_shrink(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_another_study_is_refused(tmp_path: Path, name: str, value: Any) -> None:
     go(tmp_path / "run", budget=12)
     content = (tmp_path / "run" / "trials.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=f"begun with --{name.replace('_', '-')} "):
+    with fails(UsageError):
         go(tmp_path / "run", budget=12, **{name: value})
     assert (tmp_path / "run" / "trials.jsonl").read_bytes() == content
 
@@ -192,7 +193,7 @@ def test_a_machine_with_other_lanes_is_one_line(
     go(tmp_path / "run", budget=14)
     other = EVALUATOR.platform().restrict(keep)
     monkeypatch.setattr(SyntheticEvaluator, "platform", lambda _: Platform("other", other.processors))
-    with pytest.raises(UsageError, match=f"it was measured on cpu, cpu0, cpu1, not on {', '.join(keep)}") as caught:
+    with fails(UsageError) as caught:
         go(tmp_path / "run", budget=20)
     assert "\n" not in str(caught.value)
 

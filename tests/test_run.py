@@ -20,6 +20,7 @@ from optimizer.files import write_atomic, write_json
 from optimizer.records import header
 from optimizer.run import RunFolder, read_manifest
 from search_spaces.errors import OptimizeError, RunFolderError
+from tests.sentences import fails
 
 DIGEST = "ab" * 32
 FINGERPRINT = {"runtime": "2.3.0", "cores": [0, 1]}
@@ -100,9 +101,9 @@ def test_another_study_is_refused_with_both_values(name: str, value: object, lin
 
 def test_another_model_or_name_is_refused() -> None:
     opened().close()
-    with pytest.raises(RunFolderError, match="it is of another model"):
+    with fails(RunFolderError):
         opened(digest="cd" * 32)
-    with pytest.raises(RunFolderError, match='it is called "first", not "second"'):
+    with fails(RunFolderError):
         opened(changed(study="second", out=Path("runs/first")))
 
 
@@ -150,7 +151,7 @@ def test_a_study_without_a_name_is_called_as_its_model(model: str, start: str) -
 
 
 def test_two_processes_do_not_share_a_folder() -> None:
-    with opened(), pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
+    with opened(), fails(RunFolderError):
         opened()
 
 
@@ -190,7 +191,7 @@ def test_a_folder_killed_at_birth_is_usable() -> None:
 def test_a_folder_that_is_not_ours_is_left_alone(name: str, content: bytes) -> None:
     Path("theirs").mkdir()
     Path("theirs", name).write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"not a run folder|not a manifest of this program") as caught:
+    with fails(RunFolderError) as caught:
         opened(changed(out=Path("theirs")))
     assert "\n" not in str(caught.value)
     assert [(p.name, p.read_bytes()) for p in Path("theirs").iterdir()] == [(name, content)]
@@ -201,7 +202,7 @@ def test_a_newer_version_is_refused_and_left_alone() -> None:
     manifest = Path("runs/first/manifest.json")
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2', 1))
     Path("runs/first/trials.jsonl").write_text("another format\n")
-    with pytest.raises(RunFolderError, match="schema_version is 2, and this version reads up to 1; update"):
+    with fails(RunFolderError):
         opened()
     assert Path("runs/first/trials.jsonl").read_text() == "another format\n"
 
@@ -219,7 +220,7 @@ def test_a_damaged_manifest_is_one_line() -> None:
         b'{"schema_version": "1"}',
     ):
         manifest.write_bytes(content)
-        with pytest.raises(RunFolderError, match=r"manifest\.json: (damaged|not a manifest)") as caught:
+        with fails(RunFolderError) as caught:
             opened()
         assert "\n" not in str(caught.value)
 
@@ -229,16 +230,12 @@ def test_another_model_or_other_processors_are_told_in_words() -> None:
     RunFolder.create_or_resume(
         CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], lanes=first
     ).close()
-    for digest, lanes, words in (
-        ("cd" * 32, first, "it is of another model"),
-        (DIGEST, ["cpu0 (core:1)"], "it was measured on cpu, cpu0, not on cpu0"),
-        (
-            DIGEST,
-            ["cpu (cores:2)", "cpu0 (core:1)"],
-            "its processors cpu, cpu0 are others than",
-        ),
+    for digest, lanes in (
+        ("cd" * 32, first),
+        (DIGEST, ["cpu0 (core:1)"]),
+        (DIGEST, ["cpu (cores:2)", "cpu0 (core:1)"]),
     ):
-        with pytest.raises(RunFolderError, match=f"holds another study: {words}"):
+        with fails(RunFolderError):
             RunFolder.create_or_resume(
                 CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], lanes=lanes
             )
@@ -251,16 +248,16 @@ def test_a_damaged_manifest_does_not_cost_a_whole_log(content: bytes) -> None:
     manifest = Path("runs/first/manifest.json")
     manifest.write_bytes(content)
     before = {p: p.read_bytes() for p in Path("runs/first").iterdir()}
-    with pytest.raises(RunFolderError, match="another study: it is of another model"):
+    with fails(RunFolderError):
         opened(digest="cd" * 32)
-    with pytest.raises(RunFolderError, match="begun with --seed 0, not 7"):
+    with fails(RunFolderError):
         opened(changed(seed=7))
     assert {p: p.read_bytes() for p in Path("runs/first").iterdir()} == before
     with opened() as again:
         assert len(again.contents.records) == 1
         assert again.study == "first"
         assert again.changes == (
-            "manifest.json was damaged; it is kept as runs/first/manifest.json.damaged-1 and made anew",
+            "manifest.json was damaged; it is kept as runs/first/manifest.json.damaged-1 and written again",
         )
     assert Path("runs/first/manifest.json.damaged-1").read_bytes() == content
     with opened() as third:
@@ -293,20 +290,20 @@ def test_a_place_that_cannot_be_is_one_line(out: str) -> None:
 def test_a_file_named_runs_is_one_line() -> None:
     Path("runs").touch()
     for config in (CONFIG, changed(study=None)):
-        with pytest.raises(RunFolderError, match=r"^runs: not a folder; give --out"):
+        with fails(RunFolderError):
             opened(config)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_one_line() -> None:
     Path("locked").mkdir(mode=0o500)
-    with pytest.raises(RunFolderError, match="permission denied"):
+    with fails(RunFolderError):
         opened(changed(out=Path("locked/run")))
 
 
 def test_a_start_that_fails_lets_the_lock_go() -> None:
     Path("runs/first/config.yaml").mkdir(parents=True)
-    with pytest.raises(RunFolderError, match=r"config\.yaml: cannot be written: Is a directory"):
+    with fails(RunFolderError):
         opened()
     Path("runs/first/config.yaml").rmdir()
     opened().close()
@@ -339,7 +336,7 @@ def test_files_are_replaced_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
-    with pytest.raises(OptimizeError, match=r"plan\.json: not writable as JSON"):
+    with fails(OptimizeError):
         write_json(path, {"a": float("nan")})
 
     def stop(descriptor: int) -> None:

@@ -14,6 +14,7 @@ from evaluators.base import Agreement
 from evaluators.samples import RUN_NOISE, Measurement, Samples
 from evaluators.timeline import Event, Timeline
 from search_spaces.errors import RunFolderError, UnavailableError
+from tests.sentences import fails
 
 LATENCIES = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=40).map(tuple)
 PLAIN = st.dictionaries(
@@ -70,12 +71,12 @@ def test_the_unit_does_not_matter(values_s: tuple[float, ...], factor: float) ->
 
 @given(LATENCIES, st.sampled_from((math.nan, math.inf, -math.inf, -1.0, 0.0)), st.integers(0, 40))
 def test_what_is_no_latency_is_refused(values_s: tuple[float, ...], wrong: float, at: int) -> None:
-    with pytest.raises(UnavailableError, match="no latency"):
+    with pytest.raises(UnavailableError):
         Samples((*values_s[:at], wrong, *values_s[at:]))
 
 
 def test_no_samples_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="no samples"):
+    with fails(UnavailableError):
         Samples(())
 
 
@@ -110,7 +111,7 @@ def test_a_single_spike_does_not_spoil_nine_samples() -> None:
     ],
 )
 def test_damaged_samples(data: object) -> None:
-    with pytest.raises(RunFolderError, match="damaged"):
+    with fails(RunFolderError):
         Samples.from_json(data)
 
 
@@ -120,7 +121,7 @@ def test_damaged_samples(data: object) -> None:
 )
 def test_damaged_measurements(name: str, value: object) -> None:
     good = Measurement(Samples((1.0,)), (1.0,), (), "limit").to_json()
-    with pytest.raises(RunFolderError, match="damaged"):
+    with fails(RunFolderError):
         Measurement.from_json({**good, name: value})
-    with pytest.raises(RunFolderError, match="damaged"):
+    with fails(RunFolderError):
         Measurement.from_json({key: v for key, v in good.items() if key != name})

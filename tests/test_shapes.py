@@ -13,6 +13,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.shapes import fix_shapes
 from search_spaces.models.stages import cut_stage
+from tests.sentences import says
 from tests.stage_models import apart, same
 from tests.tflite_models import TYPES, Net
 
@@ -83,18 +84,18 @@ def test_known_shapes_need_no_runtime(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "error", "line"),
+    ("shapes", "error"),
     [
-        (["image=1,2"], UsageError, "--input-shape image=1,2: the input has the shape ?,2,2"),
-        (["image=1,2,3"], UsageError, "--input-shape image=1,2,3: the input has the shape ?,2,2"),
-        (["x=1,2,3"], UsageError, "--input-shape x=…: the model has no such input; it has: image"),
-        (["image"], UsageError, "--input-shape image: must be a name and sizes"),
-        (["image=2147483647,2,2"], ModelError, "the runtime cannot run the model with these shapes"),
+        (["image=1,2"], UsageError),
+        (["image=1,2,3"], UsageError),
+        (["x=1,2,3"], UsageError),
+        (["image"], UsageError),
+        (["image=2147483647,2,2"], ModelError),
     ],
 )
-def test_shapes_that_cannot_be(tmp_path: Path, shapes: list[str], error: type[UsageError], line: str) -> None:
+def test_shapes_that_cannot_be(tmp_path: Path, shapes: list[str], error: type[UsageError]) -> None:
     path = flattening().write(tmp_path / "m.tflite")
     with pytest.raises(error) as caught:
         load(str(path), shapes)
-    assert line in str(caught.value)
+    says(str(caught.value))
     assert caught.value.exit_code == 2

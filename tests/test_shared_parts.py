@@ -19,6 +19,7 @@ from search_spaces.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
 from search_spaces.shared_chains import LONGEST
 from search_spaces.shared_parts import SharedParts
+from tests.sentences import fails
 from tests.split_models import Layers, layers
 from tests.test_branches import Recipe, built, recipes
 from tests.test_coexecution import read
@@ -152,5 +153,5 @@ def test_chains_have_an_end() -> None:
     found = space.parts(space.decode(params | split | {f"cut_{LONGEST}": True}))
     assert found[0] == Part(0, LONGEST, ("gpu", "big"), "height", 32)
     long = Part(0, LONGEST + 1, ("gpu", "big"), "height", 32)
-    with pytest.raises(PlanError, match=f"operators 0 to {LONGEST} are more than the {LONGEST}"):
+    with fails(PlanError):
         space.encode(space.plan([long, Part(LONGEST + 1, LONGEST + 2, ("gpu",))]))

@@ -18,6 +18,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan, Stage, canonical
 from search_spaces.platform import Platform, Processor
+from tests.sentences import fails
 from tests.stage_models import apart, calling, counter, same
 from tests.tflite_models import SHAPE, Net, nets, variable
 
@@ -159,14 +160,14 @@ def test_subgraphs_go_with_those_who_call_them(folder: Path, nested: bool) -> No
 
 
 def test_calls_that_lead_nowhere_or_back(folder: Path) -> None:
-    for then, line in ((9, "calls subgraph 9 of 4"), (0, "calls subgraph 0 of 4")):
+    for then in (9, 0):
         net = calling()
         net.model.subgraphs[0].operators[1].builtinOptions.thenSubgraphIndex = then
-        with pytest.raises(ModelError, match=line):
+        with fails(ModelError):
             read_model(net.write(folder / "m.tflite"))
     net = calling(nested=True)
     net.model.subgraphs[2].operators[0].builtinOptions.thenSubgraphIndex = 2
-    with pytest.raises(ModelError, match="subgraph 2 calls itself"):
+    with fails(ModelError):
         read_model(net.write(folder / "m.tflite"))
 
 
@@ -182,8 +183,8 @@ def test_sparse_weights_that_cannot_be_unfolded(folder: Path, field: str, value:
     net.graph.tensors[weights].sparsity = sparsity
     dense = net.op("DENSIFY", [weights], net.tensor((4, 8)), schema.DensifyOptionsT())
     net.outputs(net.op("ADD", [net.input((4, 8)), dense], net.tensor((4, 8)), schema.AddOptionsT()))
-    with pytest.raises(ModelError, match="needs more than the 16 bytes"):
+    with fails(ModelError):
         read_model(net.write(folder / "m.tflite"))
     setattr(sparsity, field, value)
-    with pytest.raises(ModelError, match="is sparse in"):
+    with fails(ModelError):
         read_model(net.write(folder / "m.tflite"))

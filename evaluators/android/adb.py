@@ -123,7 +123,7 @@ class Phone:
         if status == b"OKAY":
             return
         if status != b"FAIL":
-            raise UnavailableError(f"{self.host}:{self.port} is no adb server", "adb start-server")
+            raise UnavailableError(f"{self.host}:{self.port} is not an adb server", "adb start-server")
         reason = _text(connection, int(_exactly(connection, 4), 16))
         kind = (
             DeviceLostError if any(word in reason for word in ("not found", "offline", "closed")) else UnavailableError

@@ -79,7 +79,7 @@ def _handset(name: str, entry: Value, folder: Path) -> Handset:
     benchmark = folder / Path(fields["benchmark_model"].text("benchmark_model")).expanduser()
     if not benchmark.is_file():
         raise fields["benchmark_model"].error(
-            f"{benchmark} is no file", "get benchmark_model for the phone's processor"
+            f"{benchmark} is not a file", "get benchmark_model for the phone's processor"
         )
     processors = tuple(_processor(each) for each in fields["processors"].each("processors"))
     over = fields["hand_over"].fields("hand_over", ("bandwidth_bytes_per_s", "latency_s"))
@@ -104,14 +104,14 @@ def _processor(entry: Value) -> Processor:
             raise entry.error(f"a processor must have a {key}")
     name, kind = fields["name"].text("the name"), fields["kind"].text("the kind")
     if kind not in _KINDS:
-        raise fields["kind"].error(f"there is no kind {kind!r} of processors", f"one of {', '.join(_KINDS)}")
+        raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")
     options: dict[str, Any] = {"flags": ()}
     if "flags" in fields:
         flags = tuple(flag.text("a flag") for flag in fields["flags"].each("flags"))
         for flag in flags:
             if not _FLAG.fullmatch(flag) or flag[2:].startswith(_OURS):
                 raise fields["flags"].error(
-                    f"{flag!r} is no flag to give", "as --use_gpu=true; how often to run is ours"
+                    f"{flag!r} is not a flag", "write --use_gpu=true; the evaluator sets the number of runs"
                 )
         options["flags"] = flags
     if "mask" in fields:

@@ -38,7 +38,7 @@ def read_profile(content: bytes) -> StageProfile:
         data.ParseFromString(content)
     except DecodeError as error:
         raise UnavailableError(
-            "benchmark_model wrote no profile that can be read", "see that it is of LiteRT"
+            "benchmark_model wrote no readable profile", "use the benchmark_model of LiteRT"
         ) from error
     found: list[tuple[int, str, float]] = []
     for subgraph in data.runtime_profile.subgraph_profiles:

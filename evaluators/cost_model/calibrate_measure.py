@@ -108,7 +108,7 @@ def check_seconds(values: Sequence[float], what: str) -> None:
     for index, value in enumerate(values):
         if not (np.isfinite(value) and value > 0.0):
             raise ProfileError(
-                f"{what}: time {index} of {len(values)} is {value} s, which is no time", "measure it again"
+                f"{what}: time {index} of {len(values)} is {value} s, which is not a time", "measure it again"
             )
 
 

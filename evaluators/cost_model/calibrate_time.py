@@ -97,7 +97,7 @@ class Bench:
         """Time a graph that the session can load; see :meth:`time`."""
         features = operator_features(graph)
         if unsupported_operators(self.session, graph, lane.name):
-            raise UnavailableError(f"{lane.name} does not take all operators of {graph.name}")
+            raise UnavailableError(f"{lane.name} does not support all operators of {graph.name}")
         reference = self._reference(lane)
         if self._profiles(lane) and graph.source is not None:
             kernel_s, clock_s = self._kernels(lane, graph, features)

@@ -86,7 +86,7 @@ def read_profile(path: Path) -> tuple[CostProfile, Platform]:
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path}: is no JSON document: {error}") from error
+        raise ProfileError(f"{path}: is not a JSON document: {error}") from error
     try:
         return from_json(content)
     except ProfileError as error:
@@ -100,7 +100,7 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
         ProfileError: a field is missing or has the wrong type, or a price is negative or no number.
     """
     if not isinstance(content, Mapping) or content.get("kind") != KIND:
-        raise ProfileError("is no cost profile", "optimize calibrate --out FILE makes one")
+        raise ProfileError("is not a cost profile", "optimize calibrate --out FILE makes one")
     version = content.get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise ProfileError(f"has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
@@ -111,7 +111,7 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
                 raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
     for where, number in _numbers({n: _plain(getattr(profile, n)) for n in _NOT_NEGATIVE}, "profile"):
         if not (math.isfinite(number) and number >= 0.0):
-            raise ProfileError(f"{where} is {number}, which is no price", "calibrate the device again")
+            raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
     return profile, platform
 
 

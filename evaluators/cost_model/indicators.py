@@ -99,7 +99,7 @@ def explained(found: Sequence[Indicators], latency_s: Sequence[float]) -> dict[s
     if len(found) != len(latency) or len(found) < LEAST_MODELS:
         raise ProfileError(f"{len(found)} models with {len(latency)} latencies tell nothing", f"give {LEAST_MODELS}")
     if not np.all(np.isfinite(latency) & (latency > 0)):
-        raise ProfileError("a latency is no positive number", "measure it again")
+        raise ProfileError("a latency is not a positive number", "measure it again")
     rows: list[dict[str, Any]] = [asdict(one) for one in found]
     named = {name: np.array([[row[name]] for row in rows]) for name in rows[0]}
     named["flops_and_memory"] = np.hstack([named["flops"], named["memory_accesses_estimate"]])

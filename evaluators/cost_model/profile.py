@@ -253,8 +253,8 @@ class CostProfile:
             if other in kernels:
                 return kernels[other], False
         raise ProfileError(
-            f"profile {self.name!r} has nothing like {key} on {processor}",
-            "calibrate it with a model that holds such operators, or leave this processor out",
+            f"profile {self.name!r} does not cover {key} on {processor}",
+            "calibrate it with a model that has such operators, or leave this processor out",
         )
 
 

@@ -18,7 +18,7 @@ from evaluators.base import (
     EvaluatorCapabilities,
 )
 from evaluators.cost_model.chains import part_costs
-from evaluators.cost_model.doubts import Told, doubts
+from evaluators.cost_model.extrapolation import Reported, extrapolation_warning
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.files import find_profile, profile_digest
 from evaluators.cost_model.profile import CostProfile
@@ -64,7 +64,7 @@ class CostModelEvaluator(Evaluator):
         """
         if self._platform is None:
             raise UnavailableError(
-                "the cost model predicts for a device that a profile describes, and none is given",
+                "the cost model requires a profile of the device",
                 _HINT,
             )
         return self._platform
@@ -143,7 +143,7 @@ class CostModelSession(SimulatedSession):
         super().__init__(platform)
         self._profile = profile
         self._state = state
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, Reported] = {}
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
@@ -164,7 +164,7 @@ class CostModelSession(SimulatedSession):
         features = operator_features(graph)
         keys = {lane.name: profile_key(self._profile, lane) for lane in self.platform.processors}
         concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
-        doubtful = doubts(self._profile.name, concerns, self._told.setdefault(graph.name, set()))
+        doubtful = extrapolation_warning(self._profile.name, concerns, self._told.setdefault(graph.name, set()))
         if doubtful is not None:  # of a model that is decomposed in many ways once, too
             _LOGGER.warning("%s: %s", graph.name, doubtful)
         return table

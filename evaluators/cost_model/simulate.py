@@ -71,7 +71,7 @@ def run_tasks(tasks: Sequence[Task], law: Law, dispatch: Dispatch = "static") ->
     """
     for index, task in enumerate(tasks):
         if not 0.0 <= task.work_s < math.inf:
-            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is no time")
+            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is not a time")
     if dispatch == "static":
         spans = _in_order(tasks, law)
         # What never runs at once cannot slow each other.
@@ -133,7 +133,7 @@ class _Run:
             wakes = [at - self.now_s for i in self.waiting if (at := self._ready_s(i)) is not None and at > self.now_s]
             step_s = min(ends + wakes, default=math.inf)
             if step_s == math.inf:
-                raise UnavailableError("stages wait for each other for ever", "this is no order that lanes can run")
+                raise UnavailableError("stages wait for each other forever", "this order cannot be run")
             self._advance(step_s, rates)
         return [(self.started[i], self.ended[i]) for i in range(len(self.tasks))]
 

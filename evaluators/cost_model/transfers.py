@@ -83,7 +83,7 @@ class Prices:
         if np.isnan(self.operator_s).any() or (self.operator_s < 0).any():
             raise ProfileError("operator_s has an entry that is negative or no number")
         if self.asleep_s is not None and (self.asleep_s < self.latency_s).any():
-            raise ProfileError("asleep_s has an entry below latency_s, and who sleeps starts no sooner")
+            raise ProfileError("asleep_s has an entry below latency_s")
 
 
 _PER_LANE = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
@@ -158,7 +158,7 @@ def profile_key(profile: CostProfile, lane: Processor) -> str:
             return key
     known = ", ".join(profile.processors) or "none"
     raise ProfileError(
-        f"profile {profile.name!r} knows no processor {lane.name!r} ({lane.like})",
+        f"processor {lane.name!r} ({lane.like}) is not in profile {profile.name!r}",
         f"it has: {known}; choose among them with --processors, or calibrate this one",
     )
 

@@ -86,6 +86,6 @@ def check_streams(platform: Platform) -> None:
     for processor in platform.processors:
         if not processor.like.startswith(f"{EXTRA}:"):
             raise UnavailableError(
-                f"processor {processor.name!r} of platform {platform.name!r} is no stream of a GPU",
+                f"processor {processor.name!r} of platform {platform.name!r} is not a stream of a GPU",
                 f"evaluator {EXTRA} has {_NAMES}",
             )

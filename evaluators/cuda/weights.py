@@ -81,13 +81,13 @@ class Weights:
         """
         found = integers(self.graph, tensor)
         if found is None:
-            raise UnavailableError(f"tensor {self.graph.tensors[tensor].name!r} is no constant of whole numbers")
+            raise UnavailableError(f"tensor {self.graph.tensors[tensor].name!r} is not a constant of whole numbers")
         return found
 
     def _read(self, tensor: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         graph, held = self.graph, self.graph.tensors[tensor]
         if graph.source is None or not float_constant(graph, tensor):
-            raise UnavailableError(f"tensor {held.name!r} is no constant of float32 numbers")
+            raise UnavailableError(f"tensor {held.name!r} is not a constant of float32 numbers")
         extent = graph.source.extents.get(held.buffer)
         count = prod(held.shape)
         if extent is None:

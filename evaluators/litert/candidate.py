@@ -115,7 +115,7 @@ class LitertCandidate(Candidate):
             log, _ = self._run_batch(count, stop_above_s)
             begun = log[log.any(axis=(1, 2))]
             if not len(begun):
-                raise UnavailableError("the lanes ran nothing")
+                raise UnavailableError("the processors ran nothing")
             first = np.where(begun[:, :, 0] > 0, begun[:, :, 0], _NEVER).min(axis=1)
             latency = (begun[:, :, 1].max(axis=1) - first) * 1e-9
             latencies.append(latency)
@@ -181,7 +181,7 @@ class LitertCandidate(Candidate):
     ) -> tuple[NDArray[np.int64], dict[int, float]]:
         """Return start and end of each stage in each inference, and the seconds that stages copied in the last one."""
         if self._generation != self._lanes.generation:
-            raise UnavailableError("a lane was started anew since the plan was loaded", "load the plan again")
+            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
         stages = len(self.plan.stages)
         log = np.frombuffer(self._arena.memory, np.int64, 1 + 2 * stages * n, self._layout.log)
         log[:] = 0
@@ -313,5 +313,5 @@ def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedu
             last = stage if apart else lane.stages[-1]
             where = f"stage {stage}" if last == stage else f"one of its stages {stage} to {last}"
             where += f" (operators {plan.stages[stage].operators[0]} to {plan.stages[last].operators[-1]})"
-            return f"lane {lane.processor!r} {error.reason} in {where}"
+            return f"processor {lane.processor!r} {error.reason} in {where}"
     return error.what

@@ -40,7 +40,7 @@ class Crew(Lanes):
         try:
             wire.send(process.channel, dict(request.head), request.payload, request.fds)
         except OSError as error:
-            raise UnavailableError(f"lane {name!r} {self.end(name)}") from error
+            raise UnavailableError(f"processor {name!r} {self.end(name)}") from error
 
     def answers(self, names: Sequence[str], limit_s: float) -> dict[str, dict[str, Any] | None]:
         """Return what lanes have answered, None for one that died; waits ``limit_s`` for the first to do so."""
@@ -63,7 +63,7 @@ class Crew(Lanes):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
         with contextlib.suppress(EOFError, OSError):
-            status = self._zygotes[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
+            status = self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
         process.channel.close()
         self._ended[name] = self._ended.get(name, 0) + 1
         return f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from evaluators.litert.lane_names import lane_options
+from evaluators.litert.processor_names import processor_options
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
@@ -226,7 +226,7 @@ def platform_of(data: Mapping[str, Any]) -> Platform:
     for entry in data["processors"]:
         if entry["kind"] not in ("cpu", "gpu", "npu"):
             raise ValueError(f"a processor of kind {entry['kind']!r}")
-        options = lane_options(entry["kind"], entry["options"])
+        options = processor_options(entry["kind"], entry["options"])
         resources = {str(name): float(share) for name, share in entry["resources"].items()}
         processors.append(Processor(str(entry["name"]), entry["kind"], resources, str(entry["like"]), options))
     return Platform(str(data["name"]), tuple(processors))
@@ -238,7 +238,7 @@ def _stage_file(folder: Path, name: str, digest: str) -> Path:
     path = folder / name
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise PlanError(f"{path}: is no regular file", "keep stage files beside plan.json")
+            raise PlanError(f"{path}: is not a regular file", "keep stage files beside plan.json")
         found = file_digest(path)
     except OSError as error:
         raise PlanError(

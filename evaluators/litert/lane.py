@@ -243,7 +243,7 @@ class Lane:
         else:
             unbind()
             if buffers[tensor][1] != needs:
-                raise UnavailableError(f"stage {step['stage']} wants tensor {tensor} in another form than it has")
+                raise UnavailableError(f"stage {step['stage']} requires tensor {tensor} in another layout")
         return buffers[tensor][0]
 
     def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:

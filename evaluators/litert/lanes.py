@@ -41,7 +41,7 @@ class _Process:
 
 
 @dataclass(frozen=True, slots=True)
-class _Zygote:
+class _ForkServer:
     """A fork server and our end of its channel."""
 
     control: socket.socket
@@ -74,7 +74,7 @@ class LaneError(UnavailableError):
         stopped: Sequence[str] = (),
         told: bool = False,
     ) -> None:
-        super().__init__(f"lane {lane!r} {reason}" if fatal else f"{lane}: {reason}")
+        super().__init__(f"processor {lane!r} {reason}" if fatal else f"{lane}: {reason}")
         self.lane = lane
         self.reason = reason
         self.fatal = fatal
@@ -100,22 +100,22 @@ class Lanes:
         self._starts = lane_starts(platform)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lanes: dict[str, _Process] = {}
-        self._zygotes: dict[str, _Zygote] = {}
+        self._fork_servers: dict[str, _ForkServer] = {}
         try:
             for runtime in sorted({start.runtime for start in self._starts.values()}):
-                self._zygotes[runtime] = self._start(runtime)
+                self._fork_servers[runtime] = self._start(runtime)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, runtime: str) -> _Zygote:
+    def _start(self, runtime: str) -> _ForkServer:
         """Start the fork server of a runtime."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_START_LIMIT_S)
         try:
             with theirs:
-                zygote = subprocess.Popen(
-                    own_process("evaluators.litert.zygote", str(theirs.fileno()), runtime),
+                fork_server = subprocess.Popen(
+                    own_process("evaluators.litert.fork_server", str(theirs.fileno()), runtime),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
@@ -124,7 +124,7 @@ class Lanes:
         except BaseException:
             ours.close()
             raise
-        return _Zygote(ours, zygote)
+        return _ForkServer(ours, fork_server)
 
     def ask(self, lane: str, request: Request, limit_s: float) -> dict[str, Any]:
         """Ask one lane and wait for its answer.
@@ -203,18 +203,18 @@ class Lanes:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         if name not in self._lanes:
             runtime = self._starts[name].runtime
-            zygote = self._zygotes[runtime]
-            if zygote.process.poll() is not None:  # something killed it, and its lanes died with it
-                zygote.control.close()
-                zygote = self._zygotes[runtime] = self._start(runtime)
+            fork_server = self._fork_servers[runtime]
+            if fork_server.process.poll() is not None:  # something killed it, and its lanes died with it
+                fork_server.control.close()
+                fork_server = self._fork_servers[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
                     head = {"op": "lane", "start": self._starts[name].to_json()}
-                    answer = zygote.ask(head, [theirs.fileno(), self._log])
+                    answer = fork_server.ask(head, [theirs.fileno(), self._log])
             except (EOFError, OSError) as error:
                 ours.close()
-                hint = f"python -c 'import {PACKAGES[runtime].module}' tells more"
+                hint = f"python -c 'import {PACKAGES[runtime].module}' shows why"
                 raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
             self._lanes[name] = _Process(answer["pid"], ours, runtime)
         return self._lanes[name]
@@ -225,7 +225,7 @@ class Lanes:
         if reason == "died":
             with contextlib.suppress(EOFError, OSError):
                 os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
-                status = self._zygotes[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
+                status = self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
                 reason = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
             process.channel.close()
             del self._lanes[name]
@@ -238,7 +238,7 @@ class Lanes:
                 os.kill(process.pid, signal.SIGKILL)
             process.channel.close()
             with contextlib.suppress(EOFError, OSError):
-                self._zygotes[process.runtime].ask({"op": "reap", "pid": process.pid})
+                self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})
         self._lanes.clear()
         self.generation += 1
 
@@ -246,14 +246,14 @@ class Lanes:
         """End all lanes and the fork servers."""
         self._closed = True
         self._kill()
-        for zygote in self._zygotes.values():
-            zygote.control.close()
-        for zygote in self._zygotes.values():
+        for fork_server in self._fork_servers.values():
+            fork_server.control.close()
+        for fork_server in self._fork_servers.values():
             try:
-                zygote.process.wait(5)
+                fork_server.process.wait(5)
             except subprocess.TimeoutExpired:
-                zygote.process.kill()
-                zygote.process.wait()
+                fork_server.process.kill()
+                fork_server.process.wait()
         os.close(self._log)
 
 

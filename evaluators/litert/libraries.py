@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from evaluators.litert.lane_names import parse_lane
+from evaluators.litert.processor_names import parse_lane
 from search_spaces.allowed_code import is_allowed
 from search_spaces.errors import UsageError, shown
 from search_spaces.yaml_file import parsed
@@ -63,7 +63,7 @@ def library_folder(word: str, text: str = "") -> Path:
     if Path(word) in bound.values() or is_allowed(word) or (text and is_allowed(text)):
         return Path(word)
     raise UsageError(
-        f"processor {shown(text or word)}: a library is code, and nobody here has named {shown(word)}",
+        f"processor {shown(text or word)}: a library is code, and no user of this machine has named {shown(word)}",
         f"bind it to a name in {libraries_file()}, or give --processors npu:FOLDER",
     )
 

@@ -74,12 +74,12 @@ def find_devices() -> tuple[Device, ...]:
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"OpenVINO cannot be asked for its devices: {error}") from error
+        raise UnavailableError(f"OpenVINO cannot list its devices: {error}") from error
     if run.returncode:
         lines = run.stderr.strip().splitlines()
         raise UnavailableError(
             f"OpenVINO cannot be started: {lines[-1] if lines else f'exit code {run.returncode}'}",
-            "python -c 'import openvino' tells more",
+            "python -c 'import openvino' shows why",
         )
     return tuple(Device(**entry | {"precisions": tuple(entry["precisions"])}) for entry in json.loads(run.stdout))
 

@@ -240,7 +240,7 @@ class Pipeline:
         self._waiting = True
         while not self._is_out(inference, _LOOK_S):
             if self._worker is None or not self._worker.is_alive():
-                raise self._failure or UnavailableError("the lanes ended before the stream did")
+                raise self._failure or UnavailableError("the worker processes ended before the stream did")
         self._waiting = False
         times = self._log[1:].reshape(self._kept, len(self._plan.stages), 2)[inference % self._kept].copy()
         return self._outputs(inference % self.how.frames), times
@@ -257,7 +257,7 @@ class Pipeline:
 
     def _begin(self, inferences: int, ready: int) -> None:
         if self._generation != self._lanes.generation:
-            raise UnavailableError("a lane was started anew since the plan was loaded", "load the plan again")
+            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
         self._log[:] = 0
         self._log[0] = inferences
         self._waiting = inferences != _NEVER

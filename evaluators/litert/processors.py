@@ -19,9 +19,9 @@ from typing import Any
 
 from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, find_adapters
-from evaluators.litert.lane_names import LaneName, lane_options, parse_lane
 from evaluators.litert.libraries import library_folder
 from evaluators.litert.openvino import computes_natively, find_devices
+from evaluators.litert.processor_names import ProcessorName, parse_lane, processor_options
 from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed
 from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError
@@ -76,7 +76,7 @@ def usable_cores() -> list[int]:
     """
     if sys.platform != "linux":
         raise UnavailableError(
-            f"measuring needs Linux (lanes are pinned to cores), this is {sys.platform}",
+            f"measuring requires Linux (processors are pinned to cores), this is {sys.platform}",
             "measure on a Linux machine",
         )
     return sorted(os.sched_getaffinity(0))
@@ -93,7 +93,7 @@ def fair_cores() -> list[int]:
 
 
 def make_processor(text: str) -> Processor:
-    """Return the lane that a name asks for; see :mod:`evaluators.litert.lane_names`.
+    """Return the lane that a name asks for; see :mod:`evaluators.litert.processor_names`.
 
     Raises:
         UsageError: the text is no lane's name, or names a core that the machine has not.
@@ -116,7 +116,7 @@ def with_reference(platform: Platform) -> Platform:
     """
     if any(map(computes_with_xnnpack, platform.processors)):
         return platform
-    core = _cpu("reference", LaneName("cpu", cores=(usable_cores()[0],)))
+    core = _cpu("reference", ProcessorName("cpu", cores=(usable_cores()[0],)))
     return replace(platform, processors=(*platform.processors, replace(core, like="reference")))
 
 
@@ -130,21 +130,21 @@ def check_is_here(platform: Platform) -> None:
     """Check that the lanes of a platform are lanes of this machine; a file may also describe a device to predict for.
 
     Raises:
-        UsageError: one has options that no lane has.
+        UsageError: one has unknown options.
         UnavailableError: one is not.
     """
     for processor in platform.processors:
         if "cores" not in processor.options:
             raise UnavailableError(
-                f"processor {processor.name!r} of platform {platform.name!r} is described, not found on this machine",
-                "predict with --evaluator cost-model, or name a lane of this machine in the file",
+                f"processor {processor.name!r} of platform {platform.name!r} is not of this machine",
+                "predict with --evaluator cost-model, or name a processor of this machine in the file",
             )
         try:
-            lane_options(processor.kind, processor.options)
+            processor_options(processor.kind, processor.options)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"processor {processor.name!r} of platform {platform.name!r} has options that no lane has: {error}",
-                "name a lane of this machine in the file",
+                f"processor {processor.name!r} of platform {platform.name!r} has options that do not fit: {error}",
+                "name a processor of this machine in the file",
             ) from error
 
 
@@ -164,7 +164,7 @@ def find_adapter(word: str) -> Adapter:
     raise UnavailableError(
         "there is no hardware graphics adapter that Vulkan can use",
         "install its driver and libvulkan1; a software adapter is used when it is named, as gpu:swiftshader; "
-        "optimize doctor tells more",
+        "see optimize doctor",
     )
 
 
@@ -219,7 +219,7 @@ def _vendor_folders() -> Iterator[Path]:
         yield from sorted(Path(folder).glob("vendors/*/dispatch"))
 
 
-def _cpu(text: str, name: LaneName) -> Processor:
+def _cpu(text: str, name: ProcessorName) -> Processor:
     mine = usable_cores()
     cores = name.cores or tuple(fair_cores())
     absent = [core for core in cores if not (_CPU / f"cpu{core}").exists() and core not in mine]
@@ -263,7 +263,7 @@ def check_cores(text: str, cores: Sequence[int]) -> None:
         )
 
 
-def _gpu(text: str, name: LaneName, adapter: Adapter) -> Processor:
+def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
     cores = tuple(usable_cores())
     options: dict[str, Any] = {
         "cores": cores,
@@ -291,7 +291,7 @@ def _check_precision(text: str, precision: str) -> None:
         )
 
 
-def _openvino_device(text: str, name: LaneName) -> Processor:
+def _openvino_device(text: str, name: ProcessorName) -> Processor:
     """Return a GPU or NPU of OpenVINO; its stages share memory with other lanes' by copies that OpenVINO makes."""
     wanted = name.kind.upper()
     devices = [d for d in find_devices() if d.device.partition(".")[0] == wanted]
@@ -317,7 +317,7 @@ def _openvino_device(text: str, name: LaneName) -> Processor:
     return _with_fallback(Processor(text, name.kind, {resource: 1.0}, like, options), name)
 
 
-def _npu(text: str, name: LaneName) -> Processor:
+def _npu(text: str, name: ProcessorName) -> Processor:
     named = str(library_folder(name.folder, text)) if name.folder else ""
     if is_allowed(text):
         allow(named)  # with which its process is started
@@ -327,7 +327,7 @@ def _npu(text: str, name: LaneName) -> Processor:
     return _with_fallback(Processor(text, "npu", {f"npu {vendor}": 1.0}, f"npu {vendor}", options), name)
 
 
-def _with_fallback(processor: Processor, name: LaneName) -> Processor:
+def _with_fallback(processor: Processor, name: ProcessorName) -> Processor:
     return replace(with_cpu(processor), name=processor.name) if name.fallback else processor
 
 

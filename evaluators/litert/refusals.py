@@ -83,15 +83,17 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
     """Return the error that tells which operators of a stage are refused."""
     where = f"the stage of operators {operators[0]} to {operators[-1]}"
     if not refused:
-        return UnavailableError(f"{processor.name} refuses {where}, although it takes each of them alone")
+        return UnavailableError(
+            f"{processor.name} does not support {where} together, although it supports each of them alone"
+        )
     if len(refused) == len(operators) >= _NONE_AT_ALL:
         return UnavailableError(
-            f"{processor.name} takes none of the operators {operators[0]} to {operators[-1]}",
-            "its driver may not work with the runtime: runtime.log in the run folder tells more",
+            f"{processor.name} supports none of the operators {operators[0]} to {operators[-1]}",
+            "its driver may not work with the runtime; see runtime.log in the run folder",
         )
-    unseen = "" if processor.kind == "cpu" else ", or let the CPU run them unseen by the search: --allow-fallback"
+    unseen = "" if processor.kind == "cpu" else ", or let the CPU run them: --allow-fallback"
     return UnavailableError(
-        f"{processor.name} refuses {where}: it does not take {describe(graph, refused)}",
+        f"{processor.name} does not support operators {describe(graph, refused)} in {where}",
         f"place them on another processor{unseen}",
     )
 
@@ -118,14 +120,14 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
     reason = " ".join(_SOURCE.sub("", said[: found.start()]).split()) or what
     if "unresolved custom op" in reason:
         return UnavailableError(
-            f"operator {place} ({found[2]}) is a custom operator, for which the runtime has no kernel",
-            "name the library that has it: --custom-ops LIBRARY.so",
+            f"operator {place} ({found[2]}) is a custom operator without a kernel",
+            "give the library with its kernel: --custom-ops LIBRARY.so",
         )
     return UnavailableError(
         f"operator {place} ({found[2]}) cannot be run: {reason}",
         "give inputs that fit: --input FILE.npz"
         if found[3] == "invoke"
-        else "no runtime of this machine has a kernel for it as it stands: convert the model anew",
+        else "no runtime on this machine has a kernel for it; convert the model again",
     )
 
 

@@ -93,7 +93,7 @@ class Replay:
         for _ in lanes:
             while not shared.board.listens():
                 if time.monotonic() > deadline_s or self._crew.answers([process], 1e-3):
-                    raise UnavailableError(f"lane {process!r} {self._crew.end(process)} before it took a job")
+                    raise UnavailableError(f"processor {process!r} {self._crew.end(process)} before its first job")
 
     def _attend(self, shared: SharedBoard, working: set[str]) -> None:
         """Stay until all lanes have left the desk: let requests in when they come, look after lanes that are silent."""
@@ -140,11 +140,11 @@ class Replay:
         for lane in lanes:
             board.release(lane)
         busy = {lane: desk.whose(desk.on(lane))[0] for lane in lanes if desk.on(lane) >= 0}
-        self._take_out(board, busy.values(), f"lane {process!r} {reason}", free=busy)
+        self._take_out(board, busy.values(), f"processor {process!r} {reason}", free=busy)
         if process not in self._processes() or desk.over:
             return
         ended = self._crew.births.get(process, 0) - self._births_before.get(process, 0)
-        problem = f"lane {process!r} {reason}, again and again" if ended > _MOST_BIRTHS else ""
+        problem = f"processor {process!r} {reason} repeatedly" if ended > _MOST_BIRTHS else ""
         try:
             if not problem:
                 self._enter(process, shared)

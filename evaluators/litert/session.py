@@ -73,7 +73,7 @@ class LitertEvaluator(Evaluator):
         return local_platform()
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.lane_names` tells what names there are."""
+        """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.processor_names` lists the names."""
         return make_processor(name)
 
     def own_placements(self, platform: Platform) -> tuple[Processor, ...]:

@@ -158,7 +158,7 @@ class StageCache:
         parts = f"{answer['kernels']} partition{'' if answer['kernels'] == 1 else 's'}"
         return (
             f"LiteRT runs {parts} of {graph.name} on the {kind}; on the CPU stay "
-            f"{describe(graph, left) or 'operators that it takes alone'}, and what is in no partition"
+            f"{describe(graph, left) or 'operators that it supports alone'}, and what is in no partition"
             + (f" ({'; '.join(reasons)})" if reasons else "")
         )
 

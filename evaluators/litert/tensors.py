@@ -24,12 +24,12 @@ def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
         UnavailableError: only a run tells how large it is, or its elements have no fixed size.
     """
     if any(d < 0 for d in tensor.shape):
-        raise UnavailableError(f"tensor {tensor.name!r} has a size that depends on the data, and cannot be handed over")
+        raise UnavailableError(f"tensor {tensor.name!r} has a size that depends on the data, and cannot be transferred")
     try:
         return array_form(tensor)
     except TypeError:
         raise UnavailableError(
-            f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which cannot be fed"
+            f"tensor {tensor.name!r} has elements of type {tensor.dtype}, which are not supported as inputs"
         ) from None
 
 

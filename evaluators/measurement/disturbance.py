@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from evaluators.cgroup import throttled_s
+from search_spaces.wording import percent
 
 _PROC = Path("/proc")
 _STEAL = 7  # column of a cpu line in /proc/stat
@@ -226,7 +227,7 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
     for seconds, cause in ((found.waited_s, TASKS), (found.stolen_s, STEAL), (found.throttled_s, QUOTA)):
         share = seconds / (found.lasted_s * max(1, cores))
         if share >= 0.01:
-            told.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({share:.0%})")
+            told.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({percent(share)})")
     if rejected and told:
         told[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
     return told

@@ -23,6 +23,7 @@ from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
 from search_spaces.errors import RunFolderError, UnavailableError, UsageError
+from search_spaces.wording import plural
 
 Load = Callable[[], Candidate]
 """Builds a new instance of a plan at each call (:meth:`~evaluators.base.Session.load` with ``fresh``)."""
@@ -40,7 +41,7 @@ _OUTLIER = 5.0  # rounds farther from the median than this many robust standard 
 ROUND_NOISE = 0.005
 """Relative standard deviation of a difference between rounds that is assumed before rounds can tell."""
 _PRIOR_ROUNDS = 5  # how many rounds' worth of variance the other pairs contribute to that of one pair
-_GROSS = 0.5  # a plan that is slower by more than this in every sense leaves after its first round
+_PRUNE = 0.5  # a plan that is slower by more than this in every sense leaves after its first round
 _DECIDED = 0.25  # an interval within a quarter of the difference needs no more rounds
 _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
 _GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
@@ -100,7 +101,7 @@ class FinalPolicy:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:
-            raise UsageError(f"precision {self.precision} is no share", "give a value between 0 and 1, such as 0.005")
+            raise UsageError(f"precision {self.precision} is not a share", "use one between 0 and 1, such as 0.005")
         if not self.max_s > 0.0:
             raise UsageError(f"max_s {self.max_s}: a final needs more than 0 seconds")
         if not 2 <= self.min_rounds <= self.max_rounds:
@@ -535,7 +536,7 @@ class _Runner:
 
     def _round(self) -> None:
         done = len(self._levels)
-        self._progress(f"final, round {done + 1}: {len(self._running)} plans, rebuilt and in turns")
+        self._progress(f"final comparison, round {done + 1}: {plural(len(self._running), 'plan')}")
         order = [self._running[0], *map(int, self._rng.permutation(self._running[1:]))] if done else self._running
         hub, rest = order[0], list(order[1:])
         if done:
@@ -565,7 +566,7 @@ class _Runner:
         if not done and levels:
             best = min(levels, key=lambda i: levels[i])
             # The fastest turn of a plan that something disturbs all the time tells most.
-            self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _GROSS}
+            self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _PRUNE}
 
     def _admitted(self, turns: Mapping[int, Array]) -> bool:
         """Return whether plans are admitted whatever the time, since there are so few yet."""

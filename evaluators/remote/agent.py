@@ -139,7 +139,7 @@ class Agent:
             WireError: it has none of that name, or no lease.
         """
         if not wire.FILE_NAME.fullmatch(name):
-            raise wire.WireError(f"{name[:80]!r} is no name of a file to fetch")
+            raise wire.WireError(f"{name[:80]!r} is not a name of a file to fetch")
         held = self._open
         if held is None or held.client != client or not self.lease.renew(client):
             raise wire.WireError("the lease has ended")
@@ -188,7 +188,7 @@ class Agent:
         client = wire.text(data, "client", wire.DIGEST)
         names = data.get("names", [])
         if not isinstance(names, list) or len(names) > 1024:
-            raise wire.WireError("names is no list of processors")
+            raise wire.WireError("names is not a list of processors")
         known = list(self._evaluator.platform().processors)
         known += [self._named(wire.text({"name": name}, "name")) for name in names]
         known += [with_cpu(p) for p in known if p.kind != "cpu"]
@@ -232,7 +232,7 @@ class Agent:
         client = wire.text(data, "client", wire.DIGEST)
         held = self._open
         if held is None or held.client != client or not self.lease.renew(client):
-            raise LapsedError("the device has given this study up, or was started anew")
+            raise LapsedError("the device ended this study, or was restarted")
         return held
 
     def _graph(self, held: _Open, data: Mapping[str, Any]) -> Graph:

@@ -57,7 +57,7 @@ class Connection:
         Raises:
             DeviceLostError: the device did not answer in time, or has forgotten us.
             BusyElsewhereError: it measures for somebody else.
-            UsageError, UnavailableError: what went wrong there, or it does not let us in.
+            UsageError, UnavailableError: what went wrong there, or it refused access.
         """
         ask = self._channel.unary_unary(f"/{wire.SERVICE}/{method}")
         try:
@@ -119,7 +119,7 @@ class Connection:
     def _told(self, content: bytes) -> dict[str, Any]:
         answer = wire.unpacked(content)
         if answer.get("lapsed") is True:
-            raise DeviceLostError(f"device {self.device.name}: it has given this study up, or was started anew")
+            raise DeviceLostError(f"device {self.device.name}: it ended this study, or was restarted")
         if answer.get("busy") is True:
             raise BusyElsewhereError(f"device {self.device.name} is {answer['error']['what']}")
         wire.raise_told(answer, f"device {self.device.name}")
@@ -131,12 +131,12 @@ class Connection:
         status = self._grpc.StatusCode
         details = " ".join(str(error.details()).split())[:200]
         if code == status.UNAUTHENTICATED:
-            return UnavailableError(f"device {name} does not let us in: {details}", "see its token or certificate")
+            return UnavailableError(f"device {name} refused access: {details}", "check the token and the certificate")
         if code == status.UNIMPLEMENTED:
-            return UnavailableError(f"{where} is no agent of this version", "install the same version there")
+            return UnavailableError(f"{where} is not an agent of this version", "install the same version there")
         if code == status.UNAVAILABLE and any(word in details.lower() for word in ("ssl", "certificate", "handshake")):
             return UnavailableError(
-                f"device {name}: the certificates do not go together: {details}", "see authority, certificate and key"
+                f"device {name}: the certificates do not go together: {details}", "check authority, certificate and key"
             )
         return DeviceLostError(f"device {name} at {where} does not answer ({code.name.lower().replace('_', ' ')})")
 

@@ -160,7 +160,7 @@ def read_pem(path: Path | None, what: str) -> bytes:
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", f"give the PEM file of {what}") from error
     if b"-----BEGIN " not in content:
-        raise UsageError(f"{path}: is no file of {what}", "give a PEM file")
+        raise UsageError(f"{path}: is not a file of {what}", "give a PEM file")
     return content
 
 
@@ -178,7 +178,7 @@ def read_token(path: Path | None) -> str:
             raise UsageError(f"{path}: others may read the token", f"chmod 600 {path}")
         token = content.decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text"
+        reason = getattr(error, "strerror", None) or "is not text"
         raise UsageError(f"{path}: {reason.lower()}", "give a file that holds the token") from error
     if len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
         hint = f"openssl rand -hex 32 > {path}"

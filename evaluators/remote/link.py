@@ -191,7 +191,7 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
             except (DeviceLostError, BusyElsewhereError) as error:
                 problems.append(error)
         if time.monotonic() >= end_s:
-            hint = "start `optimize agent` there, and see that its port can be reached"
+            hint = "start `optimize agent` there, and check that its port can be reached"
             raise UnavailableError(f"{problems[0].what}; waited for {wait_s:g} s", hint)
         if not told:
             _LOGGER.warning("%s; waiting for up to %g s", problems[0].what, wait_s)

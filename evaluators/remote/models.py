@@ -51,5 +51,5 @@ def sendable(graph: Graph, folder: Path) -> Sendable:
     digest = cut_stage(graph, range(len(graph.operators))).write(path)
     written = read_model(path, graph.name)
     if [o.kind for o in written.operators] != [o.kind for o in graph.operators]:
-        raise UnavailableError(f"model {graph.name!r}, as it was rewritten, is no file that a device could be sent")
+        raise UnavailableError(f"model {graph.name!r}, as it was rewritten, is not a file that a device could be sent")
     return Sendable(path, digest, name, written.digest)

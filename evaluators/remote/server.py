@@ -236,7 +236,7 @@ def _has(agent: Agent, data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _must_hold(agent: Agent, data: Mapping[str, Any]) -> str:
     client = wire.text(data, "client", wire.DIGEST)
     if not agent.lease.renew(client):
-        raise LapsedError("the device has given this study up, or was started anew")
+        raise LapsedError("the device ended this study, or was restarted")
     return client
 
 
@@ -249,7 +249,7 @@ def _store(agent: Agent, messages: Iterator[bytes], context: Any) -> bytes:
     def pieces(client: str) -> Iterator[bytes]:
         for piece in messages:
             if not agent.lease.renew(client):
-                raise LapsedError("the device has given this study up")
+                raise LapsedError("the device ended this study")
             yield piece
 
     def answer(data: Mapping[str, Any]) -> Mapping[str, Any]:

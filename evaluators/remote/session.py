@@ -117,7 +117,7 @@ class RemoteSession(Session):
         answer = self._link.moved(lambda: self._link.ask("Unsupported", {"processor": processor}, limit_s, model))
         found = answer.get("operators")
         if not isinstance(found, list) or not all(type(o) is int and 0 <= o < len(graph.operators) for o in found):
-            raise wire.WireError("the device tells of operators that there are not")
+            raise wire.WireError("the device reports operators that do not exist")
         return sorted(found)
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
@@ -129,7 +129,7 @@ class RemoteSession(Session):
         answer = self._link.ask("Deploy", data, _load_limit_s(self._link, plan), model)
         told, agreement = answer.get("files"), wire.agreement_from_json(answer.get("agreement"))
         if not isinstance(told, list) or len(told) > 2 * len(plan.stages) + 1 or agreement is None:
-            raise wire.WireError("the device tells of other files than a plan has")
+            raise wire.WireError("the device reports other files than the plan has")
         # plan.json comes first by name; it is written last, when all that it names is there.
         fetched = {self._link.fetch(folder, entry).name for entry in reversed(told)}
         for stale in folder.glob("stage_*.tflite"):

@@ -43,7 +43,7 @@ class Store:
             WireError: it is no digest, such as a path that leads elsewhere.
         """
         if not DIGEST.fullmatch(digest):
-            raise WireError(f"{digest[:80]!r} is no SHA-256")
+            raise WireError(f"{digest[:80]!r} is not a SHA-256")
         return self.folder / f"{digest}.tflite"
 
     def has(self, digest: str) -> bool:

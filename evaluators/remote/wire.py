@@ -76,7 +76,7 @@ def unpacked(content: bytes) -> dict[str, Any]:
     try:
         data = parsed_json(content)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"a message is no JSON: {error}") from error
+        raise WireError(f"a message is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise WireError(f"a message is {shown(data)}, no JSON object")
     return data

@@ -78,7 +78,9 @@ class TableEvaluator(Evaluator):
         kinds = {device.kind for device in self.table.devices}
         strange = next((p.name for p in platform.processors if p.like not in kinds), None)
         if strange is not None:
-            raise UnavailableError(f"the table has no times for processor {strange!r}", f"it has {', '.join(kinds)}")
+            raise UnavailableError(
+                f"the table has no times for processor {strange!r}", f"it has {', '.join(sorted(kinds))}"
+            )
         session = TableSession(self.table, platform)
         try:
             yield session

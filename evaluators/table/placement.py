@@ -103,7 +103,7 @@ def read_placement(path: Path) -> PlacementProblem:
     try:
         data = parsed_json(content)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no JSON of at most {MAX_NBYTES >> 20} MiB: {error}") from error
+        raise UsageError(f"{path}: is not JSON of at most {MAX_NBYTES >> 20} MiB: {error}") from error
     if not isinstance(data, Mapping):
         raise UsageError(f"{path}: a placement instance is a JSON object, not {shown(data)}")
     return _Reader(path, data).problem()

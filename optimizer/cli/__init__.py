@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks “…”, or a path that is no text
+            stream.reconfigure(errors="replace")  # a terminal that lacks “…”, or a path that is not text
     try:
         code = _run(arguments)
         if sys.stdout is not None:  # as after ">&-"

@@ -15,8 +15,8 @@ def run(parser: Parser, arguments: list[str]) -> int:
     add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
     add("--jobs", metavar="N", default="1", help="studies at a time, where none measures this machine")
     add("--scheduler", metavar="URL", default="", help="a Dask cluster that runs the studies (default: this machine)")
-    add("--allow-code", action="store_true", help="its samplers and libraries may be code; for a file that you trust")
-    add("--dry-run", action="store_true", help="list the studies, their sizes and the time expected")
+    add("--allow-code", action="store_true", help="let the file load samplers and libraries; for files that you trust")
+    add("--dry-run", action="store_true", help="list the studies with their sizes and expected time")
     add_common(add, quiet=True)
     options = parser.read(arguments)
     if not options.jobs.isdecimal() or not 1 <= int(options.jobs) <= 1024:
@@ -38,7 +38,7 @@ def run(parser: Parser, arguments: list[str]) -> int:
 
 def schema(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize schema``."""
-    parser.add_argument("--markdown", action="store_true", help="the reference for people instead of the JSON Schema")
+    parser.add_argument("--markdown", action="store_true", help="print a reference page instead of the JSON Schema")
     add_common(parser.add_argument, as_json=False)
     options = parser.read(arguments)
     from optimizer.campaign_file import json_schema
@@ -66,7 +66,7 @@ def solve(parser: Parser, arguments: list[str]) -> int:
 def pretrain(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize pretrain``."""
     add = parser.add_argument
-    add("--model", metavar="NAME|FILE", action="append", required=True, help="to learn on; may be given several times")
+    add("--model", metavar="NAME|FILE", action="append", required=True, help="to train on; may be given several times")
     add(
         "--platform",
         metavar="FILE|NAME",
@@ -76,8 +76,10 @@ def pretrain(parser: Parser, arguments: list[str]) -> int:
         help="a device's profile, a file or a name; may be given several times",
     )
     add("--out", metavar="FILE", type=Path, required=True, help="the policy, a .npz file")
-    add("--max-stages", metavar="K", type=int, default=4, help="parts of a plan at most (default 4)")
-    add("--batches", metavar="N", type=int, default=0, help="batches of plans to draw (default 40 a model and device)")
+    add("--max-stages", metavar="K", type=int, default=4, help="stages of a plan at most (default 4)")
+    add(
+        "--batches", metavar="N", type=int, default=0, help="batches of plans to draw (default 40 per model and device)"
+    )
     add("--seed", metavar="S", type=int, default=0, help="the same seed gives the same policy (default 0)")
     add_common(add)
     options = parser.read(arguments)

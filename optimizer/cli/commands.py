@@ -14,42 +14,46 @@ from optimizer.cli.serving import agent, storage
 Work = Callable[[Parser, list[str]], int]
 
 TABLE: dict[str, tuple[str, str, Work]] = {
-    "agent": ("measure for others: the device's end of --evaluator remote", "Measure for others, until Ctrl-C.", agent),
+    "agent": (
+        "serve this machine as a device for --evaluator remote",
+        "Serve measurements of this machine until Ctrl-C.",
+        agent,
+    ),
     "calibrate": (
         "fit a cost model of this machine's processors",
         "Fit a cost model of this machine's processors, or refine one with what a study measured.",
         calibrate,
     ),
     "compare": (
-        "tell which of two runs' plans is faster, and by how much",
-        "Tell which of two runs' plans is faster, and by how much.",
+        "compare the plans of two runs: which is faster, and by how much",
+        "Compare the plans of two runs: which is faster, and by how much.",
         compare,
     ),
     "devices": (
-        "list processors here, known devices, phones and agents",
-        "List what plans can be searched for: processors here, known devices, phones and agents.",
+        "list processors of this machine, known devices, phones and agents",
+        "List what plans can be searched for: processors of this machine, known devices, phones, agents.",
         devices,
     ),
     "doctor": (
-        "tell what this machine offers, and what to do about problems",
-        "Tell what this machine offers, and what to do about problems.",
+        "check this machine: runtimes, processors, load, and how to fix problems",
+        "Check this machine: runtimes, processors, load, and how to fix problems.",
         doctor,
     ),
     "execute": (
-        "run a plan, or the plan of a study, and tell its latency",
-        "Run a plan from its files and tell its latency. Exit code 4, too, where outputs are not what they should be.",
+        "run a plan, or the plan of a study, and print its latency",
+        "Run a plan from its files and print its latency. Exit code 4 if its outputs are wrong.",
         execute,
     ),
     "inspect": (
-        "tell what a model is made of and where it can be cut",
-        "Tell what a model is made of and where it can be cut.",
+        "show a model's operators and where it can be cut",
+        "Show a model's operators and where it can be cut.",
         inspect,
     ),
     "models": ("list the built-in models", "List the built-in models, with their size and work.", models),
     "dashboard": ("open a study in optuna-dashboard", "Open a finished study in optuna-dashboard.", dashboard),
     "explain": (
-        "tell why a study's plan is the best: what changing it would cost, and what binds",
-        "Tell why the plan of a study is what it is.",
+        "explain a study's plan: the cost of every change, and which limits cost time",
+        "Explain a study's plan: the cost of every change, and which limits cost time.",
         explain,
     ),
     "export": (
@@ -58,18 +62,18 @@ TABLE: dict[str, tuple[str, str, Work]] = {
         export,
     ),
     "plugins": (
-        "list what is installed beside the built-ins, and what is broken",
-        "List evaluators, spaces, samplers and models by where from.",
+        "list installed plug-ins, and which of them fail to load",
+        "List evaluators, spaces, samplers and models with the package that brings them.",
         plugins,
     ),
     "pretrain": (
-        "train a policy for the sampler reinforce on cost models, at no device time",
-        "Train a policy for --sampler reinforce@FILE.",
+        "train a policy for --sampler reinforce on cost models",
+        "Train a policy for --sampler reinforce@FILE on cost models.",
         pretrain,
     ),
     "report": (
-        "write what a study or a campaign found, for a browser",
-        "Write what a study or a campaign found, for a browser.",
+        "write the report of a study or campaign as a web page",
+        "Write the report of a study or campaign as a web page.",
         report,
     ),
     "rewrite": (
@@ -82,15 +86,15 @@ TABLE: dict[str, tuple[str, str, Work]] = {
         "Run a campaign: a matrix of studies, described in a YAML file.",
         run,
     ),
-    "schema": ("print what may stand in a campaign's file", "Print the JSON Schema of campaign files.", schema),
+    "schema": ("print the JSON Schema of campaign files", "Print the JSON Schema of campaign files.", schema),
     "storage": (
         "serve a shared study database, for --storage grpc://",
         "Serve a shared study database to many workers, until Ctrl-C.",
         storage,
     ),
     "solve": (
-        "prove the best placement of a table of times, or of a published instance",
-        "Prove the best placement of a table of times.",
+        "solve a table of times, or a published placement instance, to optimality",
+        "Solve a table of times, or a published placement instance, to optimality.",
         solve,
     ),
 }

@@ -14,10 +14,10 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize calibrate``."""
     add = parser.add_argument
     add("--out", metavar="FILE", type=Path, required=True, help="the profile, a .json file; its log lies beside it")
-    add("--processors", metavar="A,B", help="lanes to calibrate (default: all found)")
-    add("--minutes", metavar="M", type=float, default=10.0, help="time to spend (default 10)")
+    add("--processors", metavar="A,B", help="processors to calibrate (default: all found)")
+    add("--minutes", metavar="M", type=float, default=10.0, help="minutes to spend (default 10)")
     add("--refine", metavar="RUN", type=Path, help="correct the profile FILE with what a study measured instead")
-    add("--evaluator", metavar="NAME", default="litert", help="who times (default litert: this machine)")
+    add("--evaluator", metavar="NAME", default="litert", help="what measures (default litert: this machine)")
     add_common(add, quiet=True)
     options = parser.read(arguments)
     allow(*(options.processors or "").split(","))
@@ -38,14 +38,14 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
         )
     print(json.dumps(found.profile.errors, indent=2) if options.json else render_calibration(found))
     if found.interrupted:
-        tell("optimize: interrupted; the same command goes on from here")
+        tell("optimize: interrupted; run the same command to resume")
         return EXIT_INTERRUPTED
     return 0
 
 
 def doctor(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize doctor``."""
-    parser.add_argument("--model", metavar="NAME|FILE", help="tell which of its operators each processor refuses")
+    parser.add_argument("--model", metavar="NAME|FILE", help="list the operators that each processor does not support")
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.doctor import diagnose, render

@@ -72,16 +72,16 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
         help="three convolutions for each larger than 1x1, of ranks by ratio:SHARE (or IN,OUT) of the channels,"
         " energy:SHARE of the squared singular values, vbmf, or given by --rank alone",
     )
-    add("-o", "--out", metavar="FILE", type=Path, required=True, help="the new .tflite file")
+    add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
     tucker = parser.add_argument_group("with --tucker")
     add = tucker.add_argument
     add("--rank", metavar="LAYER=INxOUT", action="append", help="ranks of one layer, as conv3_1=64x96")
     add("--multiple-of", metavar="N", help="round the rule's ranks to multiples of N (default 8)")
-    add("--at-most", metavar="R", help="no rank of the rule's is above R")
-    add("--even-larger", action="store_true", help="also where the three need no fewer multiply-accumulates")
-    add("--platform", metavar="FILE|NAME", type=Path, help="a device's profile, which predicts times before and after")
-    add("--even-slower", action="store_true", help="also where the three are predicted to be slower on --platform")
+    add("--at-most", metavar="R", help="upper limit of the rule's ranks")
+    add("--even-larger", action="store_true", help="decompose even where it saves no multiply-accumulates")
+    add("--platform", metavar="FILE|NAME", type=Path, help="device profile that predicts times before and after")
+    add("--even-slower", action="store_true", help="decompose even where it is predicted to be slower on --platform")
     add("--seed", metavar="S", help="of the inputs on which outputs are compared (default 0)")
     add_common(parser.add_argument)
     options = parser.read(arguments)

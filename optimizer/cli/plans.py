@@ -16,7 +16,7 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     parser.add_argument("plan", metavar="PLAN", help="a run folder, or a plan.json")
     parser.add_argument("--input", metavar="FILE", type=Path, help="inputs: .npy, or .npz with a name for each")
     parser.add_argument("--custom-ops", metavar="LIBRARY", type=Path, help="a library with kernels of custom operators")
-    parser.add_argument("--stream", action="store_true", help="inferences follow each other and overlap")
+    parser.add_argument("--stream", action="store_true", help="stream inferences: successive ones overlap")
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.execute import execute as execute_plan
@@ -65,7 +65,7 @@ def explain(parser: Parser, arguments: list[str]) -> int:
 def report(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize report``."""
     parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: that folder itself)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="output folder (default: the run folder)")
     add_common(parser.add_argument, as_json=False)
     options = parser.read(arguments)
     from optimizer.report.write import report as write
@@ -80,7 +80,7 @@ def report(parser: Parser, arguments: list[str]) -> int:
 def dashboard(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize dashboard``."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
-    parser.add_argument("--port", metavar="N", default="8080", help="of this machine alone (default 8080)")
+    parser.add_argument("--port", metavar="N", default="8080", help="port on this machine (default 8080)")
     add_common(parser.add_argument, as_json=False)
     options = parser.read(arguments)
     if not options.port.isdecimal() or not 1 <= int(options.port) <= 65535:
@@ -94,7 +94,7 @@ def dashboard(parser: Parser, arguments: list[str]) -> int:
 def export(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize export``."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: RUN/export)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="output folder (default: RUN/export)")
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run

@@ -20,12 +20,12 @@ _AGENT_PORT, _STORAGE_PORT = 7450, 13000
 
 def add_server_options(add: Callable[..., object], port: int) -> None:
     """Add the options of a server whose usual port is ``port``."""
-    where = f"where (default {_LOOPBACK}:{port}, this machine alone)"
+    where = f"address to listen on (default {_LOOPBACK}:{port}, this machine only)"
     add("--listen", metavar="HOST:PORT", default=_LOOPBACK, help=where)
-    add("--tls-cert", metavar="FILE", type=Path, help="certificate of this server, PEM; needed beyond this machine")
+    add("--tls-cert", metavar="FILE", type=Path, help="certificate of this server, PEM; required for other machines")
     add("--tls-key", metavar="FILE", type=Path, help="its key, PEM")
-    add("--tls-client-ca", metavar="FILE", type=Path, help="take only clients with a certificate that this one signed")
-    add("--token-file", metavar="FILE", type=Path, help="take only clients that show this token")
+    add("--tls-client-ca", metavar="FILE", type=Path, help="accept only clients with a certificate signed by this one")
+    add("--token-file", metavar="FILE", type=Path, help="accept only clients that send this token")
 
 
 def server_options(options: argparse.Namespace, port: int) -> tuple[str, int, ServerCredentials]:
@@ -51,14 +51,14 @@ def storage(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize storage``."""
     add = parser.add_argument
     add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
-    add("--heartbeat", metavar="S", default="10", help="seconds between two signs of life of a worker (default 10)")
+    add("--heartbeat", metavar="S", default="10", help="seconds between heartbeats of a worker (default 10)")
     add_server_options(add, _STORAGE_PORT)
     add_common(add, as_json=False)
     options = parser.read(arguments)
     if not options.heartbeat.isdecimal() or not 1 <= int(options.heartbeat) <= 3600:
         parser.error(f"--heartbeat {options.heartbeat}: must be a whole number from 1 to 3600")
     if options.url.startswith("grpc://"):
-        parser.error(f"{options.url}: is a server like this one; give what it stands before")
+        parser.error(f"{options.url}: is already a server; give the URL of its database")
     from optimizer.storage_server import serve_storage
 
     host, port, credentials = server_options(options, _STORAGE_PORT)
@@ -70,12 +70,17 @@ def agent(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize agent``."""
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (default: of the machine)")
-    add("--evaluator", metavar="NAME", default="litert", help="who measures here (default litert)")
+    add("--evaluator", metavar="NAME", default="litert", help="what measures (default litert)")
     add_server_options(add, _AGENT_PORT)
-    add("--folder", metavar="DIR", type=Path, help="where models are kept (default: in the user's cache)")
-    add("--max-model", metavar="MB", type=float, default=8192.0, help="the largest model that is taken (default 8192)")
-    add("--certificates", metavar="DIR", type=Path, help="make an authority and certificates in DIR for --hosts, end")
-    add("--hosts", metavar="A,B", default="", help="names and addresses that this agent is reached by")
+    add("--folder", metavar="DIR", type=Path, help="folder for models (default: in the user's cache)")
+    add("--max-model", metavar="MB", type=float, default=8192.0, help="largest model accepted, MB (default 8192)")
+    add(
+        "--certificates",
+        metavar="DIR",
+        type=Path,
+        help="write a certificate authority and certificates for --hosts to DIR, and exit",
+    )
+    add("--hosts", metavar="A,B", default="", help="names and addresses of this agent")
     add_common(add, as_json=False)
     options = parser.read(arguments)
     if options.certificates is not None:
@@ -102,7 +107,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     where, port, credentials = server_options(options, _AGENT_PORT)
     if options.evaluator == "remote":
-        raise UsageError("--evaluator remote: an agent measures on its own machine")
+        raise UsageError("--evaluator remote is not supported: an agent measures on its own machine")
     name = options.name or host.node() or "device"
     folder = options.folder or cache_dir() / "agent"
     folder.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ def make_parser(summaries: str = "") -> Parser:
         prog="optimize",
         usage="optimize MODEL [MODEL …] [--budget N] [options]\n       optimize COMMAND …",
         description="Find the fastest way to run a .tflite model on the processors of this machine, by measuring it.",
-        epilog=f"commands (optimize help COMMAND tells more):\n{summaries}\n\n{EXIT_CODES}",
+        epilog=f"commands (see optimize help COMMAND):\n{summaries}\n\n{EXIT_CODES}",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
@@ -92,10 +92,15 @@ def _add_device(parser: Parser) -> None:
     add = parser.add_argument_group("device").add_argument
     add("--processors", metavar="A,B", help="processors to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
     add("--platform", metavar="NAME|FILE", help="a known device (see optimize devices), or a file that describes one")
-    add("--evaluator", metavar="NAME", help="who measures, or predicts (default litert: measured on this machine)")
-    add("--device", metavar="NAME", help="where --evaluator remote measures; several that are alike with commas")
-    add("--allow-fallback", action="store_true", default=None, help="an accelerator may leave operators to the CPU")
-    add("--power", metavar="NAME=WATTS", action="append", help="what a processor draws while it runs; may be repeated")
+    add("--evaluator", metavar="NAME", help="what measures or predicts (default litert: measures on this machine)")
+    add("--device", metavar="NAME", help="device of --evaluator remote; several identical ones with commas")
+    add(
+        "--allow-fallback",
+        action="store_true",
+        default=None,
+        help="let an accelerator run unsupported operators on the CPU",
+    )
+    add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
     states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
@@ -103,10 +108,10 @@ def _add_device(parser: Parser) -> None:
 
 def _add_search(parser: Parser) -> None:
     add = parser.add_argument_group("search").add_argument
-    add("--budget", metavar="N", default="200", help="distinct plans to measure at most (default 200)")
-    add("--minutes", metavar="M", help="end the search after so long; the final comparison follows (default: any)")
+    add("--budget", metavar="N", default="200", help="at most so many distinct plans are measured (default 200)")
+    add("--minutes", metavar="M", help="end the search after so many minutes; the final comparison follows")
     freedoms = (
-        "what plans may do: some of cuts,branches,splits,ranks (default cuts; ranks within --max-error, then 0.1)"
+        "freedoms of a plan: some of cuts,branches,splits,ranks (default cuts; ranks within --max-error, then 0.1)"
     )
     add("--allow", metavar="A,B", help=freedoms)
     add(
@@ -117,27 +122,32 @@ def _add_search(parser: Parser) -> None:
         " several; of several models: mean latency, worst, makespan, misses, throughput",
     )
     add("--max-stages", metavar="K", help="stages of a plan at most (default 4)")
-    add("--sampler", metavar="NAME", help="who proposes plans: auto (default), reinforce, tpe, …, or module:Class")
-    add("--precision", metavar="P", help="aim at a 95 %% interval within this share of the median (default 0.01)")
-    add("--stop-when-proven", action="store_true", default=None, help="end within --precision of the model's bound")
-    add("--warm-start", metavar="RUN", help="take over what a finished study knows, or its best plans")
-    add("--seed", metavar="S", help="the same seed proposes the same plans, given the same measurements (default 0)")
+    add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
+    add("--precision", metavar="P", help="target width of the 95 %% interval, relative to the median (default 0.01)")
+    add(
+        "--stop-when-proven",
+        action="store_true",
+        default=None,
+        help="stop once a plan is within --precision of the model's bound",
+    )
+    add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
+    add("--seed", metavar="S", help="seed of the proposals (default 0)")
 
 
 def _add_limits(parser: Parser) -> None:
     add = parser.add_argument_group("limits of a plan").add_argument
-    add("--deadline", metavar="MS", help="milliseconds that one inference may take (default: any)")
-    add("--max-energy", metavar="MJ", help="millijoules that one inference may take (default: any)")
-    add("--max-error", metavar="E", help="how far outputs may be from the whole model's, relative to its largest")
+    add("--deadline", metavar="MS", help="latency limit of one inference, ms")
+    add("--max-energy", metavar="MJ", help="energy limit of one inference, mJ")
+    add("--max-error", metavar="E", help="error limit of the outputs, relative to the whole model's largest")
 
 
 def _add_output(parser: Parser) -> None:
     add = parser.add_argument_group("output").add_argument
-    add("--study", metavar="NAME", help="name of the study; resumes it if it exists")
+    add("--study", metavar="NAME", help="name of the study; resumes if it exists")
     add("--out", metavar="DIR", help="run folder (default runs/STUDY)")
     add("--storage", metavar="URL", help="share the study with other workers: sqlite:///…, postgresql://…, grpc://…")
-    add("--heartbeat", metavar="S", help="seconds between signs of life of a worker that shares (default 10)")
-    add("--dry-run", action="store_true", help="tell what would be searched, and measure nothing")
+    add("--heartbeat", metavar="S", help="seconds between heartbeats of a worker (default 10)")
+    add("--dry-run", action="store_true", help="print what would be searched, and measure nothing")
     add("-v", "--verbose", action="store_true", help="a line per trial")
     add_common(add, quiet=True)
     add("--version", action="store_true", help="print the version")
@@ -169,12 +179,12 @@ def _check_effects(parser: Parser, options: argparse.Namespace) -> None:
     """
     objectives = set(options.objective or ("latency",))
     for name, needed, what in (
-        ("power", "energy" in objectives or options.max_energy, "--objective energy, or with --max-energy"),
+        ("power", "energy" in objectives or options.max_energy, "--objective energy or --max-energy"),
         ("robust", options.state, "--state"),
         ("heartbeat", options.storage, "--storage"),
     ):
         if getattr(options, name) is not None and not needed:
-            parser.error(f"--{name} has no effect here: it goes with {what}")
+            parser.error(f"--{name} has no effect without {what}")
 
 
 @contextmanager
@@ -220,13 +230,13 @@ def _study(config: StudyConfig, arguments: Sequence[str], *, as_json: bool, quie
     except Interrupted as interrupted:
         if interrupted.result is not None and as_json:
             print(json.dumps(interrupted.result.to_json(), indent=2))
-        tell(f"optimize: interrupted; go on with: {interrupted.resume_command}")
+        tell(f"optimize: interrupted; resume with: {interrupted.resume_command}")
         return EXIT_INTERRUPTED
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         make_console().print(render(result), crop=False)
     if result.verdict is not None and result.verdict.undecided:
-        tell("optimize: undecided; to go on, give the same --study again when the machine is quiet")
+        tell("optimize: undecided; resume with the same --study when the machine is quiet")
         return UnstableError.exit_code
     return 0

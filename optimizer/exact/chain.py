@@ -256,21 +256,21 @@ def _why_none(costs: ChainCosts, min_stages: int, max_stages: int) -> Infeasible
     refused = np.flatnonzero(~np.isfinite(costs.operator_s).any(axis=0))
     if refused.size:
         return InfeasibleError(
-            f"operator {int(refused[0])} runs on no processor of {name!r}", "add one that supports it"
+            f"operator {int(refused[0])} is supported on no processor of {name!r}", "add one that supports it"
         )
     if min_stages > count:
-        lever = f"allow {count} parts"
-        return infeasible(Violation(f"parts of a chain of {count} operators", min_stages, count, "parts", lever))
+        lever = f"allow {count} stages"
+        return infeasible(Violation(f"stages of a chain of {count} operators", min_stages, count, "stages", lever))
     most = min(count, _MOST_TRIED)
     if _feasible(costs, min_stages, most):
         low, high = max_stages, most
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if _feasible(costs, min_stages, middle) else (middle, high)
-        statement = f"parts of a chain that runs on {name!r}"
-        return infeasible(Violation(statement, high, max_stages, "parts", f"allow {high} parts"))
+        statement = f"stages of a chain that runs on {name!r}"
+        return infeasible(Violation(statement, high, max_stages, "stages", f"allow {high} stages"))
     if costs.memory_bytes is None or not _feasible(replace(costs, memory_bytes=None), min_stages, max_stages):
-        return InfeasibleError(f"no chain of at most {max_stages} parts runs on {name!r}", "allow more parts")
+        return InfeasibleError(f"no chain of at most {max_stages} stages runs on {name!r}", "allow more stages")
     return infeasible(_too_large(costs, min_stages, max_stages))
 
 

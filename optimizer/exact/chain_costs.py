@@ -61,7 +61,7 @@ class ChainCosts:
             if array.shape != shape:
                 raise ValueError(f"{name} has the shape {array.shape}, not {shape}")
             if np.isnan(array).any() or np.isneginf(array).any():
-                raise ValueError(f"{name} has an entry that is no number")
+                raise ValueError(f"{name} has an entry that is not a number")
 
     @property
     def limited(self) -> bool:

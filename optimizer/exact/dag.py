@@ -248,5 +248,6 @@ def _check_support(costs: GraphCosts) -> None:
     refused = np.flatnonzero(np.isinf(costs.operator_s).all(axis=0))
     if refused.size:
         raise InfeasibleError(
-            f"operator {int(refused[0])} runs on no processor of {costs.platform.name!r}", "add one that supports it"
+            f"operator {int(refused[0])} is supported on no processor of {costs.platform.name!r}",
+            "add one that supports it",
         )

@@ -221,7 +221,7 @@ class _Search:
     def _ends(self, found: Mapping[_Key, _Bucket]) -> list[FrontChain]:
         ends = [(key, row) for key, b in found.items() if key[1] == self._count for row in range(len(b.labels))]
         if not ends:
-            raise InfeasibleError(f"no chain of at most {self._most} parts runs on {self._platform.name!r}")
+            raise InfeasibleError(f"no chain of at most {self._most} stages runs on {self._platform.name!r}")
         labels = np.array([found[key].labels[row] for key, row in ends])
         values, first = [], 0
         for criterion in self._criteria:

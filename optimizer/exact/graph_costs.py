@@ -50,7 +50,7 @@ class GraphCosts:
             if np.isnan(array).any() or (array < 0).any():
                 raise ValueError("a cost is negative or no number")
         if not (np.isfinite(self.overhead_s).all() and np.isfinite(self.hand_over_s).all()):
-            raise ValueError("an overhead or a hand-over is infinite; only operators can be refused")
+            raise ValueError("an overhead or a transfer is infinite; only operators can be unsupported")
 
     @classmethod
     def of_chain(cls, graph: Graph, costs: ChainCosts) -> GraphCosts:

@@ -96,7 +96,7 @@ def least_chain(graph: Graph, costs: ChainCosts, price: Price, max_stages: int, 
         if best is None or found_s < best[0]:
             best = found_s, plan
     if best is None or math.isinf(best[0]):
-        raise InfeasibleError(f"no chain of at most {max_stages} parts runs on {costs.platform.name!r}")
+        raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
     if left:  # all that could be faster were priced
         bound_s = best[0]
     found, left_s = _Overlapping(graph, costs, price).best(min_stages, max_stages, best[0])

@@ -67,7 +67,7 @@ def least_period(
     total = float(costs.operator_s.min(axis=0).sum())
     if not math.isfinite(total):
         raise InfeasibleError(
-            f"some operator runs on no processor of {costs.platform.name!r}", "add one that supports it"
+            f"some operator is supported on no processor of {costs.platform.name!r}", "add one that supports it"
         )
     model = solver_module().CpModel()
     scale = _UNITS / total if total else 1.0

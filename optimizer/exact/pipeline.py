@@ -63,8 +63,8 @@ def best_pipeline(
     best = min(ends, key=lambda state: (ends[state], sum(state[0])))
     if not np.isfinite(ends[best]):
         raise InfeasibleError(
-            f"no chain of at most {max_stages} parts, each on a device of its own, fits {costs.platform.name!r}",
-            "allow more parts, more devices, or more memory",
+            f"no chain of at most {max_stages} stages, each on a device of its own, fits {costs.platform.name!r}",
+            "allow more stages, more devices, or more memory",
         )
     return _chain(costs, kinds, came, best, float(ends[best]))
 

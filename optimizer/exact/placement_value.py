@@ -87,7 +87,7 @@ def broken(problem: PlacementProblem, devices: Sequence[int]) -> str:
     if found := _broken_in_place(problem, devices):
         return found
     if latency(problem, devices) == float("inf"):
-        return "the parts of the accelerators depend on each other in a circle"
+        return "the stages of the accelerators form a circle"
     return ""
 
 

@@ -87,7 +87,7 @@ def least_plan(
     except UnavailableError:
         left = 0
     if best is None or not np.isfinite(best[0]):
-        raise InfeasibleError(f"no chain of at most {max_stages} parts runs on {costs.platform.name!r}")
+        raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
     return LeastPlan(best[1], best[0], min(best[0], bound) if not left else best[0])
 
 

@@ -22,6 +22,7 @@ from search_spaces.errors import RunFolderError, UsageError, printable
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Processor
+from search_spaces.wording import plural
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
@@ -56,7 +57,7 @@ def export_run(run: Path, out: Path) -> Exported:
     study = read_study(run)
     best = run / "best"
     if not study.result.get("complete", True):
-        raise RunFolderError(f"{run}: the study is not finished", f"go on with: optimize --out {run} and its options")
+        raise RunFolderError(f"{run}: the study is not finished", f"resume with: optimize --out {run} and its options")
     if "workload" in study.result:
         files = f"its files in {best} are complete" if is_workload_plan(best) else "its evaluator writes no files"
         raise RunFolderError(
@@ -197,7 +198,7 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
 def _readme(study: Study, document: Mapping[str, Any]) -> str:
     needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
     lines = [
-        f"# {escaped(document['model']['name'])} in {len(document['files'])} parts",
+        f"# {escaped(document['model']['name'])} in {plural(len(document['files']), 'stage')}",
         "",
         f"Found by study {escaped(study.manifest['study'])}; `plan.json` has the numbers it expects under `expected`.",
         "",

@@ -15,9 +15,11 @@ from optimizer.campaign_table import Row, Tables, gather
 from optimizer.files import disk_errors
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text
 from optimizer.report.indicators import indicator_blocks
-from optimizer.report.svg import Plot, around, text_width
+from optimizer.report.plots import forest
+from optimizer.report.svg import Plot, around
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError
+from search_spaces.wording import percent, plural
 
 _WIDTH = 920.0
 _AT = (10, 25, 50, 100, 200, 400)
@@ -79,10 +81,13 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     failed = [s for s in state["studies"] if s["status"] == "failed"]
     compared = [r for r in tables.summary if r["ratio"] is not None]
     faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in compared)
-    text = f"In {faster} of {len(compared)} cells the best plan is significantly faster than the best known one."
+    count = f"{faster or 'none'} of {plural(len(compared), 'cell')}"
+    text = f"The best plan is significantly faster than the best known plan in {count}."
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
-    yield Text(f"{done} of {len(state['studies'])} studies are done{f', {len(failed)} failed' if failed else ''}.")
+    by = ", ".join(dict.fromkeys(_short(r["evaluator"]) for r in tables.summary))
+    told = f"{done} of {len(state['studies'])} studies are done"
+    yield Text(f"{told}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
     if not tables.summary:
         return
     axes = _shown_axes(tables.summary)
@@ -93,12 +98,16 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         (*(_short(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary
     )
-    yield Table("Summary", (*head, *(ratio if compared else ())), rows)
-    drawn = [(n, r) for n, r in zip(names, tables.summary, strict=True) if r["ratio"] is not None]
+    yield Table("Summary", (*head, *(ratio if compared else ())), rows, group=len(axes))
+    drawn = [
+        (n, float(r["ratio"]), float(r["ratio_low"]), float(r["ratio_high"]))
+        for n, r in zip(names, tables.summary, strict=True)
+        if r["ratio"] is not None
+    ]
     if drawn:
         yield Figure(
             "ratios",
-            _forest(drawn),
+            forest(drawn, "times as fast as the best known plan"),
             "How many times as fast as the best known plan the best other plan is, with the 95 % interval: over seeds "
             "and repetitions where there are several, else that of the study's final comparison.",
         )
@@ -107,26 +116,6 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
 def _ratio(row: Row) -> tuple[Cell, ...]:
     verdict = "" if row["ratio"] is None else "yes" if row["significant"] else "no"
     return row["ratio"], row["ratio_low"], row["ratio_high"], verdict
-
-
-def _forest(drawn: Sequence[tuple[str, Row]]) -> str:
-    row = 26.0
-    height = row * len(drawn) + 60
-    left = min(400.0, 16 + max(text_width(n) for n, _ in drawn))
-    plot = Plot(
-        "ratios", "Speed-ups with intervals", "; ".join(f"{n}: {r['ratio']:.4f}" for n, r in drawn), _WIDTH, height
-    )
-    values = [v for _, r in drawn for v in (r["ratio_low"], r["ratio_high"], 1.0) if v is not None and math.isfinite(v)]
-    x = around(values, left, _WIDTH - 20)
-    plot.axis_x(x, height - 44, 4, "times as fast as the best known plan")
-    plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
-    for i, (name, r) in enumerate(drawn):
-        y = 6 + row * (i + 0.5)
-        plot.text(left - 10, y + 4, name[:56], anchor="end")
-        tip = f"{name}: {r['ratio']:.4f} [{r['ratio_low']:.4f}, {r['ratio_high']:.4f}]"
-        plot.line([(x(r["ratio_low"]), y), (x(r["ratio_high"]), y)], "ci", tip)
-        plot.mark(x(r["ratio"]), y, "search", tip, 4.5)
-    return plot.svg()
 
 
 def _paper(tables: Tables) -> Iterator[Block]:
@@ -156,7 +145,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
     last = max(len(c) for c in curves.values())
     at = [n for n in _AT if n <= last] or [last]
     height = 360.0
-    description = "; ".join(f"{s}: {c[-1]:.2%} after {len(c)}" for s, c in curves.items())
+    description = "; ".join(f"{s}: {percent(c[-1], 2)} after {len(c)}" for s, c in curves.items())
     plot = Plot("curves", "Mean excess over the best plan known", description, _WIDTH, height)
     x = around([1, last], 70, _WIDTH - 130, margin=0.0)
     y = around([v * 100 for c in curves.values() for v in c[min(5, len(c) - 1) :]], height - 44, 40, zero=True)
@@ -234,7 +223,7 @@ def _plans(tables: Tables) -> Iterator[Block]:
         (r["study"], r["plan"], r["stages"], r["value"], r["value_low"], r["value_high"], r["unit"], r["samples"])
         for r in tables.results
     )
-    yield Table("All plans", columns, rows)
+    yield Table("All plans", columns, rows, group=1)
     yield Text(
         "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"
     )
@@ -249,7 +238,7 @@ def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
 
 def _again(state: Mapping[str, Any]) -> Iterator[Block]:
     yield Code(shlex.join(str(word) for word in state.get("command", [])))
-    yield Text("Studies that are finished are not run again, unless what they are asked has changed.", "note")
+    yield Text("Studies that are finished are not run again, unless their options changed.", "note")
 
 
 def _shown_axes(rows: Sequence[Row]) -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
 from evaluators.objectives import LATENCY, Objective, find_objective
+from evaluators.pipelining import in_rounds, needs_of, rounds
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
-from evaluators.timeline import Timeline
+from evaluators.timeline import Event, Timeline
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
@@ -25,12 +26,19 @@ from optimizer.storage import read_log
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.joined_graph import JoinedGraph, merge
+from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 from search_spaces.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
 _MAX_RESULT_NBYTES = 256 << 20
+
+HOSTED = frozenset({"litert", "tflite-runtime", "cuda"})
+"""Evaluators that measure the machine that they run on."""
+
+STREAMED = 4
+"""Inferences of a stream that are drawn."""
 
 Family = Literal["baseline", "model", "search"]
 """Who proposed a plan: a person's usual choice, the model of single operators, or the search."""
@@ -65,12 +73,14 @@ class Bar:
     Attributes:
         name: whose it is.
         source: ``measured`` or ``predicted``.
+        inferences: of a stream, which inference each event is of; empty for a single one.
     """
 
     name: str
     source: Literal["measured", "predicted"]
     plan: Plan
     timeline: Timeline
+    inferences: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ class Study:
         graph: the model, or None where it cannot be read any more.
         missing: why not, or "".
         device: all that may change a number of its session; empty where an earlier version did not write it down.
+        joined: the models of a study of several, where they can be read.
     """
 
     path: Path
@@ -104,6 +115,7 @@ class Study:
     graph: Graph | None
     missing: str
     device: Mapping[str, Any] = field(default_factory=dict)
+    joined: JoinedGraph | None = None
 
     @cached_property
     def costs(self) -> ChainCosts | None:
@@ -129,6 +141,21 @@ class Study:
     def predicted(self) -> bool:
         """Whether all figures are predictions of the evaluator."""
         return bool(self.result.get("predicted"))
+
+    @property
+    def device_name(self) -> str:
+        """The device that was measured, or predicted; of this machine with its CPU."""
+        name = self.platform.name
+        if self.predicted or self.device.get("evaluator") not in HOSTED:
+            return name
+        return f"{name} ({dict(self.manifest.get('machine', {})).get('cpu', 'unknown CPU')})"
+
+    def model_of(self, stage: Stage) -> tuple[str, Graph | None, tuple[int, ...]]:
+        """Return whose operators a stage runs: the name of the model among several, its graph, and their numbers."""
+        if self.joined is None:
+            return "", self.graph, stage.operators
+        component = self.joined.components[self.joined.component_of[stage.operators[0]]]
+        return component.name, component.graph, component.own(stage.operators)
 
     @property
     def baseline(self) -> str:
@@ -172,14 +199,14 @@ def read_study(path: Path) -> Study:
     """
     manifest = read_manifest(path)
     if manifest is None:
-        raise RunFolderError(f"{path}: is no run folder: it has no manifest.json", "give the folder of a study")
+        raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
     result = _result(path)
     records = read_log(path / LOG).records
     trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
     profiles = [r for r in records if r.kind == "profile"]
     config = _config(path)
-    graph, missing = _graph(config, str(manifest["fixed"].get("model_digest")))
+    graph, joined, missing = _models(config, result)
     try:
         verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
         platform = _platform(result["platform"])
@@ -197,6 +224,7 @@ def read_study(path: Path) -> Study:
         graph=graph,
         missing=missing,
         device=next((r.data for r in records if r.kind == "device"), {}),
+        joined=joined,
     )
 
 
@@ -267,12 +295,35 @@ def bars(study: Study) -> tuple[Bar, ...]:
 def _both(study: Study, name: str, plan: Plan) -> Iterator[Bar]:
     trial = study.trial(plan)
     if trial is not None and trial.measurement is not None and trial.measurement.timeline is not None:
-        yield Bar(name, "predicted" if study.predicted else "measured", plan, trial.measurement.timeline)
+        yield _bar(study, name, "predicted" if study.predicted else "measured", plan, trial.measurement.timeline)
         if study.predicted:
             return
     predicted = study.predict(plan)
     if predicted is not None:
-        yield Bar(name, "predicted", plan, predicted)
+        yield _bar(study, name, "predicted", plan, predicted)
+
+
+def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan: Plan, found: Timeline) -> Bar:
+    """Return a timeline to draw: of a study of the throughput, that of inferences that follow each other."""
+    index = {p.name: i for i, p in enumerate(study.platform.processors)}
+    events = {e.stage: e for e in found.events}
+    if study.objective.law != "period" or study.graph is None or set(events) != set(range(len(plan.stages))):
+        return Bar(name, source, plan, found)
+    needs = needs_of(study.graph, plan)
+    tasks = [
+        Task(index[e.lane], e.end_s - e.start_s, tuple((b, 0.0) for b in sorted(needs[stage])))
+        for stage, e in sorted(events.items())
+    ]
+    how = rounds(plan, study.platform, needs)
+    ordered, whose = in_rounds(tasks, how, STREAMED)
+    stages = sorted(range(len(tasks)), key=lambda i: (how.lag[i], i))  # the order of each inference's tasks
+    left = {inference: iter(stages) for inference in range(STREAMED)}
+    streamed: list[tuple[Event, int]] = []
+    for inference, (start_s, end_s) in zip(whose, run_tasks(ordered, Law.of(study.platform)), strict=True):
+        stage = next(left[inference])
+        streamed.append((Event(stage, plan.stages[stage].processor, start_s, end_s), inference))
+    streamed.sort(key=lambda pair: (pair[0].start_s, pair[0].stage))
+    return Bar(name, source, plan, Timeline(tuple(e for e, _ in streamed)), tuple(n for _, n in streamed))
 
 
 def _samples(entry: Mapping[str, Any]) -> Samples:
@@ -284,7 +335,7 @@ def _result(path: Path) -> dict[str, Any]:
     with disk_errors(file):
         if not file.is_file():
             raise RunFolderError(
-                f"{path}: the study is not finished: it has no result.json", "go on with it: give its --study again"
+                f"{path}: the study is not finished: it has no result.json", "resume it with its --study"
             )
         content = read_bounded(file, _MAX_RESULT_NBYTES)
     try:
@@ -292,13 +343,13 @@ def _result(path: Path) -> dict[str, Any]:
         version = result["schema_version"]
         newer = version > SCHEMA_VERSION
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{file}: damaged: {error}", "give its --study again to have it written anew") from error
+        raise RunFolderError(f"{file}: damaged: {error}", "resume it with its --study to write it again") from error
     if newer:
         raise RunFolderError(
             f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
         )
     if result.get("best") is None:
-        raise RunFolderError(f"{path}: no plan has been measured yet", "go on with it: give its --study again")
+        raise RunFolderError(f"{path}: no plan has been measured yet", "resume it with its --study")
     _as_latencies(result)
     return dict(result)
 
@@ -329,18 +380,24 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _graph(config: Mapping[str, Any], digest: str) -> tuple[Graph | None, str]:
-    """Return the model where it is still what it was, else why there is none."""
+def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:
+    """Return the model, or of several what joins them, where they are still what they were; else why there is none."""
     from search_spaces.models import load
 
-    source = str(config.get("model"))
+    source, shapes = str(config.get("model")), tuple(config.get("input_shape") or ())
+    joined = None
     try:
-        graph = _brought(config, source) or load(
-            source, tuple(config.get("input_shape") or ()), signature=config.get("signature")
-        )
+        if workload := result.get("workload"):
+            graphs = [graph for c in workload["clients"] for graph in [load(str(c["model"]), shapes)] * int(c["count"])]
+            joined = merge(source, list(zip(map(str, workload["instances"]), graphs, strict=True)))
+            found = joined.graph
+        else:
+            found = _brought(config, source) or load(source, shapes, signature=config.get("signature"))
     except OptimizeError as error:
-        return None, str(error)
-    return (graph, "") if graph.digest == digest else (None, f"{config.get('model')} is another model now")
+        return None, None, str(error)
+    if found.digest != result["model"]["digest"]:
+        return None, None, f"{source} is another model now"
+    return (None, joined, "") if joined is not None else (found, None, "")
 
 
 def _brought(config: Mapping[str, Any], source: str) -> Graph | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Cell = str | int | float | None
@@ -39,11 +39,35 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under columns; ``caption`` is read out and not shown."""
+    """Rows under columns; ``caption`` is read out and not shown.
+
+    Attributes:
+        group: how many of the first columns say the same in rows that belong together; only the first of these rows
+            shows it.
+    """
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    group: int = 0
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The columns that have something to say."""
+        return tuple(i for i in range(len(self.columns)) if any(row[i] not in {None, ""} for row in self.rows))
+
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """Yield each row as a person reads it."""
+        before: tuple[Cell, ...] | None = None
+        for row in self.rows:
+            same = 0
+            while before is not None and same < self.group and row[same] == before[same]:
+                same += 1
+            yield tuple(
+                "" if i < same else shown(cell, column.form)
+                for i, (cell, column) in enumerate(zip(row, self.columns, strict=True))
+            )
+            before = row
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +129,7 @@ def shown(cell: Cell, form: str) -> str:
         return "–"
     if isinstance(cell, str):
         return cell
-    return format(cell, form) if form else str(cell)
+    text = format(cell, form) if form else str(cell)
+    if not text.strip("+-0.%"):  # no sign before a zero
+        text = text.lstrip("+-")
+    return f"{text[:-1]} %" if text.endswith("%") else text

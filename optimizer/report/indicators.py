@@ -8,6 +8,7 @@ from optimizer.campaign_indicators import GROUP
 from optimizer.campaign_table import Row, Tables
 from optimizer.report.document import Block, Cell, Column, Figure, Table, Text
 from optimizer.report.svg import Plot, Scale, text_width
+from search_spaces.wording import percent
 
 NAMES = {
     "flops": "work (MACs)",
@@ -27,9 +28,9 @@ def indicator_blocks(tables: Tables) -> Iterator[Block]:
     measured = [r for r in tables.explained if r["evaluator"] != "cost-model"]
     worst = min(measured or tables.explained, key=lambda r: float(r["flops"]))
     yield Text(
-        f"A straight line through the work of the models explains {worst['flops']:.1%} of the variance of their "
-        f"latencies where it explains least ({_group(worst)}); with memory accesses it is "
-        f"{worst['flops_and_memory']:.1%}.",
+        f"A straight line through the work of the models explains {percent(worst['flops'], 1)} of the variance of "
+        f"their latencies where it explains least ({_group(worst)}); with memory accesses it is "
+        f"{percent(worst['flops_and_memory'], 1)}.",
         "answer",
     )
     yield Text(

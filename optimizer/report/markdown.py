@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
-from optimizer.report.document import Block, Code, Document, Figure, Table, Text, shown
+from optimizer.report.document import Block, Code, Document, Figure, Table, Text
 
 _MOST_ROWS = 60
 _TICKS = re.compile("`+")
@@ -34,12 +35,13 @@ def _block(block: Block, plots: str) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
+    columns = [table.columns[i] for i in table.used]
     lines = [
-        "| " + " | ".join(escaped(c.name) for c in table.columns) + " |",
-        "|" + "|".join("---:" if c.form else "---" for c in table.columns) + "|",
+        "| " + " | ".join(escaped(c.name) for c in columns) + " |",
+        "|" + "|".join("---:" if c.form else "---" for c in columns) + "|",
     ]
-    for row in table.rows[:_MOST_ROWS]:
-        cells = (escaped(shown(cell, c.form)) for cell, c in zip(row, table.columns, strict=True))
+    for row in islice(table.cells(), _MOST_ROWS):
+        cells = (escaped(row[i]) for i in table.used)
         lines.append("| " + " | ".join(cells) + " |")
     text = "\n".join(lines)
     more = len(table.rows) - _MOST_ROWS

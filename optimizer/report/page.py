@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from optimizer.report.document import Block, Code, Document, Figure, Table, Text, shown
+from optimizer.report.document import Block, Code, Document, Figure, Table, Text
 from optimizer.report.svg import COLOURS, PLOT_STYLE
 
 
@@ -14,8 +14,8 @@ def _colours(index: int) -> str:
 
 
 _STYLE = f"""
-:root{{color-scheme:light dark;{_colours(0)}--page:#f5f6f8;--focus:#1d5fd0}}
-@media (prefers-color-scheme:dark){{:root{{{_colours(1)}--page:#0f1114;--focus:#8ab4f8}}}}
+:root{{color-scheme:light dark;{_colours(0)}--page:#f5f6f8;--focus:#1d5fd0;--edge:#5a626c80}}
+@media (prefers-color-scheme:dark){{:root{{{_colours(1)}--page:#0f1114;--focus:#8ab4f8;--edge:#a3abb580}}}}
 *{{box-sizing:border-box}}
 body{{margin:0 auto;padding:24px 16px 64px;max-width:1000px;background:var(--page);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}}
@@ -30,16 +30,21 @@ a{{color:inherit}}
 figure{{margin:12px 0;background:var(--surface);border:1px solid var(--line);border-radius:8px;padding:12px}}
 figcaption{{font-size:14px;color:var(--muted);margin-top:6px;max-width:90ch}}
 .scroll{{overflow:auto;max-height:80vh}}
+.scroll,.table{{background:linear-gradient(to right,var(--surface) 30%,transparent) 0 0/48px 100%,
+linear-gradient(to left,var(--surface) 30%,transparent) 100% 0/48px 100%,
+linear-gradient(to right,var(--edge),transparent) 0 0/14px 100%,
+linear-gradient(to left,var(--edge),transparent) 100% 0/14px 100%;background-repeat:no-repeat;
+background-attachment:local,local,scroll,scroll;background-color:var(--surface)}}
 .plot{{display:block;margin:0 auto;max-width:100%;height:auto;min-width:600px}}
 .wide svg{{display:block;margin:0 auto;max-width:none}}
 details{{margin-top:8px;font-size:14px}}summary{{cursor:pointer;color:var(--muted);width:fit-content}}
-.table{{overflow:auto;max-height:70vh;margin:8px 0;background:var(--surface);border:1px solid var(--line);
+.table{{overflow:auto;max-height:70vh;margin:8px 0;border:1px solid var(--line);
 border-radius:8px}}
 details .table{{max-height:40vh}}
 table{{border-collapse:collapse;width:100%;font-size:14px}}
 th,td{{padding:4px 12px;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}}
 thead th{{position:sticky;top:0;background:var(--surface);white-space:nowrap}}
-tbody th{{font-weight:400}}tbody tr:last-child>*{{border-bottom:0}}
+tbody th{{font-weight:400;min-width:14ch}}tbody tr:last-child>*{{border-bottom:0}}
 .r{{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}}
 caption{{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}}
 pre{{background:var(--surface);border:1px solid var(--line);border-radius:8px;padding:8px 12px;overflow:auto;
@@ -113,13 +118,11 @@ def _table(table: Table) -> Iterator[str]:
     label = escape(table.caption, quote=True)
     yield f'<div class="table" tabindex="0" role="group" aria-label="{label}"><table>'
     yield f"<caption>{escape(table.caption)}</caption><thead><tr>"
-    yield "".join(f'<th scope="col"{_right(c.form)}>{escape(c.name)}</th>' for c in table.columns)
+    columns = [(i, table.columns[i]) for i in table.used]
+    yield "".join(f'<th scope="col"{_right(c.form)}>{escape(c.name)}</th>' for _, c in columns)
     yield "</tr></thead><tbody>"
-    for row in table.rows:
-        cells = [
-            f"<td{_right(column.form)}>{escape(shown(cell, column.form))}</td>"
-            for cell, column in zip(row, table.columns, strict=True)
-        ]
+    for row in table.cells():
+        cells = [f"<td{_right(column.form)}>{escape(row[i])}</td>" for i, column in columns]
         cells[0] = f'<th scope="row"{cells[0][3:-5]}</th>'
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from optimizer.report.data import Bar, Point, Spread
 from optimizer.report.svg import Plot, Scale, around, part_colour, text_width
+from search_spaces.wording import plural
 
 WIDTH = 920.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0
 _LANE, _GAP = 24.0, 6.0
 _FAMILIES = (("baseline", "known cuts"), ("model", "best of the model"), ("search", "search"))
+_LONGEST_NAME = 36
 _ABOVE = ("above", "above the scale")
+_FAR_PREDICTED = 4.0
 _FAR = 1.5  # times the least latency; what takes longer is no candidate, and would flatten all others
 
 
 def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
-    """Return lanes over time, one block for each timeline, all on one scale.
+    """Return processors over time, one block for each timeline, all on one scale.
 
     Args:
         kinds: of each operator, for the tips; empty where the model cannot be read.
@@ -26,18 +30,20 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
     names = [lane for bar in bars for lane in _lanes(bar)]
     left = max(_LEFT, 16 + max(map(text_width, names), default=0))
     description = "; ".join(f"{b.name}, {b.source}: {b.timeline.makespan_s * 1e3:.4g} ms" for b in bars)
-    plot = Plot("timeline", "Which stage runs when on which lane", description, WIDTH, height)
+    plot = Plot("timeline", "Stages over time, by processor", description, WIDTH, height)
     longest = max((bar.timeline.makespan_s for bar in bars), default=1.0) * 1e3
     scale = around([longest], left, WIDTH - _RIGHT, zero=True)
-    plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the inference")
+    plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the first inference")
     y = 10.0
     for bar in bars:
-        plot.text(8, y + 14, f"{bar.name}, {bar.source}: {bar.timeline.makespan_s * 1e3:.4g} ms", style="s")
+        many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences else ""
+        plot.text(8, y + 14, f"{bar.name}, {bar.source}: {bar.timeline.makespan_s * 1e3:.4g} ms{many}", style="s")
         y += 24
         start_s = min(e.start_s for e in bar.timeline.events)
+        inferences = bar.inferences or (None,) * len(bar.timeline.events)
         for lane in _lanes(bar):
             plot.text(left - 8, y + 16, lane, anchor="end")
-            for event in bar.timeline.events:
+            for event, inference in zip(bar.timeline.events, inferences, strict=True):
                 if event.lane != lane:
                     continue
                 first, last = (event.start_s - start_s) * 1e3, (event.end_s - start_s) * 1e3
@@ -46,8 +52,9 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
                 tip += f"\noperators {operators[0]} to {operators[-1]}"
                 if kinds:
                     tip += f": {kinds[operators[0]]} … {kinds[operators[-1]]}"
-                plot.rect(scale(first), y, scale(last) - scale(first), _LANE, part_colour(event.stage), tip)
-                label = str(event.stage)
+                style = "bar guess" if bar.source == "predicted" else "bar"
+                plot.rect(scale(first), y, scale(last) - scale(first), _LANE, part_colour(event.stage), tip, style)
+                label = str(event.stage) if inference is None else f"{event.stage}·{inference + 1}"
                 if scale(last) - scale(first) > text_width(label) + 4:
                     plot.text((scale(first) + scale(last)) / 2, y + 16, label, anchor="middle")
             y += _LANE + _GAP
@@ -80,6 +87,8 @@ def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms
         plot.text(WIDTH - 270, 18, "optimum of the model", style="m")
     steps: list[tuple[float, float]] = []
     for point in points:
+        if point.best_s * 1e3 > y.high:  # the line begins where it enters the scale
+            continue
         if steps:
             steps.append((x(point.number), steps[-1][1]))
         steps.append((x(point.number), y(point.best_s * 1e3)))
@@ -87,7 +96,7 @@ def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms
         _mark(plot, x(point.number), y, point, unit)
     if steps:
         plot.line(steps, "best", "best so far")
-    plot.legend(_LEFT, 18, (*_FAMILIES, _ABOVE))
+    plot.legend(_LEFT, 18, _legend(points, y))
     plot.line([(WIDTH - 130, 14), (WIDTH - 106, 14)], "best")
     plot.text(WIDTH - 100, 18, "best so far", style="m")
     return plot.svg()
@@ -108,9 +117,9 @@ def by_stages(points: Sequence[Point], best: Mapping[int, float], unit: str = "m
     for i, point in enumerate(points):  # golden-ratio steps spread neighbours apart, the same way each time
         x = middle[point.stages] + width * 0.6 * ((i * 0.618034) % 1.0 - 0.5)
         _mark(plot, x, y, point, unit)
-    line = [(middle[k], max(y(s * 1e3), y.end)) for k, s in best.items()]
+    line = [(middle[k], y(s * 1e3)) for k, s in best.items() if s * 1e3 <= y.high]
     plot.line(line, "best", "best for each K")
-    plot.legend(_LEFT, 18, (*_FAMILIES, _ABOVE))
+    plot.legend(_LEFT, 18, _legend(points, y))
     return plot.svg()
 
 
@@ -119,15 +128,17 @@ def predicted(points: Sequence[Point]) -> str:
     known = [p for p in points if p.predicted_s is not None]
     side = 420.0
     plot = Plot("predicted", "Predicted against measured latency", f"{len(known)} plans", WIDTH, side)
+    far_s = _FAR_PREDICTED * min((p.best_s for p in known), default=0.0)
+    known = [p for p in known if max(p.latency_s, p.predicted_s or 0.0) <= far_s]
     both = [v * 1e3 for p in known for v in (p.latency_s, p.predicted_s or 0.0)]
     x = around(both, _LEFT, WIDTH - _RIGHT)
     y = around(both, side - _BOTTOM, _TOP)
     plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "measured, ms")
-    plot.axis_x(x, side - _BOTTOM, _TOP, "predicted by the model of single operators, ms")
+    plot.axis_x(x, side - _BOTTOM, _TOP, "predicted from the profiled operators, ms")
     plot.line([(x(x.low), y(x.low)), (x(x.high), y(x.high))], "equal", "predicted = measured")
     for point in known:
         plot.mark(x((point.predicted_s or 0.0) * 1e3), y(point.latency_s * 1e3), point.family, _tip(point))
-    plot.legend(_LEFT + 120, 18, _FAMILIES)
+    plot.legend(_LEFT + 120, 18, [f for f in _FAMILIES if any(p.family == f[0] for p in known)])
     return plot.svg()
 
 
@@ -163,7 +174,11 @@ def distributions(spreads: Sequence[Spread], unit: str = "ms") -> str:
 
 
 def front(
-    kept: Sequence[tuple[float, float]], every: Sequence[tuple[float, float, str]], titles: Sequence[str], knee: int
+    kept: Sequence[tuple[float, float]],
+    every: Sequence[tuple[float, float, str]],
+    titles: Sequence[str],
+    knee: int,
+    names: Sequence[str],
 ) -> str:
     """Return one objective against another: all plans, and a line through those of the front.
 
@@ -171,6 +186,7 @@ def front(
         kept: the plans of the front, by the first objective.
         every: all plans, with who proposed them.
         knee: which of the front.
+        names: of the plans of the front; those of the knee and of the ends are written beside their marks.
     """
     height = 380.0
     description = f"{len(kept)} plans of {len(every)} are beaten by no other; the knee is at {kept[knee]}"
@@ -189,9 +205,39 @@ def front(
             steps.append((x(first), steps[-1][1]))
         steps.append((x(first), y(second)))
     plot.line(steps, "best", "the front")
+    named = {knee, *(min(range(len(kept)), key=lambda i: kept[i][side]) for side in (0, 1))}
     for index, (first, second) in enumerate(kept):
-        told = f"{first:.4g}, {second:.4g}" + (": the knee" if index == knee else "")
+        told = f"{names[index]}: {first:.4g}, {second:.4g}" + (" (the knee)" if index == knee else "")
         plot.mark(x(first), y(second), "baseline" if index == knee else "model", told, 7.0 if index == knee else 4.0)
+        if index in named:
+            right = x(first) > WIDTH / 2
+            text = names[index] if len(names[index]) <= _LONGEST_NAME else f"{names[index][: _LONGEST_NAME - 1]}…"
+            text += " (knee)" if index == knee else ""
+            plot.text(x(first) + (-12 if right else 12), y(second) - 6, text, anchor="end" if right else "start")
+    return plot.svg()
+
+
+def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
+    """Return ratios with their intervals, one below the other, and a line at 1.
+
+    Args:
+        rows: name, ratio, and the ends of its interval.
+        label: what the ratios are.
+    """
+    row = 26.0
+    height = row * len(rows) + 60
+    left = min(400.0, 16 + max(text_width(name) for name, *_ in rows))
+    plot = Plot("ratios", "Ratios with intervals", "; ".join(f"{name}: {r:.4g}" for name, r, *_ in rows), WIDTH, height)
+    values = [v for _, *ratios in rows for v in (*ratios, 1.0) if math.isfinite(v)]
+    x = around(values, left, WIDTH - 20)
+    plot.axis_x(x, height - 44, 4, label)
+    plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
+    for i, (name, ratio, low, high) in enumerate(rows):
+        y = 6 + row * (i + 0.5)
+        plot.text(left - 10, y + 4, name[:56], anchor="end")
+        tip = f"{name}: {ratio:.4g} [{low:.4g}, {high:.4g}]"
+        plot.line([(x(low), y), (x(high), y)], "ci", tip)
+        plot.mark(x(ratio), y, "search", tip, 4.5)
     return plot.svg()
 
 
@@ -200,6 +246,14 @@ def _near(points: Sequence[Point], start: float, end: float, bound_s: float | No
     least_s = min((p.best_s for p in points), default=0.0)
     shown = [p.latency_s * 1e3 for p in points if p.latency_s <= _FAR * least_s]
     return around([*shown, bound_s * 1e3] if bound_s else shown, start, end)
+
+
+def _legend(points: Sequence[Point], y: Scale) -> list[tuple[str, str]]:
+    """Return the marks that are drawn, with their names."""
+    inside = {p.family for p in points if p.latency_s * 1e3 <= y.high}
+    above = sum(p.latency_s * 1e3 > y.high for p in points)
+    found = [f for f in _FAMILIES if f[0] in inside]
+    return [*found, (_ABOVE[0], f"{plural(above, 'plan')} {_ABOVE[1]}")] if above else found
 
 
 def _mark(plot: Plot, x: float, y: Scale, point: Point, unit: str) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY
-from optimizer.console import describe_operators, human_bytes, slower_text
+from optimizer.console import describe_operators, slower_text
 from optimizer.graph_picture import render_svg
 from optimizer.inspect import inspect_graph
 from optimizer.ranks_text import describe_ranks
 from optimizer.report import plots
-from optimizer.report.data import Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
+from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text
 from optimizer.report.explorer import node_data
 from optimizer.report.svg import part_colour
@@ -22,6 +22,7 @@ from optimizer.report.trace import trace
 from optimizer.report.workload import workload_blocks
 from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
+from search_spaces.wording import human_bytes, many, percent, plural
 
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
@@ -31,10 +32,13 @@ def study_document(study: Study) -> Document:
     found = points(study)
     drawn = bars(study)
     model = study.result["model"]
-    lanes = ", ".join(p.name for p in study.platform.processors if p.resources)
+    processors = ", ".join(p.name for p in study.platform.processors if p.resources)
     files = {"best/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
     if study.graph is not None:
-        files["best/partition.json"] = json.dumps(node_data(study.graph, study.best), indent=1)
+        layers = node_data(
+            study.graph, study.best, study.costs, [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
+        )
+        files |= {f"best/{name}.json": json.dumps(layer, indent=1) for name, layer in layers.items()}
     sections = [
         Section("answer", "Answer", tuple(_answer(study))),
         Section("front", "Front", tuple(_front(study))),
@@ -50,10 +54,11 @@ def study_document(study: Study) -> Document:
         Section("again", "How to have it again", tuple(_again(study))),
     ]
     return Document(
-        title=f"{_printable(model['name'])} on {lanes}",
-        subtitle=f"{model['operators']} operators, {study.result['unique_plans']:,} of "
-        f"{study.result['space']['plans']:,} plans tried, evaluator {study.result['evaluator']}, "
-        f"study {study.manifest['study']}, {study.manifest.get('created_utc', '')}",
+        title=f"{_printable(model['name'])} on {_printable(study.device_name)}",
+        subtitle=f"{plural(model['operators'], 'operator')} on {processors}; {many(study.result['unique_plans'])} of "
+        f"{plural(study.result['space']['plans'], 'plan')} tried; {'predicted' if study.predicted else 'measured'} by "
+        f"evaluator {study.result['evaluator']}; study {study.manifest['study']}, "
+        f"{str(study.manifest.get('created_utc', ''))[:16].replace('T', ' ')} UTC",
         sections=tuple(s for s in sections if s.blocks),
         files=files,
     )
@@ -62,7 +67,8 @@ def study_document(study: Study) -> Document:
 def verdict_text(result: dict[str, Any]) -> str:
     """Return the answer in a sentence, from the document of ``--json``."""
     speedup, best = result["speedup"], result["best"]["latency_ms"]
-    unit = objective_of(result).shown
+    objective = objective_of(result)
+    unit = objective.shown
     predicted = bool(result.get("predicted"))
     took = "not measured"
     if best:
@@ -70,23 +76,25 @@ def verdict_text(result: dict[str, Any]) -> str:
         took = f"{best['median']:.4g} {unit}" + ("" if low == high else f" [{low:.4g}, {high:.4g}]")
     verb = "is predicted to take" if predicted else "takes"
     if speedup is None:
-        return f"The recommended plan {verb} {took}; it is a known one."
+        return f"The recommended plan {verb} {took}; no other plan was compared with it."
     ratio = Ratio(speedup["ratio"], *speedup["ci95"])
     if speedup["plan"] == result["best"]["plan"]:
         low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
         sure = "" if ratio.significant else "; the difference is not significant"
         how = f"{ratio.value:.3f} times as fast as “{speedup['baseline']}”{low_high}{sure}"
+        if not objective.is_time:
+            how = f"{slower_text(ratio.inverse, objective)} than “{speedup['baseline']}”{sure}"
         return f"The recommended plan {verb} {took}: {how}."
-    other = slower_text(ratio.inverse)
-    faster = "No plan is faster" if ratio.inverse.significant else "No plan was found to be faster"
-    return f"{faster} than “{speedup['baseline']}”, which {verb} {took}; the next best one: {other}."
+    other = slower_text(ratio.inverse, objective)
+    least = f"No plan is {objective.better}" if ratio.inverse.significant else f"No {objective.better} plan was found"
+    return f"{least} than “{speedup['baseline']}”, which {verb} {took}; next best plan: {other}."
 
 
 def _answer(study: Study) -> Iterator[Block]:
     result = dict(study.result)
     yield Text(verdict_text(result), "answer")
     if not result["complete"]:
-        yield Text("The study was interrupted before its final: this is what was known then.")
+        yield Text("The study was interrupted before its final comparison: these are the results so far.")
     if (final := result.get("final")) and final["undecided"]:
         yield Text(f"Undecided: {final['undecided']}.")
     for text in result.get("disturbances", ()):
@@ -115,27 +123,29 @@ def _front(study: Study) -> Iterator[Block]:
     front = study.result.get("front")
     if not front or len(front["plans"]) < 1:
         return
-    aims = [objective_of({**study.result, "objective": name}) for name in front["objectives"]]
+    objectives = [objective_of({**study.result, "objective": name}) for name in front["objectives"]]
     rows = []
     for each in front["plans"]:
-        values = [each["values"][aim.key] for aim in aims]
+        values = [each["values"][o.key] for o in objectives]
         stages = each["plan"]["stages"]
-        lanes = ", ".join(s["processor"] for s in stages)
-        rows.append((*values, len(stages), each["name"] or lanes, "knee" if each["knee"] else ""))
-    columns = (*(Column(f"{aim.title}, {aim.shown}", ".4g") for aim in aims), Column("stages", "d"), Column("plan"),
+        placed = ", ".join(s["processor"] for s in stages)
+        rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))
+    columns = (*(Column(f"{o.title}, {o.shown}", ".4g") for o in objectives), Column("stages", "d"), Column("plan"),
                Column("remark"))  # fmt: skip
     table = Table("The front", columns, tuple(rows))
     every = [
-        (trial.median_s * 1e3, trial.measurement.figures[aims[1].name] * 1e3, trial.origin)
+        (trial.median_s * 1e3, trial.measurement.figures[objectives[1].name] * 1e3, trial.origin)
         for trial in study.trials
-        if trial.measurement is not None and aims[1].name in trial.measurement.figures
+        if trial.measurement is not None and objectives[1].name in trial.measurement.figures
     ]
     yield Figure(
         "front",
-        plots.front([tuple(row[:2]) for row in rows], every, [f"{a.title}, {a.shown}" for a in aims[:2]],
-                    next(i for i, each in enumerate(front["plans"]) if each["knee"])),
-        "Every plan that was measured, by its first two objectives. The line joins the plans that no other one beats "
-        "in all objectives; the largest mark is the knee, which gives up least of all of them together.",
+        plots.front([tuple(row[:2]) for row in rows], every, [f"{a.title}, {a.shown}" for a in objectives[:2]],
+                    next(i for i, each in enumerate(front["plans"]) if each["knee"]), [str(row[-2]) for row in rows]),
+        "Every plan that was tried, by its first two objectives. The line joins the plans that no other one "
+        "beats significantly in all objectives; the largest mark is the knee, which gives up least of "
+        "all of them together. "
+        "Marks with names: the best plan by each objective, and the knee.",
         table,
     )  # fmt: skip
 
@@ -146,17 +156,18 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
     if bound is None or gap is None:
         return
     own = more.get("model") == "the evaluator's own"
-    whose = "By the evaluator's own costs" if own else "By the model of single operators"
+    whose = "this cost model" if own else "the profiled operators"
     unit = objective_of(result).shown
-    text = f"{whose}, no plan of this space takes less than {bound:.4g} {unit}; gap {max(gap, 0.0):.1%}."
-    if gap < -1e-9:
-        text = f"{whose}, no plan of this space takes less than {bound:.4g} {unit}. "
-        text += f"This one was measured {-gap:.1%} below: by that much at least the model is wrong."
-    elif more.get("proven") is False:
-        text += " That it could be reached is not proven."
-    yield Text(text)
+    text = f"Bound for plans of this space by {whose}: {bound:.4g} {unit}; "
+    if gap < -1e-3:
+        text += f"the plan is {percent(-gap, 1)} below it, so the model is wrong by at least as much."
+    elif gap < 1e-3:
+        text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
+    else:
+        text += f"the plan is {percent(gap, 1)} above it."
     if "all_plans_ms" in more and unit == "ms":
-        yield Text(f"Whatever the cuts and overlaps, none takes less than {more['all_plans_ms']:.4g} ms in that model.")
+        text += f" Lower bound for any plan: {more['all_plans_ms']:.4g} ms."
+    yield Text(text)
 
 
 def _plan_table(study: Study, plan: Plan) -> Table:
@@ -164,18 +175,22 @@ def _plan_table(study: Study, plan: Plan) -> Table:
     times = entry.get("stage_ms") or [None] * len(plan.stages)
     rows = []
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
-        handed = None
-        if study.graph is not None:
-            outputs = study.graph.boundary(stage.operators).outputs
-            handed = human_bytes(sum(study.graph.tensors[t].nbytes for t in outputs))
-        where = f"{stage.operators[0]} to {stage.operators[-1]}"
-        what = describe_operators(study.graph, stage.operators) if study.graph is not None else where
-        rows.append((index, what, stage.processor, took_ms, handed))
+        model, graph, operators = study.model_of(stage)
+        crossing = None
+        what = f"{operators[0]} to {operators[-1]}"
+        if graph is not None:
+            border = graph.boundary(operators)
+            later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
+            crossing = human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None
+            what = describe_operators(graph, operators)
+        rows.append((index, model, what, stage.processor, took_ms, crossing))
+    unit = study.objective.shown if study.objective.law != "memory" else "ms"
     columns = (
         Column("stage", "d"),
+        Column("model"),
         Column("operators"),
         Column("processor"),
-        Column(study.objective.shown if study.objective.law != "memory" else "ms", ".4g"),
+        Column(f"predicted, {unit}" if study.predicted else f"measured, {unit}", ".4g"),
         Column("transfers"),
     )
     return Table("The best plan, stage by stage", columns, tuple(rows))
@@ -200,13 +215,21 @@ def _baselines(study: Study) -> Iterator[Block]:
     rows = []
     for name, entry in study.result["baselines"].items():
         latency = entry["latency_ms"]
-        numbers = (latency["median"], *latency["ci95"], latency["samples"]) if latency else (None,) * 4
+        numbers: tuple[float | None, ...] = (None,) * 4
+        if latency:
+            low, high = latency["ci95"]
+            exact = low == high
+            samples = None if study.predicted else latency["samples"]
+            numbers = latency["median"], None if exact else low, None if exact else high, samples
         against = entry.get("slower_than_best")
-        text = slower_text(Ratio(against["ratio"], *against["ci95"])) if against else ""
-        remark = entry["failure"] or ("scaled from the search" if latency and latency["source"] == "search" else "")
+        text = slower_text(Ratio(against["ratio"], *against["ci95"]), study.objective) if against else ""
+        if entry["plan"] == study.result["best"]["plan"]:
+            text = "recommended"
+        remark = entry["failure"] or ("measured in the search" if latency and latency["source"] == "search" else "")
         rows.append((name, *numbers, text, len(entry["plan"]["stages"]), remark))
     unit = study.objective.shown
-    numbered = (Column(f"median, {unit}", ".4g"), Column("95 % from", ".4g"), Column("to", ".4g"))
+    word, interval = ("predicted", "model error") if study.predicted else ("median", "95 %")
+    numbered = (Column(f"{word}, {unit}", ".4g"), Column(f"{interval} from", ".4g"), Column("to", ".4g"))
     columns = (Column("plan"), *numbered, Column("samples", ",d"),
                Column("against the recommended plan"), Column("stages", "d"), Column("remark"))  # fmt: skip
     table = Table("Known plans", columns, tuple(rows))
@@ -217,8 +240,8 @@ def _baselines(study: Study) -> Iterator[Block]:
     yield Figure(
         "samples",
         plots.distributions(named, unit),
-        "Every sample as a dot, the median as a stroke, its 95 % interval as a line, in the state of the machine "
-        "during the final. Plans with few samples were measured only well enough to see that they are no candidates.",
+        "Measured: every sample as a dot, the median as a stroke, its 95 % interval as a line, scaled to the state of "
+        "the machine in the final comparison. Plans with few samples were ruled out early.",
         table,
     )
 
@@ -232,18 +255,21 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
         for bar in drawn
         for e in bar.timeline.events
     ]
-    columns = (Column("plan"), Column("source"), Column("stage", "d"), Column("lane"), Column("start, ms", ".4f"),
+    columns = (Column("plan"), Column("source"), Column("stage", "d"), Column("processor"), Column("start, ms", ".4f"),
                Column("end, ms", ".4f"))  # fmt: skip
     known = {bar.name for bar in drawn if bar.source == "measured"}
     without = ", ".join(dict.fromkeys(f"“{bar.name}”" for bar in drawn if bar.name not in known))
-    unseen = f" No measured timeline of {without} was kept: it was stopped early, or the evaluator has none."
+    unseen = f" No measured timeline of {without} was kept."
     unseen = unseen if without and not study.predicted else ""
-    told = "as predicted" if study.predicted else "measured and as the model of single operators predicts them"
+    source = "predicted" if study.predicted else "measured, and predicted from the profiled operators (dashed)"
+    what = "Stages by processor"
+    if any(bar.inferences for bar in drawn):
+        what = f"Stages by processor, of {STREAMED} inferences that follow each other (stage·inference)"
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
-        f"Processors over time, {told}, on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
-        Table("Timelines", columns, tuple(rows)),
+        f"{what}; {source}, on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
+        Table("Timelines", columns, tuple(rows), group=2),
     )
 
 
@@ -253,12 +279,12 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     counts = {k: sum(1 for p in found if p.stages == k) for k in best}
     rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
-    columns = (Column("K", "d"), Column("plans", ",d"), Column(f"best median, {study.objective.shown}", ".4g"))
+    columns = (Column("K", "d"), Column("plans", ",d"), Column(f"best {_how(study)}", ".4g"))
     yield Figure(
         "stages",
-        plots.by_stages(found, best, study.objective.shown),
-        "Each plan by its number of stages; the line joins the best of each. "
-        + ("" if study.predicted else "These are medians of the search; the answer comes from the final."),
+        plots.by_stages(found, best, _how(study)),
+        "Each plan by its number of stages; the line joins the best of each that is on the scale. "
+        + ("" if study.predicted else "Medians of the search; the answer comes from the final comparison."),
         Table("By number of stages", columns, rows),
     )
 
@@ -268,7 +294,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     bound = study.result["model_bound_ms"]
     unit = study.objective.shown
-    columns = (Column("plan", "d"), Column("proposed by"), Column("K", "d"), Column(f"median, {unit}", ".4g"),
+    columns = (Column("plan", "d"), Column("proposed by"), Column("K", "d"), Column(_how(study), ".4g"),
                Column(f"best so far, {unit}", ".4g"), Column(f"predicted, {unit}", ".4g"))  # fmt: skip
     rows = tuple(
         (
@@ -283,13 +309,14 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     )
     yield Figure(
         "history",
-        plots.optimisation(found, bound / 1e3 if bound else None, unit),
-        "Plans in the order in which they were tried. The dashed line is the optimum of the model of single operators.",
+        plots.optimisation(found, bound / 1e3 if bound else None, _how(study)),
+        "Plans in the order in which they were tried."
+        + (" The dashed line is the optimum by the model that guided the search." if bound else ""),
         Table("The search", columns, rows),
     )
     failures = [t for t in study.trials if t.failure]
     if failures:
-        yield Text(f"{len(failures)} plans could not be measured; the first: {failures[0].failure}")
+        yield Text(f"{plural(len(failures), 'plan')} could not be measured; the first: {failures[0].failure}")
 
 
 def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
@@ -298,19 +325,19 @@ def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
         return
     within = sum(e <= 0.1 for e in errors) / len(errors)
     yield Text(
-        f"Of {len(errors)} plans that were measured in full, the model of single operators predicts {within:.0%} "
-        f"within 10%; the median error is {errors[len(errors) // 2]:.1%}."
+        f"Of {plural(len(errors), 'plan')} measured in full, the profiled operators predict {percent(within)} within "
+        f"10 %; the median error is {percent(errors[len(errors) // 2], 1)}."
     )
     yield Figure(
         "predicted",
         plots.predicted(found),
-        "Plans on the dotted line are predicted right. Those stopped early are shown by their few first runs. "
-        "The numbers are in the table of the search.",
+        "Plans on the dotted line are predicted right. Plans beyond the scale are not drawn; the table of the search "
+        "has all.",
     )
 
 
 def _graph(study: Study) -> Iterator[Block]:
-    graph = study.graph
+    graph = study.joined.graph if study.joined is not None else study.graph
     if graph is None:
         yield Text(f"The graph is not drawn: {study.missing}", "note")
         return
@@ -321,6 +348,7 @@ def _graph(study: Study) -> Iterator[Block]:
         f"{','.join(f'#op-{o} rect.f' for o in stage.operators)}{{fill:{part_colour(index)}}}"
         for index, stage in enumerate(study.best.stages)
     )
+    rules += ".graph{background:none}.graph>.s{fill:none}"  # the page's own shows where there is more to scroll to
     svg = render_svg(inspect_graph(graph)).replace("</style>", f"{rules}</style>", 1)
     legend = "; ".join(f"stage {i} on {s.processor}" for i, s in enumerate(study.best.stages[:12]))
     more = ", …" if len(study.best.stages) > 12 else ""
@@ -328,7 +356,7 @@ def _graph(study: Study) -> Iterator[Block]:
         "graph",
         svg,
         f"The model, coloured by stage of the best plan ({legend}{more}). The bars on the left are bytes that cross "
-        "a cut. best/partition.json colours it in Model Explorer.",
+        "a cut. best/partition*.json colour it in Model Explorer: by stage, and for each processor by ms per operator.",
         _plan_table(study, study.best),
         wide=True,
     )
@@ -342,7 +370,7 @@ def _environment(study: Study) -> Iterator[Block]:
     product = dict(manifest.get("product", {}))
     rows.append((str(product.get("name", "product")), str(product.get("version", ""))))
     rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("packages", {})).items()]
-    rows += [(f"lane {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
+    rows += [(f"processor {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
     rows += [(name, text) for name, text in dict(study.result.get("placements", {})).items()]
     rows.append(("model digest", str(study.result["model"]["digest"])))
     yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
@@ -364,6 +392,11 @@ def _again(study: Study) -> Iterator[Block]:
         "measurements.",
         "note",
     )
+
+
+def _how(study: Study) -> str:
+    """Return what numbers of plans are, with their unit."""
+    return f"{'predicted' if study.predicted else 'median'}, {study.objective.shown}"
 
 
 def _plain(value: object) -> str:

@@ -99,10 +99,12 @@ class Plot:
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         self.marks.append(f'<path class="{style}" d="M{path}">{_tip(tip)}</path>')
 
-    def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> None:
-        """Draw a bar."""
+    def rect(
+        self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", style: str = "bar"
+    ) -> None:
+        """Draw a bar; ``bar guess`` is that of a prediction."""
         self.marks.append(
-            f'<rect class="bar" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.75):.1f}" height="{height:.1f}" '
+            f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.75):.1f}" height="{height:.1f}" '
             f'style="fill:{fill}">{_tip(tip)}</rect>'
         )
 
@@ -135,7 +137,7 @@ class Plot:
             y = scale(tick)
             self.line([(x, y), (right, y)], "grid")
             self.text(x - 8, y + 4, number(tick), anchor="end", style="m")
-        self.text(x - 48, min(scale.start, scale.end) - 12, label, style="m")
+        self.text(x - 48, min(scale.start, scale.end) - 10, label, style="m")
 
     def legend(self, x: float, y: float, families: Sequence[tuple[str, str]]) -> None:
         """Draw marks with their names in a row."""
@@ -162,6 +164,7 @@ PLOT_STYLE = (
     ".plot .best{stroke:var(--good);stroke-width:2;fill:none}.plot .bound{stroke:var(--a2);stroke-width:1.5;"
     "stroke-dasharray:6 4;fill:none}.plot .equal{stroke:var(--muted);stroke-dasharray:2 4;fill:none}"
     ".plot .ci{stroke:var(--ink);stroke-width:1.5;fill:none}.plot .bar{stroke:var(--muted);stroke-width:.75}"
+    ".plot .guess{fill-opacity:.45;stroke-dasharray:4 3}"
     ".plot .k1{fill:var(--a1)}.plot .k2{fill:var(--a2)}.plot .k3{fill:var(--a3);fill-opacity:.75}"
     ".plot .series{fill:none;stroke-width:2}.plot .c0{stroke:var(--a1)}.plot .c1{stroke:var(--a2)}"
     ".plot .c2{stroke:var(--a3)}.plot .c3{stroke:var(--good);stroke-dasharray:9 3}"

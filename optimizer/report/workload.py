@@ -7,6 +7,7 @@ from typing import Any
 
 from optimizer.report.data import objective_of
 from optimizer.report.document import Block, Column, Table, Text
+from search_spaces.wording import plural
 
 _FIGURES = (
     ("mean, ms", "mean_ms"),
@@ -26,8 +27,9 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         return
     outcomes: Mapping[str, Any] = workload["outcomes"]
     yield Text(
-        f"{len(workload['instances'])} models at once; the objective is the {objective_of(result).title}. Medians over "
-        "some runs after the search; predicted is the objective by the simulator."
+        f"{plural(len(workload['instances']), 'model')} at once; objective: {objective_of(result).title}. Figures are "
+        f"{'predicted' if result.get('predicted') else 'medians of runs after the search'}; the last column is the "
+        "simulator's prediction of the objective."
     )
     rows = tuple(
         (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective"))
@@ -38,7 +40,7 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         *(Column(name, ".4g") for name, _ in _FIGURES),
         Column(f"predicted, {objective_of(result).shown}", ".4g"),
     )
-    yield Table("What came of each plan", columns, rows)
+    yield Table("Plans", columns, rows)
     each = tuple(
         (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
     )
@@ -50,11 +52,11 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         heads = (
             Column("model"),
             Column("error allowed", ".4g"),
-            Column("ways searched", "d"),
+            Column("variants searched", "d"),
             Column("triples in the best plan", "d"),
             Column("multiply-accumulates saved", ".1%"),
-            Column("outputs off by", ".2g"),
-            Column("how that is known"),
+            Column("error of outputs", ".2g"),
+            Column("source"),
         )
         yield Table("Convolutions decomposed (Tucker-2)", heads, found)
     yield Table("Each model's mean latency, ms", (Column("model"), *(Column(n, ".4g") for n in outcomes)), each)

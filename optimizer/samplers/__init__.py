@@ -198,7 +198,7 @@ def _checked(path: str, found: object, where: str) -> SamplerKind:
     from optuna.samplers import BaseSampler
 
     if not (inspect.isclass(found) and issubclass(found, BaseSampler)) or inspect.isabstract(found):
-        raise UsageError(f"sampler {path!r} of {where} is no subclass of optuna.samplers.BaseSampler")
+        raise UsageError(f"sampler {path!r} of {where} is not a subclass of optuna.samplers.BaseSampler")
     build: Callable[..., BaseSampler] = found
 
     def make(_: int, trial_seed: int) -> BaseSampler:
@@ -273,7 +273,7 @@ def _reinforce(problem: Problem, seed: int) -> KnowingSampler:
 
 SAMPLERS: dict[str, SamplerKind] = {
     "auto": SamplerKind(
-        "the model's optimum, then what measurements and a corrected model say",
+        "the model's optimum, then plans by a model corrected with measurements",
         _of_optuna("RandomSampler"),
         knows=_auto,
     ),

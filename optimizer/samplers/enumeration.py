@@ -27,7 +27,7 @@ class EnumerationProposer:
     def __init__(self, problem: Problem, seed: int) -> None:
         space = problem.space
         if not isinstance(space, EnumerableSpace):
-            raise UsageError("the sampler 'brute-force' needs a space whose plans have numbers", "give --sampler auto")
+            raise UsageError("--sampler brute-force does not support this space", "give --sampler auto")
         self._space = space
         self._fits = problem.fits
         self._count = space.cardinality() or 0

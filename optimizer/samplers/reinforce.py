@@ -46,7 +46,7 @@ def lesson(problem: Problem) -> Lesson:
     """
     space = problem.space
     if not isinstance(space, ChainSpace):
-        raise UsageError("the sampler 'reinforce' decides on cuts alone", "give --allow cuts, or --sampler auto")
+        raise UsageError("--sampler reinforce supports cuts only", "give --allow cuts, or --sampler auto")
     pricing = ChainPricing(problem.graph, problem.platform)
     costs = Correction(problem.model).draw(0, np.random.default_rng(0))
     count, most = len(problem.graph.operators), space.max_stages

@@ -76,7 +76,7 @@ def _read(source: str, signature: str | None) -> Graph:
     if source in model_names():
         return read_model(built(source), source, signature)
     hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
-    raise ModelError(f"there is no model and no file called {source!r}", hint)
+    raise ModelError(f"no model or file is called {source!r}", hint)
 
 
 def _is_file_in_folder(source: str) -> bool:

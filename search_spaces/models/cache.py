@@ -64,7 +64,7 @@ def kept(path: Path, build: Callable[[Path], None]) -> Path:
             problem = _problem(path)
             if problem is not None:
                 if path.exists():
-                    _LOGGER.warning("%s: the cached file is damaged (%s); it is made again", path, problem)
+                    _LOGGER.warning("%s: the cached file is damaged (%s) and is made again", path, problem)
                 _build(path, build)
     except OSError as error:
         if _problem(path) is None:  # a folder that may only be read serves what it has
@@ -113,7 +113,7 @@ def _lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _LOGGER.info("another process has %s in hand; waiting for it", path)
+            _LOGGER.info("another process is writing %s; waiting for it", path)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

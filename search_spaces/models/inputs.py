@@ -348,7 +348,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
     except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise what they please of a damaged file
         text = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{OPTION} {path}: is no array that can be read: {text}", "write it with numpy.save or savez"
+            f"{OPTION} {path}: is not an array that can be read: {text}", "write it with numpy.save or savez"
         ) from None
     if set(arrays) == {""} and len(names) == 1:
         arrays = {names[0]: arrays[""]}

@@ -50,7 +50,7 @@ def read_model(path: Path, name: str | None = None, signature: str | None = None
         return graph_of(source if signature is None else select_signature(source, signature), name or path.stem)
     except ValueError as error:
         raise ModelError(
-            f"{path}: the model cannot be used: {error}", "get the file again, or convert it anew"
+            f"{path}: the model cannot be used: {error}", "get the file again, or convert it again"
         ) from None
     except ModelError as error:
         raise ModelError(f"{path}: {error.what}", error.hint) from None
@@ -68,7 +68,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     if not model.subgraphs:
         raise ValueError("it has no subgraph")
     if model.externalBuffers or any(t.externalBuffer for s in model.subgraphs for t in s.tensors or ()):
-        raise ModelError("the model keeps weights in other files", "convert it anew with its weights in one file")
+        raise ModelError("the model keeps weights in other files", "convert it again with its weights in one file")
     check_references(source)
     source = with_computed_outputs(source)
     model = source.schema

@@ -234,7 +234,7 @@ def _length(graph: Graph, tensor: int, axis: Axis, index: int) -> int:
     shape = graph.tensors[tensor].shape
     if any(d < 0 for d in shape):
         raise RewriteError(
-            f"{what(graph, index)} has the shape {shape}, of which a part is open", "give sizes with --input-shape"
+            f"{what(graph, index)} has the shape {shape}, which is not fixed", "give sizes with --input-shape"
         )
     place = axis_of(shape, axis)
     if place is None:

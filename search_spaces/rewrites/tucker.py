@@ -161,7 +161,7 @@ def _checked(graph: Graph, ranks: Mapping[int, Ranks]) -> dict[int, Layer]:
     layers = {layer.operator: layer for layer in tucker_layers(graph)}
     for index, wanted in ranks.items():
         if index not in layers:
-            raise RewriteError(f"operator {index} of {graph.name!r} is no convolution larger than 1x1")
+            raise RewriteError(f"operator {index} of {graph.name!r} is not a convolution larger than 1x1")
         layers[index].check(wanted)
     return {index: layers[index] for index in ranks}
 

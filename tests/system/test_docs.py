@@ -32,6 +32,7 @@ from search_spaces.models.zoo import write
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.platform_file import read_platform
 from search_spaces.plugins import entries
+from tests.benchmarks.readme_picture import picture
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [
@@ -107,6 +108,8 @@ NOT_RUN = {
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
     "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
     **{f"pytest{folder}": "these tests" for folder in ("", " tests/system", " tests/test_plan.py", " -m litert")},
+    "pytest --golden FILE…": "writes the golden file",
+    "python -m tests.benchmarks.readme_picture experiments/results/several_models.svg": "a test here compares it",
     "python -m tests.pins check": "test_pins.py does so",
     "python -m tests.benchmarks.NAME": "measures for minutes",
     "pytest --benchmark-only tests/benchmarks": "a benchmark",
@@ -329,3 +332,7 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     assert f"{min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} times" in text
     assert f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}; seven of eight" in text
     assert sum(r["within"] for r in profile) == 7
+
+
+def test_the_picture_of_the_first_page_is_that_of_the_results() -> None:
+    assert picture() == (ROOT / "experiments" / "results" / "several_models.svg").read_text()

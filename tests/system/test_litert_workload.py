@@ -25,6 +25,7 @@ from search_spaces.models import load
 from search_spaces.pools import with_pools
 from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload import Arrival, Client, workload_of
+from tests.sentences import fails
 from tests.test_litert_workload import lanes, opened, plan_of, two
 
 pytestmark = pytest.mark.litert
@@ -68,7 +69,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
             assert list(candidate.replay.failures) == [1]
             again = candidate.replay.run()  # without it
             assert all(r.latency_s is not None for r in again.requests[0])
-            with pytest.raises(UnavailableError, match="b: lane"):
+            with fails(UnavailableError):
                 candidate.run(1)
         with closing(session.load(space.joined.graph, plan)) as candidate:  # the lane is there again
             candidate.run(1)
@@ -77,7 +78,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
 
 def test_prices_are_measured_once_and_kept(squeezenet: Graph, mobilenet: Graph) -> None:
     with opened([squeezenet, mobilenet], *two()) as (session, space):
-        with pytest.raises(UnavailableError, match="no prices yet"):
+        with fails(UnavailableError):
             _ = session.simulator
         data = json.loads(json.dumps(session.price(None, lambda _: None)))
         predicted = session.simulator.run(plan_of(space))

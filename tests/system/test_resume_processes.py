@@ -74,8 +74,8 @@ def interrupted_and_resumed(arguments: list[str], folder: Path, tmp_path: Path, 
     assert document["complete"] is False
     assert document["best"]["latency_ms"]["median"] > 0
     last = stderr.splitlines()[-1]
-    assert last.startswith("optimize: interrupted; go on with: optimize ")
-    return shlex.split(last.partition("go on with: ")[2])[1:]
+    assert last.startswith("optimize: interrupted; resume with: optimize ")
+    return shlex.split(last.partition("resume with: ")[2])[1:]
 
 
 def end_of(process: subprocess.Popen[str]) -> Any:

@@ -18,6 +18,7 @@ from optimizer.ranks import CHAIN, UNIFORM
 from optimizer.storage import read_log
 from optimizer.study import run_study
 from search_spaces.models import load
+from tests.sentences import says
 from tests.short_studies import Quiet
 
 MODEL = "vgg11@0.25/32+spectrum"
@@ -127,20 +128,20 @@ def test_the_command_tells_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words",
     [
-        (["--model", "squeezenet1_1@0.5/64:int8"], "is quantised"),
-        (["--model", "mobilebert/8"], "no convolution larger than 1x1"),
-        (["--model", MODEL, "--max-error", "-1"], "--max-error -1: must be at least 0"),
+        ["--model", "squeezenet1_1@0.5/64:int8"],
+        ["--model", "mobilebert/8"],
+        ["--model", MODEL, "--max-error", "-1"],
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     common = ["--allow", "ranks", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "2", "-q"]
     assert main([*words, *common, "--out", str(tmp_path / "run")]) == 2
     text = capsys.readouterr().err
-    assert says in text
+    says(text)
 
 
 def test_the_rendered_result_has_one_line_of_ranks(tmp_path: Path) -> None:

@@ -152,10 +152,10 @@ def parse_name(text: str) -> Spec:
     found = _FORM.fullmatch(text)
     if found is None or found["name"] not in ZOO:
         known = is_name(text)
-        raise ModelError(f"{text!r} is not a name of the zoo", GRAMMAR if known else nearest(text) or _all())
+        raise ModelError(f"{text!r} is not a built-in model", GRAMMAR if known else nearest(text) or _all())
     entry = ZOO[found["name"]]
     if found["spectrum"] not in {None, "+spectrum"}:
-        raise ModelError(f"{text}: there is no {found['spectrum']!r}", "the one that there is is +spectrum")
+        raise ModelError(f"{text}: there is no {found['spectrum']!r}", "the only one is +spectrum")
     return Spec(
         found["name"],
         _width(text, found["width"]),

@@ -1,4 +1,4 @@
-"""The little language in which a person names lanes: ``cpu0-3:threads=2``, ``gpu:f32``.
+"""The names of processors on the command line: ``cpu0-3:threads=2``, ``gpu:f32``.
 
 ::
 
@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 from evaluators.litert.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
 from search_spaces.errors import UsageError
+from search_spaces.wording import plural
 
 Kernels = Literal["xnnpack", "builtin", "reference", "f16"]
 
@@ -47,11 +48,11 @@ BOTH = "+cpu"
 MAX_CORE = 1 << 16
 _HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
 _DEVICE = re.compile(r"(?:GPU|NPU)(?:\.[0-9]{1,3})?")
-_HINT = "lanes are called like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
+_HINT = "use names like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
 
 
 @dataclass(frozen=True, slots=True)
-class LaneName:
+class ProcessorName:
     """What a name asks for.
 
     Attributes:
@@ -78,7 +79,7 @@ class LaneName:
     fallback: bool = False
 
 
-def parse_lane(text: str) -> LaneName:
+def parse_lane(text: str) -> ProcessorName:
     """Read a lane's name.
 
     Raises:
@@ -101,18 +102,20 @@ def parse_lane(text: str) -> LaneName:
         if precision == "bf16":
             raise UsageError(f"processor {text!r}: a GPU has no bfloat16", f"name it {head}:{OPENVINO}-f16")
         precision = "f16" if kind == "npu" else precision
-        return LaneName(kind, runtime=runtime, precision=precision, integrated=match[1] == "igpu", fallback=fallback)
+        return ProcessorName(
+            kind, runtime=runtime, precision=precision, integrated=match[1] == "igpu", fallback=fallback
+        )
     if match[1] == "igpu":
         raise UsageError(f"processor {text!r}: only OpenVINO has integrated GPUs", f"name it igpu:{OPENVINO}")
     if match[1] == "npu":
         if len(words) > 1:
             raise UsageError(f"processor {text!r}: names two folders", _HINT)
-        return LaneName("npu", folder=words[0] if words else "", fallback=fallback)
+        return ProcessorName("npu", folder=words[0] if words else "", fallback=fallback)
     precisions = [word for word in words if word in GPU_PRECISIONS]
     adapters = [word for word in words if word not in GPU_PRECISIONS]
     if len(precisions) > 1 or len(adapters) > 1 or not all(words):
         raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
-    return LaneName(
+    return ProcessorName(
         "gpu",
         precision=precisions[0] if precisions else "f16",
         adapter=adapters[0] if adapters else "",
@@ -120,7 +123,7 @@ def parse_lane(text: str) -> LaneName:
     )
 
 
-def lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a lane that a file describes; it may not ask for what harms, such as 10,000 threads.
 
     Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
@@ -132,9 +135,9 @@ def lane_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     cores = tuple(int(core) for core in data["cores"])
     threads = int(data["threads"])
     if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < MAX_CORE:
-        raise ValueError(f"a lane on cores {reprlib.repr(data['cores'])}")
+        raise ValueError(f"a processor on cores {reprlib.repr(data['cores'])}")
     if not 1 <= threads <= len(cores):
-        raise ValueError(f"{reprlib.repr(threads)} threads on {len(cores)} cores")
+        raise ValueError(f"{reprlib.repr(threads)} threads on {plural(len(cores), 'core')}")
     options: dict[str, Any] = {"cores": cores, "threads": threads}
     if data.get("kernels", "xnnpack") != "xnnpack":
         if data["kernels"] not in KERNELS:
@@ -174,14 +177,14 @@ def parse_cores(text: str) -> tuple[int, ...]:
             raise UsageError(f"cores {text!r}: {part!r} is neither a core nor a range like 0-3")
         first, last = int(ends[0]), int(ends[-1])
         if not first <= last < MAX_CORE:
-            raise UsageError(f"cores {text!r}: {part!r} is no range of cores")
+            raise UsageError(f"cores {text!r}: {part!r} is not a range of cores")
         cores.extend(range(first, last + 1))
     if len(set(cores)) != len(cores):
         raise UsageError(f"cores {text!r} name a core twice")
     return tuple(sorted(cores))
 
 
-def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
+def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
     numbers = parse_cores(cores) if cores else ()
     threads, kernels, runtime, precision = 0, None, LITERT, ""
     for word in words:
@@ -192,7 +195,8 @@ def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
         elif re.fullmatch("threads=[0-9]{1,5}", word) and not threads:
             threads = int(word.removeprefix("threads="))
             if not threads or (numbers and threads > len(numbers)):
-                raise UsageError(f"processor {text!r}: {threads} threads on {len(numbers) or 'some'} cores", _HINT)
+                cores = plural(len(numbers), "core") if numbers else "all cores"
+                raise UsageError(f"processor {text!r}: {plural(threads, 'thread')} on {cores}", _HINT)
         else:
             known = ", ".join((*KERNELS, *RUNTIMES))
             raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
@@ -201,4 +205,4 @@ def _cpu(text: str, cores: str, words: list[str]) -> LaneName:
     kernels = kernels or "xnnpack"
     if runtime == TFLITE and kernels == "f16":
         raise UsageError(f"processor {text!r}: {runtime} has no kernels in float16", _HINT)
-    return LaneName("cpu", cores=numbers, threads=threads, kernels=kernels, runtime=runtime, precision=precision)
+    return ProcessorName("cpu", cores=numbers, threads=threads, kernels=kernels, runtime=runtime, precision=precision)

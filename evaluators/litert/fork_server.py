@@ -1,4 +1,4 @@
-"""The fork server: it has loaded one runtime's library, so that a new lane starts in milliseconds.
+"""The fork server: it has loaded one runtime's library, so that a new worker process starts in milliseconds.
 
 Started by :mod:`evaluators.litert.lanes` with one end of a socket pair, and the runtime's name. It serves two
 operations: ``lane`` (fork a lane on the socket that comes along, pinned to cores, with environment variables of its

@@ -1,4 +1,4 @@
-"""What a profile cannot vouch for in a model, told in one line for all lanes."""
+"""The warning that a profile extrapolates the times of some operators, in one line for all processors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterable, Mapping
 
 from evaluators.cost_model.profile import Concern
+from search_spaces.wording import plural
 
-Told = set[tuple[str, bool]]
-"""What a person was told: kernels, and whether they were unseen (else far outside the range of the fit)."""
+Reported = set[tuple[str, bool]]
+"""What was reported: kernels, and whether the fit lacks them (else they are far outside its range)."""
 
 
-def doubts(name: str, concerns: Mapping[str, Iterable[Concern]], told: Told) -> str | None:
-    """Return a line about operators that a profile was not fitted to, or None where there is nothing new to tell.
+def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], told: Reported) -> str | None:
+    """Return a line about operators that a profile was not fitted to, or None where everything was reported before.
 
     Args:
         name: of the profile.
-        concerns: lane → what is doubtful there.
-        told: what was told before of the same model; what this line tells is added.
+        concerns: processor → what is extrapolated there.
+        told: what was reported before of the same model; what this line reports is added.
     """
     lanes: dict[tuple[str, bool], list[str]] = {}
     worst: dict[tuple[str, bool], Concern] = {}
@@ -39,9 +40,8 @@ def doubts(name: str, concerns: Mapping[str, Iterable[Concern]], told: Told) -> 
     ]
     never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in lanes.items() if unseen]
     parts = [f"outside the range of its fit: {', '.join(far)}"] if far else []
-    parts += [f"not seen at all: {', '.join(never)}"] if never else []
-    times = "time of 1 operator" if len(operators) == 1 else f"times of {len(operators)} operators"
-    return f"profile {name!r} only guesses the {times}; {'; '.join(parts)}"
+    parts += [f"missing in its fit: {', '.join(never)}"] if never else []
+    return f"profile {name!r} extrapolates {plural(len(operators), 'operator')}; {'; '.join(parts)}"
 
 
 def _times(value: float) -> str:
@@ -49,7 +49,7 @@ def _times(value: float) -> str:
 
 
 def _where(lanes: list[str], every: Mapping[str, object]) -> str:
-    """Return on which lanes, in words, or nothing where it is on all."""
+    """Return on which processors, in words, or nothing where it is on all."""
     if len(lanes) == len(every):
         return ""
-    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} lanes"
+    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} processors"
