@@ -181,7 +181,7 @@ def test_a_guard_keeps_everything(opened: Any, tmp_path: Path) -> None:
 def test_other_objectives_change_what_they_say(opened: Any, tmp_path: Path) -> None:
     with opened() as (inner, graph, platform):
         session = PricedSession(inner, [Pricing(OBJECTIVES[name], platform, {}) for name in ("occupancy", "memory")])
-        changed = {"pause": False, "stream": False, "states": False, "figures": True}
+        changed = {"pause": False, "stream": False, "figures": True}
         assert session.capabilities == replace(inner.capabilities, **changed)
         works(session, graph, platform, tmp_path)
         with closing(session.load(graph, whole(graph, inner, platform))) as candidate:
