@@ -216,7 +216,6 @@ def _search(study: _Study, run: RunFolder, session: Session) -> Result:
     elif len(config.objective) > 1:
         study.front = kept_front(run)
     study.placements = dict(session.placements(study.graph))
-    study.watcher.message("writing the stage files")
     return _finished(study, run, verdict, _deploy(study, run, session, verdict.best))
 
 
@@ -372,6 +371,7 @@ def _deploy(study: _Study, run: RunFolder, session: Session, plan: Plan) -> Agre
     """Write the best plan's files where the evaluator can make them run."""
     folder = run.path / "best"
     if session.capabilities.deploy:
+        study.watcher.message("writing the stage files")
         folder.mkdir(exist_ok=True)
         return session.deploy(folder, study.graph, plan)
     write_json(folder / "plan.json", plan.to_json())

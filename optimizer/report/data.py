@@ -171,7 +171,7 @@ def read_study(path: Path) -> Study:
     manifest = read_manifest(path)
     if manifest is None:
         raise RunFolderError(f"{path}: is no run folder: it has no manifest.json", "give the folder of a study")
-    result = _result(path)
+    result = read_result(path)
     records = read_log(path / LOG).records
     trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
@@ -277,7 +277,12 @@ def _samples(entry: Mapping[str, Any]) -> Samples:
     return Samples(tuple(v / 1e3 for v in entry["values"]))
 
 
-def _result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the document of ``--json`` of a finished study; numbers of any objective stand under the latency's names.
+
+    Raises:
+        RunFolderError: the study is not finished, damaged, or written by a newer version.
+    """
     file = path / "result.json"
     with disk_errors(file):
         if not file.is_file():
