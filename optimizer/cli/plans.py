@@ -49,16 +49,28 @@ def explain(parser: Parser, arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.explain import explain_run
+    from optimizer.console import make_console
+    from optimizer.execute_hosted import has_several
+    from optimizer.explain_text import blocks, head, render
 
-    found = explain_run(options.run)
-    if options.json:
-        print(json.dumps(found.to_json(), indent=2))
+    if has_several(options.run):
+        from optimizer.explain_workload import explain_workload
+
+        several = explain_workload(options.run)
+        document, title, told = (
+            several.to_json(),
+            f"{options.run}: {several.objective} of several models",
+            several.blocks(),
+        )
     else:
-        from optimizer.console import make_console
-        from optimizer.explain_text import render
+        from optimizer.explain import explain_run
 
-        make_console().print(render(found), crop=False)
+        found = explain_run(options.run)
+        document, title, told = found.to_json(), head(found), blocks(found)
+    if options.json:
+        print(json.dumps(document, indent=2))
+    else:
+        make_console().print(render(title, told), crop=False)
     return 0
 
 

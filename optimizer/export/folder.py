@@ -25,7 +25,7 @@ from optimizer.execute_hosted import open_problem
 from optimizer.export.android import android_files
 from optimizer.export.run_plan import excludes, kernels
 from optimizer.files import disk_errors, write_atomic, write_json
-from optimizer.report.data import Study, read_study
+from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError, UsageError, printable
@@ -115,13 +115,11 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, android: bool = 
         if fallback:
             _write_whole(study, document, out)
         write_json(out / "plan.json", document)
-        write_json(out / "delegates.json", _delegates(study, document))
-        in_cc = _runtimes(document) == [LITERT]
-        if in_cc:
-            write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
-        elif android:
+        write_json(out / "delegates.json", _delegates(document))
+        if android and _runtimes(document) != [LITERT]:
             raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
-        for name in ("run_plan.py", *(_CC if in_cc else ())):
+        write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
+        for name in ("run_plan.py", *_CC):
             write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
             write_atomic(out / _DESK, _queue_law().encode())
@@ -246,16 +244,13 @@ def _runtimes(document: Mapping[str, Any]) -> list[str]:
     return sorted({p["options"].get("runtime", LITERT) for p in document["platform"]["processors"]})
 
 
-def _delegates(study: Study, document: Mapping[str, Any]) -> dict[str, Any]:
+def _delegates(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return, for each processor of the plan, what its runtime is set to."""
-    lanes = _usual(study.platform)
-    used = [p["name"] for p in document["platform"]["processors"]]
+    lanes = _usual(recorded_platform(document["platform"])).processors
     return {
         "schema_version": 1,
         "accelerators": {"cpu": 1, "gpu": 2, "npu": 4},
-        "processors": {
-            name: {"cores": list(lanes[name].cores), "settings": compile_settings(lanes[name], None)} for name in used
-        },
+        "processors": {p.name: {"cores": list(p.cores), "settings": compile_settings(p, None)} for p in lanes},
     }
 
 
@@ -288,7 +283,7 @@ def _lane_words(processor: Mapping[str, Any], processors: Sequence[Mapping[str, 
         **({"both": 1} if options.get("fallback") else {}),
         "threads": options.get("threads", 1),
         "cores": _numbers(options.get("cores", ())),
-        **{name: options[name] for name in ("precision", "kernels") if name in options},
+        **{name: options[name] for name in ("precision", "kernels", "runtime") if name in options},
         "excludes": _numbers([i for i, other in enumerate(processors) if excludes(processor, other)]),
     }
     return " ".join(f"{key}={value}" for key, value in words.items())
@@ -357,7 +352,7 @@ def _readme(study: Study, document: Mapping[str, Any], *, android: bool) -> str:
         f"- `python run_plan.py` times it (needs {needs} and numpy); {one} runs it.",
         *_fallback_lines(document),
     ]
-    if _runtimes(document) == [LITERT]:
+    if _runtimes(document) == [LITERT]:  # the one in C++ refuses others in one line
         lines += [
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",

@@ -129,7 +129,7 @@ class Stage:
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         path, kind, options = str(folder / entry["file"]), processor["kind"], processor["options"]
-        make = self._make_interpreter
+        make: Callable[[str, str, Mapping[str, Any]], None] = self._make_interpreter
         if options.get("runtime") == "openvino":
             make = self._make_openvino
         elif kind != "cpu" or options.get("kernels") == "f16":

@@ -180,7 +180,7 @@ def read_study(path: Path) -> Study:
     graph, missing = _graph(config, str(manifest["fixed"].get("model_digest")))
     try:
         verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
-        platform = _platform(result["platform"])
+        platform = recorded_platform(result["platform"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path}: damaged: {error!r}", "make the report of another run") from error
     return Study(
@@ -353,7 +353,8 @@ def _brought(config: Mapping[str, Any], source: str) -> Graph | None:
     return evaluator.graph_of(source) if evaluator.capabilities.graphs else None
 
 
-def _platform(data: Mapping[str, Any]) -> Platform:
+def recorded_platform(data: Mapping[str, Any]) -> Platform:
+    """Return a platform that a document of ours holds."""
     return Platform(
         str(data["name"]),
         tuple(

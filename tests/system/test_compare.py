@@ -68,9 +68,9 @@ def test_runs_that_cannot_be_compared(runs: dict[str, Path], second: str, capsys
     assert "Traceback" not in err
 
 
-def test_a_plan_of_several_models_is_called_that(
+def test_a_damaged_plan_of_several_models_is_one_line(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({"kind": KIND}))
     assert main(["compare", str(tmp_path / "plan.json"), str(runs["whole"])]) == 2
-    assert "is a plan of several models" in capsys.readouterr().err
+    assert "the plan is damaged: KeyError('schema_version')" in capsys.readouterr().err
