@@ -107,15 +107,20 @@ def export(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize export``."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: RUN/export)")
-    parser.add_argument("--target", choices=("linux", "android"), default="linux", help="what runs it (default: linux)")
+    parser.add_argument(
+        "--target",
+        choices=("linux", "android", "openvino", "onnxruntime", "model-explorer"),
+        default="linux",
+        help="what runs it (default: linux)",
+    )
     parser.add_argument("--fallback", action="store_true", help="with the whole model, for the runner to compare with")
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run
 
-    android = options.target == "android"
-    out = options.out or options.run / "export"
-    found = export_run(options.run, out, fallback=options.fallback, android=android)
+    found = export_run(
+        options.run, options.out or options.run / "export", fallback=options.fallback, target=options.target
+    )
     if options.json:
         fallback = None if found.fallback is None else {"processor": found.fallback}
         print(

@@ -22,8 +22,8 @@ from evaluators.objectives import OBJECTIVES
 from evaluators.workload import desk
 from evaluators.workload.hosted import Rewriter
 from optimizer.execute_hosted import open_problem
-from optimizer.export.android import android_files
 from optimizer.export.run_plan import excludes, kernels
+from optimizer.export.targets import FILES, add_target
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
@@ -44,7 +44,7 @@ WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _DESK = "desk.py"
-_OURS = (WHOLE, "plan.txt", _DESK, "run.sh", *_CC)
+_OURS = (WHOLE, "plan.txt", _DESK, *FILES, *_CC)
 _USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
 """Options of a device's processors that its description may leave out, by kind."""
 
@@ -79,14 +79,14 @@ class _Models:
         return graph.source.content_digest()
 
 
-def export_run(run: Path, out: Path, *, fallback: bool = False, android: bool = False) -> Exported:
+def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "linux") -> Exported:
     """Write the best plan of a finished study to a folder.
 
     The runners compare what stages take with what they took when the plan was found.
 
     Args:
         fallback: write the whole model, too, for the runner in Python to compare with; the folder holds weights twice.
-        android: write what a phone needs to run it by one command.
+        target: what runs it; see :mod:`optimizer.export.targets`.
 
     Raises:
         RunFolderError: the study is not finished, its model has no file, or it has no fallback.
@@ -116,16 +116,15 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, android: bool = 
             _write_whole(study, document, out)
         write_json(out / "plan.json", document)
         write_json(out / "delegates.json", _delegates(document))
-        if android and _runtimes(document) != [LITERT]:
+        if target == "android" and _runtimes(document) != [LITERT]:
             raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
         write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
         for name in ("run_plan.py", *_CC):
             write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
             write_atomic(out / _DESK, _queue_law().encode())
-        if android:
-            android_files(out)
-        write_atomic(out / "README.md", printable(_readme(study, document, android=android)).encode())
+        more = add_target(target, study, document, out)
+        write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
     return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None)
 
@@ -324,7 +323,7 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _readme(study: Study, document: Mapping[str, Any], *, android: bool) -> str:
+def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
     needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
     several = "seats" in document
     rows = (
@@ -357,10 +356,6 @@ def _readme(study: Study, document: Mapping[str, Any], *, android: bool) -> str:
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         ]
-    if android:
-        lines += [
-            "- On a phone: `adb push FOLDER /data/local/tmp/plan && adb shell sh /data/local/tmp/plan/run.sh`, once",
-            "  `run_plan` and `libLiteRt.so` for it lie here; the head of `CMakeLists.txt` has the command.",
-        ]
+    lines += [more] if more else []
     lines += ["- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.", ""]
     return "\n".join(lines)
