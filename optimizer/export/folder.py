@@ -172,10 +172,21 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
 
 def _usual(platform: Platform) -> Platform:
     """Return a platform whose processors have the options that runners read."""
-    lanes = (
-        replace(p, options={"threads": 1, **_USUAL.get(p.kind, {}), **dict(p.options)}) for p in platform.processors
-    )
+    lanes = (replace(p, options=_options(p)) for p in platform.processors)
     return replace(platform, processors=tuple(lanes))
+
+
+def _options(processor: Processor) -> dict[str, Any]:
+    """Return a processor's options; those of a phone are flags of benchmark_model, and a mask of cores."""
+    known = dict(processor.options)
+    flags = dict(flag[2:].split("=", 1) for flag in known.get("flags", ()))
+    found: dict[str, Any] = {"threads": int(flags.get("num_threads", 1)), **_USUAL.get(processor.kind, {})}
+    if processor.kind == "gpu" and flags.get("gpu_precision_loss_allowed") == "false":
+        found["precision"] = "f32"
+    if "mask" in known:
+        mask = int(str(known["mask"]), 16)
+        found["cores"] = tuple(core for core in range(mask.bit_length()) if mask >> core & 1)
+    return found | known
 
 
 def _link(file: Path, to: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from evaluators.litert import PlanRunner
+from evaluators.litert import PlanRunner, WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
@@ -273,27 +273,63 @@ def runner_in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run_plan"
 
 
+def in_cpp(program: Path, folder: Path, inputs: bytes) -> tuple[bytes, str]:
+    """Run an exported plan by the runner in C++; return the bytes of its outputs, or what it says is wrong."""
+    (folder / "inputs").write_bytes(inputs)
+    command = list(map(str, (program, folder, 5, folder / "inputs", folder / "outputs")))
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    if told.returncode:
+        return b"", told.stderr.splitlines()[-1]
+    return (folder / "outputs").read_bytes(), ""
+
+
 @pytest.mark.timeout(900)
 def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cpp: Path, tmp_path: Path) -> None:
-    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"))
-    assert [stage["processor"] for stage in json.loads((folder / "plan.json").read_text())["stages"]] == [
-        "cpu0",
-        "cpu1",
-    ]
-    rng = np.random.default_rng(5)
-    with PlanRunner(folder) as runner:
-        arrays = {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in runner.inputs.items()}
-        wanted = b"".join(value.tobytes() for value in runner.run(arrays).values())
-    (tmp_path / "inputs").write_bytes(b"".join(array.tobytes() for array in arrays.values()))
-    command = list(map(str, (runner_in_cpp, folder, 5, tmp_path / "inputs", tmp_path / "outputs")))
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert "ms an inference" in told.stdout
-    assert (tmp_path / "outputs").read_bytes() == wanted
-    (tmp_path / "inputs").write_bytes(b"too few")
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert "does not hold as many bytes as the inputs" in told.stderr
+    run = tmp_path / "run"
+    exported_with(run, (20,), ("cpu0", "cpu1:builtin"))
+    graph = load(MODEL)
+    rest = tuple(range(2, len(graph.operators)))
+    sides = (Share("height", 0, 6), Share("height", 6, 15))
+    split = [Stage((0, 1), lane, share) for lane, share in zip(("cpu0", "cpu1:builtin"), sides, strict=True)]
+    plans = [chain_plan(graph, (20,), ("cpu0", "cpu1:builtin")), Plan(graph.digest, (*split, Stage(rest, "cpu0")))]
+    evaluator = LitertEvaluator()
+    for plan in plans:
+        with evaluator.prepare(choose_platform(evaluator, ("cpu0", "cpu1:builtin"))) as session:
+            session.deploy(run / "best", graph, plan)
+        assert main(["export", str(run)]) == 0
+        with RunPlan(run / "export") as runner:
+            arrays = random_inputs(runner)
+            wanted = b"".join(value.tobytes() for value in runner.run(arrays).values())
+        given = b"".join(array.tobytes() for array in arrays.values())
+        assert in_cpp(runner_in_cpp, run / "export", given) == (wanted, "")
+    assert "does not hold as many bytes as the inputs" in in_cpp(runner_in_cpp, run / "export", b"too few")[1]
+    text = (run / "export" / "plan.txt").read_text()
+    (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=openvino threads=1 ", 1))
+    assert "runtime=openvino, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", given)[1]
+
+
+@pytest.mark.timeout(900)
+def test_the_runner_in_cpp_queues_several_models(runner_in_cpp: Path, tmp_path: Path) -> None:
+    workload = tmp_path / "workload.yaml"
+    workload.write_text(
+        "name: two\nmodels:\n"
+        f"  - {{model: {MODEL}, count: 2, arrival: {{kind: periodic, period_ms: 2, requests: 5}}}}\n"
+        "  - {model: googlenet@0.25/64, arrival: {kind: closed, requests: 3}}\n"
+    )
+    run = tmp_path / "run"
+    words = ["--workload", str(workload), "--processors", "cpu0,cpu1", "--budget", "4", "-q", "--out", str(run)]
+    assert main(words) in SEARCHED
+    assert main(["export", str(run)]) == 0
+    rng = np.random.default_rng(0)
+    with WorkloadRunner(run / "best") as runner:
+        given = b""
+        for name, model in zip(runner.names, runner.files.models, strict=True):
+            arrays = [rng.standard_normal(model.graph.tensors[t].shape).astype("f4") for t in model.graph.inputs]
+            runner.set_inputs(name, arrays)
+            given += b"".join(array.tobytes() for array in arrays)
+        runner.run()
+        wanted = b"".join(value.tobytes() for name in runner.names for value in runner.outputs(name))
+    assert in_cpp(runner_in_cpp, run / "export", given) == (wanted, "")
 
 
 def test_other_objectives_expect_no_times_where_they_have_none(tmp_path: Path) -> None:
