@@ -134,12 +134,13 @@ class Pricing:
         if name == "energy" and self.meter is not None:
             return _metered(candidate, n, self.meter)
         found = candidate.run(n)
-        share = np.array([self._weights[stage.processor] for stage in plan.stages])
+        share = np.array([self.counts[stage.processor] for stage in plan.stages])
         stages = found.stage_s * share
         return Batch(stages.sum(axis=1), stages, found.timeline, found.errors)
 
     @property
-    def _weights(self) -> dict[str, float]:
+    def counts(self) -> dict[str, float]:
+        """What a second of each lane counts."""
         return weights(self.objective, self.platform, self.powers)
 
 

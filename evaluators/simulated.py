@@ -159,8 +159,7 @@ class MeasuredPrices:
 class ProfiledSession(SimulatedSession):
     """See :class:`SimulatedSession`; prices are those that were timed of one model's operators, on these processors.
 
-    A side of a split takes its share of its operator's multiply-accumulates; what slices and joins its bytes. A triple
-    that nobody timed takes its share of the multiply-accumulates of its convolution.
+    What is rewritten is priced by :func:`rewritten_s`.
 
     Args:
         powers: watts of processors, where they are known.
@@ -169,7 +168,6 @@ class ProfiledSession(SimulatedSession):
     def __init__(self, platform: Platform, graph: Graph, known: MeasuredPrices, powers: Mapping[str, float]) -> None:
         super().__init__(platform)
         self._graph, self._known, self._powers = graph, known, dict(powers)
-        self._before = operator_costs(graph)
         self.capabilities = Capabilities(stream=True, powers=bool(powers), rewrites=True)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -185,7 +183,7 @@ class ProfiledSession(SimulatedSession):
         lanes, count = len(self.platform.processors), len(lowered.graph.operators)
         nothing, alike = np.zeros(lanes), np.ones((lanes, lanes))
         return Prices(
-            operator_s=self._operator_s(lowered) if lowered.rewritten else self._known.operator_s,
+            operator_s=self._operator_s(lowered),
             sigma=np.full((lanes, count), UNSURE),
             traffic=np.full(count, 0.5),
             invocation_s=self._known.call_s,
@@ -200,23 +198,45 @@ class ProfiledSession(SimulatedSession):
         )
 
     def _operator_s(self, lowered: Lowered) -> NDArray[np.float64]:
-        layers = {x.operator: x for x in tucker_layers(self._graph)} if lowered.ranks else {}
-        found = np.empty((len(self.platform.processors), len(lowered.origins)))
-        for index, cost in enumerate(operator_costs(lowered.graph)):
-            origin, place = lowered.origins[index]
-            before, ranks = self._before[origin], lowered.ranks.get(origin)
-            own_s = self._known.operator_s[:, origin]
-            timed = self._known.triple_s.get((origin, ranks)) if ranks is not None else None
-            if ranks is not None and cost.macs:
-                tripled = layers[origin].macs(ranks)
-                whole_s = own_s * (tripled / max(before.macs, 1)) if timed is None else timed
-                found[:, index] = whole_s * (cost.macs / max(tripled, 1))
-            elif lowered.graph.operators[index].kind == self._graph.operators[origin].kind and not place:
-                work = (cost.macs, before.macs) if before.macs else (_moved(cost), _moved(before))
-                found[:, index] = own_s * (work[0] / max(work[1], 1))
-            else:
-                found[:, index] = _moved(cost) * COPY_S_PER_BYTE
-        return found
+        if not lowered.rewritten:
+            return self._known.operator_s
+        timed = self._known.triple_s
+        return rewritten_s(self._graph, lowered, self._known.operator_s, lambda o, ranks: timed.get((o, ranks)))
+
+
+def rewritten_s(
+    graph: Graph,
+    lowered: Lowered,
+    operator_s: NDArray[np.float64],
+    triple_s: Callable[[int, Ranks], NDArray[np.float64] | None],
+) -> NDArray[np.float64]:
+    """Return what each operator of a lowered plan takes on P processors, by the n operators of its graph; (P, m).
+
+    A side of a split takes its share of its operator's multiply-accumulates; what slices and joins its bytes. A triple
+    that nobody timed takes its share of the multiply-accumulates of its convolution.
+
+    Args:
+        operator_s: shape ``(P, n)``.
+        triple_s: returns what a convolution takes with some ranks, shape ``(P,)``, or None.
+    """
+    layers = {x.operator: x for x in tucker_layers(graph)} if lowered.ranks else {}
+    costs = operator_costs(graph)
+    found = np.empty((len(operator_s), len(lowered.origins)))
+    for index, cost in enumerate(operator_costs(lowered.graph)):
+        origin, place = lowered.origins[index]
+        before, ranks = costs[origin], lowered.ranks.get(origin)
+        own_s = operator_s[:, origin]
+        timed = triple_s(origin, ranks) if ranks is not None else None
+        if ranks is not None and cost.macs:
+            tripled = layers[origin].macs(ranks)
+            whole_s = own_s * (tripled / max(before.macs, 1)) if timed is None else timed
+            found[:, index] = whole_s * (cost.macs / max(tripled, 1))
+        elif lowered.graph.operators[index].kind == graph.operators[origin].kind and not place:
+            work = (cost.macs, before.macs) if before.macs else (_moved(cost), _moved(before))
+            found[:, index] = own_s * (work[0] / max(work[1], 1))
+        else:
+            found[:, index] = _moved(cost) * COPY_S_PER_BYTE
+    return found
 
 
 def _moved(cost: Cost) -> int:

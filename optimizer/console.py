@@ -138,7 +138,10 @@ def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
     parts: list[Text | Table] = []
     if isinstance(result, WorkloadResult):
-        parts += [workload_head(result), Text(), outcomes_table(result), Text(), jobs_table(result)]
+        parts += [workload_head(result), Text(), outcomes_table(result)]
+        if result.front is not None:
+            parts += [Text(), _front(result.front)]
+        parts += [Text(), jobs_table(result)]
         parts += tucker_lines(result)
     else:
         parts += [_head(result), Text(), _baselines(result)]

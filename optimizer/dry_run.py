@@ -46,7 +46,7 @@ def _workload(config: StudyConfig) -> dict[str, Any]:
         "models": [i.name for i in problem.workload.instances],
         "operators": len(problem.joined.graph.operators),
         "processors": [p.name for p in space.platform.processors],
-        "objective": problem.objective,
+        "objective": ", ".join(o.name for o in problem.objectives),
         "plans": plans,
         "budget": config.budget,
         "baselines": [b.name for b in problem.baselines],

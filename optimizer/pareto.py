@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.measurement.final import Final
-from evaluators.objectives import Objective, PricedSession, find_objective, weights
+from evaluators.objectives import OBJECTIVES, Objective, PricedSession, weights
 from evaluators.samples import Measurement
+from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
 from optimizer.exact.weighed import weighed
@@ -64,7 +65,7 @@ class Front:
             RunFolderError: a field is missing or has the wrong type.
         """
         try:
-            objectives = tuple(find_objective(str(name)) for name in data["objectives"])
+            objectives = tuple(_objective(str(name)) for name in data["objectives"])
             plans = tuple(
                 FrontPlan(
                     Plan.from_json(each["plan"]),
@@ -94,6 +95,10 @@ class Front:
             ],
             "model": [[value * 1e3 for value in values] for values in self.model],
         }
+
+
+def _objective(name: str) -> Objective:
+    return OBJECTIVES.get(name) or find_workload_objective(name)
 
 
 def values_of(measurement: Measurement, objectives: Sequence[Objective]) -> tuple[float, ...]:

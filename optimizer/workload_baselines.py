@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from evaluators.workload.setting import HOST, SLICED
 from optimizer.baselines import Baseline
-from search_spaces.arrangement import Arrangement
+from search_spaces.arrangement import Arrangement, in_runs
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of, members
 from search_spaces.workload_space import WorkloadSpace
@@ -51,15 +51,15 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
     count = len(space.joined.components)
     found = []
     for variant in _variants(space, threads=threads) if processes else ():
-        plan = _whole([lane.name for lane in variant.lanes]).plan(space.joined)
+        plan = _whole(space, [lane.name for lane in variant.lanes]).plan(space.joined)
         found.append(Baseline(variant.label, plan))
     for group in space.platform.classes().values():
         first = group[0]
         if len(members(first)) > 1:
             names = members(first)
-            found.append(Baseline(STATIC, space.plan(_whole([names[k % len(names)] for k in range(count)]))))
+            found.append(Baseline(STATIC, space.plan(_whole(space, [names[k % len(names)] for k in range(count)]))))
         else:
-            found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole([first.name] * count))))
+            found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole(space, [first.name] * count))))
     return tuple(found)
 
 
@@ -69,16 +69,17 @@ def first_plans(space: WorkloadSpace) -> list[Baseline]:
     return [
         Baseline(
             f"{dispatch} on {processor.name}",
-            space.plan(replace(_whole([processor.name] * count), dispatch=dispatch)),
+            space.plan(replace(_whole(space, [processor.name] * count), dispatch=dispatch)),
         )
         for processor in space.platform.processors
         for dispatch in space.dispatches
     ]
 
 
-def _whole(lanes: Sequence[str]) -> Arrangement:
-    every = range(len(lanes))
-    return Arrangement("fifo", tuple(every), tuple(() for _ in every), tuple((lane,) for lane in lanes))
+def _whole(space: WorkloadSpace, lanes: Sequence[str]) -> Arrangement:
+    models = [component.graph for component in space.joined.components]
+    rows = (in_runs(len(graph.operators), (), [lane]) for graph, lane in zip(models, lanes, strict=True))
+    return Arrangement("fifo", tuple(range(len(lanes))), tuple(rows))
 
 
 def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from search_spaces.arrangement import jobs_of
+from search_spaces.plan import runs_of
 
 if TYPE_CHECKING:
     from optimizer.workload_result import WorkloadResult
+    from search_spaces.plan import Stage
 
 _FIGURES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
-_WORDS = {
-    "mean": "the mean of the models' latencies",
-    "worst": "the largest of the models' latencies",
-    "makespan": "the time until all is done",
-    "misses": "missed deadlines, then the mean latency",
-    "throughput": "the time per request",
-}
 _MOST_JOBS = 24
 
 
@@ -29,7 +26,7 @@ def workload_head(result: WorkloadResult) -> Text:
     names = ", ".join(p.name for p in result.platform.processors if p.resources)
     explored = "all of them" if result.exhausted else f"{result.history.measured:,} of them"
     return Text(
-        f"{result.workload.name}: {count} models at once on {names}, for {_WORDS[result.goal]}; "
+        f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
         f"{result.cardinality:.3g} plans in the space, {explored} tried in {result.wall_s:.0f} s"
     )
 
@@ -38,15 +35,22 @@ def outcomes_table(result: WorkloadResult) -> Table:
     """Return latencies, makespan and throughput of the best plan and of each baseline."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("plan")
-    late = result.workload.deadlines
-    for name in (*(n for n, _ in _FIGURES), *(("missed",) if late else ()), "predicted"):
-        table.add_column(name if name in {"per s", "missed"} else f"{name}, ms", justify="right")
+    late, objective = result.workload.deadlines, result.objective
+    own = objective.name not in {"mean", "worst", "makespan", "misses", "throughput"}
+    heads = [name if name == "per s" else f"{name}, ms" for name, _ in _FIGURES]
+    heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
+    for head in (*heads, f"predicted, {objective.shown}"):
+        table.add_column(head, justify="right")
     for name, entry in result.outcomes.items():
         row = [_number(entry[key]) for _, key in _FIGURES]
         if late:
             row.append(f"{entry['misses']:.0f} of {entry['requests']:.0f}")
+        plan = result.best if name == "best" else result.baselines[name]
+        if own:
+            samples = result.samples(plan) if plan is not None else None
+            row.append(_number(samples.median * 1e3 if samples else None))
         predicted = entry.get("predicted")
-        row.append(_number(predicted["objective_ms"]) if predicted else "")
+        row.append(_number(predicted["objective"]) if predicted else "")
         table.add_row(Text(name, style="bold" if name == "best" else ""), *row)
     for name, plan in result.baselines.items():
         trial = result.history.known.get(plan.digest)
@@ -66,14 +70,30 @@ def jobs_table(result: WorkloadResult) -> Table:
     shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
     for place, (index, stages) in enumerate(shown[:_MOST_JOBS], 1):
         component = result.joined.components[index]
-        jobs = []
-        for stage in (plan.stages[s] for s in stages) if plan is not None else ():
-            own = component.own(stage.operators)
-            jobs.append(f"{own[0]} to {own[-1]} on {stage.processor}")
-        table.add_row(str(place), Text(component.name), Text(", ".join(jobs)), _number(times.get(component.name)))
+        rows = (
+            (replace(plan.stages[s], operators=component.own(plan.stages[s].operators)) for s in stages) if plan else ()
+        )
+        table.add_row(str(place), Text(component.name), Text(_jobs(rows)), _number(times.get(component.name)))
     if len(shown) > _MOST_JOBS:
         table.add_row("…", f"{len(shown) - _MOST_JOBS} more models", "", "")
     return table
+
+
+def _jobs(stages: Iterable[Stage]) -> str:
+    """Return stages in words; sides of a split, which follow each other, are one job on two processors."""
+    found: list[str] = []
+    split: tuple[int, ...] = ()
+    for stage in stages:
+        where = stage.processor if stage.share is None else f"{stage.processor} ({stage.share})"
+        if stage.share is not None and stage.operators == split:
+            found[-1] += f" and {where}"
+            continue
+        split = stage.operators if stage.share is not None else ()
+        runs = (
+            f"{first} to {last - 1}" if last - first > 1 else f"{first}" for first, last in runs_of(stage.operators)
+        )
+        found.append(f"{', '.join(runs)} on {where}")
+    return "; ".join(found)
 
 
 def tucker_lines(result: WorkloadResult) -> list[Text]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,18 +29,36 @@ Seconds = NDArray[np.float64]
 JobPrice = Callable[[range], float]
 
 
-def least_s(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = ()) -> float:
-    """Return what no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
 
-    The jobs of an inference follow each other, in any number and on any lanes. So the quickest way is found operator by
-    operator: each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a
-    job is told by the job of these two neighbours. Where a job costs something of its own and its operators add up
+    Attributes:
+        latency_s: from its start to its end.
+        work_s: what its jobs take together.
+    """
+
+    latency_s: float
+    work_s: float
+
+
+def least(
+    simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, runs: bool = True, splits: bool = False
+) -> Least:
+    """Return the bounds of an inference of a model.
+
+    Where jobs are runs of operators, in any number and on any lanes, the quickest way is found operator by operator:
+    each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a job is
+    told by the job of these two neighbours. Where a job costs something of its own and its operators add up
     otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
     tell is spared in a job, as traffic between branches, a whole lane is taken to be cheaper by what its longest job
-    spares.
+    spares. Where not all operators wait for the one before them, lanes may share that work, but none is over before
+    what it reads is.
 
     Args:
         ranks: with which the model runs.
+        runs: whether each job is a run of operators; else of each operator what it takes at least is added up.
+        splits: whether operators may be split.
     """
     count = len(graph.operators)
     whole_s, lanes = math.inf, dict[str, tuple[Seconds, Seconds]]()
@@ -47,14 +67,29 @@ def least_s(simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = ()) -> 
             continue
 
         def job_s(operators: range, lane: int = number) -> float:
-            return simulator.cost(graph, lane, tuple(operators), ranks).work_s
+            return simulator.part_s(graph, lane, operators, ranks)
 
-        lanes[processor.like] = _operator_costs(job_s, count)
+        lanes[processor.like] = operator_costs(job_s, count)
         whole_s = min(whole_s, job_s(range(count)))
-    return min(whole_s, _quickest_s(list(lanes.values()))) if lanes else math.inf
+    if not lanes:
+        return Least(math.inf, math.inf)
+    each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in lanes.values()], axis=0)
+    work_s = min(whole_s, _quickest_s(list(lanes.values())) if runs else float(each_s.sum()))
+    if runs and all(o - 1 in graph.predecessors(o) for o in range(1, count)):
+        return Least(work_s, work_s)
+    path_s = 0.0 if splits else _longest_path_s(graph, each_s)
+    return Least(min(whole_s, max(path_s, work_s / _at_once(simulator))), work_s)
 
 
-def _operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
+def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
+    """Return what operators take that wait for each other, at least."""
+    over_s = np.zeros(len(each_s))
+    for o, took_s in enumerate(each_s):
+        over_s[o] = took_s + max((over_s[before] for before in graph.predecessors(o)), default=0.0)
+    return float(over_s.max())
+
+
+def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
     """Return what each operator takes on a lane as the first of a job, and what it adds behind the one before it."""
     begun_s = np.array([job_s(range(o, o + 1)) for o in range(count)])
     added_s = np.full(count, np.inf)
@@ -84,11 +119,17 @@ def _quickest_s(lanes: Sequence[tuple[Seconds, Seconds]]) -> float:
     return float(done_s.min())
 
 
-def check(simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[RankSet]] = ()) -> Mapping[str, float]:
+def check(
+    simulator: WorkloadSimulator,
+    memory: Memory,
+    sets: Sequence[Sequence[RankSet]] = (),
+    freedoms: AbstractSet[str] = frozenset(),
+) -> Mapping[str, float]:
     """Check that some plan may keep what is demanded; return the least seconds of each client's inference.
 
     Args:
         sets: of each client the ranks that it may get beside none.
+        freedoms: of the plans.
 
     Raises:
         InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
@@ -96,21 +137,23 @@ def check(simulator: WorkloadSimulator, memory: Memory, sets: Sequence[Sequence[
     """
     workload = simulator.workload
     clients = [i.client for i in workload.instances]
-    least: dict[str, float] = {}
+    runs = not freedoms & {"branches", "splits"}
+    found: dict[str, Least] = {}
     for c, client in enumerate(workload.clients):
         graph = simulator.joined.components[clients.index(c)].graph
-        each = [least_s(simulator, graph, ranks) for ranks in ((), *(sets[c] if sets else ()))]
-        least[client.name] = min(each)
-        if not np.isfinite(least[client.name]):
+        every = ((), *(sets[c] if sets else ()))
+        each = [least(simulator, graph, ranks, runs=runs, splits="splits" in freedoms) for ranks in every]
+        found[client.name] = Least(min(e.latency_s for e in each), min(e.work_s for e in each))
+        if not np.isfinite(found[client.name].work_s):
             raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
-    broken = list(_broken(simulator, memory, least, sets))
+    broken = list(_broken(simulator, memory, found, sets))
     if broken:
         raise infeasible(*broken)
-    return least
+    return {name: bound.latency_s for name, bound in found.items()}
 
 
 def _broken(
-    simulator: WorkloadSimulator, memory: Memory, least: Mapping[str, float], sets: Sequence[Sequence[RankSet]]
+    simulator: WorkloadSimulator, memory: Memory, bounds: Mapping[str, Least], sets: Sequence[Sequence[RankSet]]
 ) -> Iterator[Violation]:
     workload = simulator.workload
     if workload.memory_limit_nbytes is not None:
@@ -119,24 +162,24 @@ def _broken(
             yield violation(demand, workload.memory_limit_nbytes)
     busy = 0.0
     for client in workload.clients:
-        bound_s = least[client.name]
-        if client.deadline_s is not None and bound_s > TRUST * client.deadline_s:
-            yield Violation(f"an inference of {client.name!r} alone", bound_s, client.deadline_s, "s", _LATE)
+        bound = bounds[client.name]
+        if client.deadline_s is not None and bound.latency_s > TRUST * client.deadline_s:
+            yield Violation(f"an inference of {client.name!r} alone", bound.latency_s, client.deadline_s, "s", _LATE)
         if client.arrival.kind == "periodic" and client.deadline_s is not None:
-            busy += client.count * bound_s / client.arrival.period_s
+            busy += client.count * bound.work_s / client.arrival.period_s
     lanes = _at_once(simulator)
-    yield from _late_together(workload, least, lanes)
+    yield from _late_together(workload, bounds, lanes)
     if busy > TRUST * lanes:
         yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
 
 
-def _late_together(workload: Workload, least: Mapping[str, float], lanes: int) -> Iterator[Violation]:
+def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
     """Yield the first time by which more is due than all lanes can have done since the first of it was asked for.
 
     Requests that come at random are left out: when they come is known of a sample only.
     """
     due = sorted(
-        (release_s + client.deadline_s, release_s, client.count * least[client.name])
+        (release_s + client.deadline_s, release_s, client.count * bounds[client.name].work_s)
         for client in workload.clients
         if client.deadline_s is not None and client.arrival.kind != "poisson"
         for release_s in client.arrival.releases_s(workload.seed)

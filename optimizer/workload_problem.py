@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluators.base import Evaluator
-from evaluators.workload.outcome import OBJECTIVES, Objective
+from evaluators.objectives import Objective
+from evaluators.workload.objectives import WorkloadPricing, find_workload_objective
+from evaluators.workload.outcome import Objective as OfOutcome
 from optimizer.baselines import Baseline
-from optimizer.config import StudyConfig
-from optimizer.devices import choose_platform
+from optimizer.config import StudyConfig, parse_powers
+from optimizer.devices import choose_platform, with_powers
 from optimizer.samplers import SAMPLERS
 from optimizer.workload_baselines import baseline_lanes, workload_baselines
 from optimizer.workload_ranks import choices_of, with_errors
@@ -20,7 +22,7 @@ from search_spaces.joined_graph import JoinedGraph, merge
 from search_spaces.models import load
 from search_spaces.platform import Platform
 from search_spaces.pools import with_pools
-from search_spaces.registry import freedoms_of
+from search_spaces.registry import make_workload_space
 from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.workload import RANKED_ERROR, Workload, workload_of
 from search_spaces.workload_file import read_workload
@@ -44,10 +46,15 @@ class Problem:
     joined: JoinedGraph
     space: WorkloadSpace
     platform: Platform
-    objective: Objective
+    objectives: tuple[Objective, ...]
     baselines: tuple[Baseline, ...]
     choices: dict[int, RankChoices] = field(default_factory=dict)
     variants: Variants | None = None
+
+    @property
+    def objective(self) -> OfOutcome:
+        """What runs return, from which, or beside which, the objectives are told."""
+        return WorkloadPricing(self.objectives[0], self.platform, {}).of_run
 
 
 def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload | None = None) -> Problem:
@@ -65,8 +72,6 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
             f"--evaluator {config.evaluator}: it runs one model at a time",
             "give litert, cuda, cost-model, or a single --model",
         )
-    if not freedoms_of(config.allow) <= {"cuts", "ranks"} or not freedoms_of(config.allow):
-        raise UsageError(f"--allow {config.allow}: plans of several models have cuts and ranks", "leave the others out")
     if config.deadline is not None:
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
     if config.sampler != AUTO and (
@@ -80,16 +85,18 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
     joined = merge(workload.name, parts)
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
-    space = WorkloadSpace(workload, joined, with_pools(found), config.max_stages)
+    found = with_powers(found, parse_powers(config.power))
+    space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
     threads = config.evaluator == "litert"
     processes = evaluator.capabilities.sliced_lanes
-    wanted: str | Sequence[str] = config.objective
-    objective = workload_objective([wanted] if isinstance(wanted, str) else wanted)
-    if objective == "misses" and not workload.deadlines:
+    objectives = workload_objectives(config.objective)
+    if any(o.name == "misses" for o in objectives) and not workload.deadlines:
         raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
+    if any(o.law == "sum" for o in objectives):  # how long the system's own processes really ran, nobody knows
+        threads = processes = False
     named = workload_baselines(space, threads=threads, processes=processes)
     lanes = baseline_lanes(space, threads=threads, processes=processes)
-    return Problem(workload, joined, space, lanes, objective, named, choices_of(workload, graphs))
+    return Problem(workload, joined, space, lanes, objectives, named, choices_of(workload, graphs))
 
 
 def _asked(config: StudyConfig) -> Workload:
@@ -99,15 +106,13 @@ def _asked(config: StudyConfig) -> Workload:
     return read_workload(Path(config.model), RANKED_ERROR if config.max_error is None else config.max_error)
 
 
-def workload_objective(names: Sequence[str]) -> Objective:
-    """Return the objective of several models; the latency stands for its mean.
+def workload_objectives(names: Sequence[str]) -> tuple[Objective, ...]:
+    """Return the objectives of several models.
 
     Raises:
-        UsageError: it is none of theirs, or there are several.
+        UsageError: there is none of some name, or one is given twice.
     """
-    found = next((o for o in OBJECTIVES if o == ("mean" if names[0] == "latency" else names[0])), None)
-    if found is None or len(names) > 1:
-        raise UsageError(
-            f"--objective {', '.join(names)}: several models have one of {', '.join(OBJECTIVES)}", "give one of them"
-        )
+    found = tuple(find_workload_objective(name) for name in names)
+    if len({objective.name for objective in found}) < len(found):
+        raise UsageError(f"--objective {', '.join(names)}: one is given twice", "give each once")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.outcome import Outcome
 from optimizer.result import Result
 from search_spaces.arrangement import jobs_of
 from search_spaces.joined_graph import JoinedGraph
@@ -28,7 +28,6 @@ class WorkloadResult(Result):
 
     workload: Workload = field(kw_only=True)
     joined: JoinedGraph = field(kw_only=True)
-    goal: Objective = field(kw_only=True)
     outcomes: Mapping[str, Any] = field(kw_only=True)
     tucker: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -36,7 +35,6 @@ class WorkloadResult(Result):
         """Return the document of ``--json``."""
         # Not super(): a dataclass with slots is another class than the one that this body knows.
         document = Result.to_json(self)
-        document["objective"] = self.goal
         document["workload"] = {
             **self.workload.to_json(),
             "instances": [i.name for i in self.workload.instances],
@@ -48,15 +46,17 @@ class WorkloadResult(Result):
 
 def summary(
     workload: Workload,
-    objective: Objective,
     outcomes: Sequence[Outcome],
-    predicted: Outcome | None,
+    predicted: tuple[Outcome, float] | None,
     plan: Plan,
     joined: JoinedGraph,
 ) -> dict[str, Any]:
     """Return the medians over some runs of a plan as plain values, and what was predicted.
 
     Every instance stands under its name, with its mean latency; those of a plan come in its order.
+
+    Args:
+        predicted: a run, and its objective.
     """
     figures = [o.to_json() for o in outcomes]
     found: dict[str, Any] = {key: _median([f[key] for f in figures]) for key in figures[0]}
@@ -66,10 +66,11 @@ def summary(
     found["instances_ms"] = {names[k]: statistics.median(times) * 1e3 for k, times in zip(order, each, strict=True)}
     found["runs"] = len(outcomes)
     if predicted is not None:
+        run, value = predicted
         found["predicted"] = {
-            "objective_ms": predicted.value_s(objective) * 1e3,
-            "mean_ms": predicted.value_s("mean") * 1e3,
-            "makespan_ms": predicted.makespan_s * 1e3,
+            "objective": value * 1e3,
+            "mean_ms": run.value_s("mean") * 1e3,
+            "makespan_ms": run.makespan_s * 1e3,
         }
     return found
 

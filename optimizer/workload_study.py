@@ -11,24 +11,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.base import Agreement, counters_of
+from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.measurement.final import FinalPolicy
+from evaluators.objectives import PricedSession
 from evaluators.registry import make_evaluator
 from evaluators.sampling import SamplingPolicy
 from evaluators.workload.host import WorkloadSession
-from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.objectives import WorkloadPricing, workload_pricing
+from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.baselines import Baseline
 from optimizer.config import StudyConfig, end_of_search
 from optimizer.decide import FinalSettings, Verdict, decide
 from optimizer.drift_monitor import DriftMonitor
+from optimizer.goals import decide_front
 from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, in_space
+from optimizer.pareto import Front
 from optimizer.records import Record
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
-from optimizer.study_ends import Watcher, kept_at_the_end, kept_verdict, tell_of_damage
+from optimizer.study_ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
 from optimizer.workload_baselines import first_plans
 from optimizer.workload_limits import check
 from optimizer.workload_memory import Memory
@@ -36,11 +40,14 @@ from optimizer.workload_problem import AUTO, Problem, read_problem
 from optimizer.workload_ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
 from optimizer.workload_result import WorkloadResult, summary
 from optimizer.workload_search import WorkloadProposer
+from optimizer.workload_starts import shared_starts
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
 from search_spaces.constraints import infeasible
 from search_spaces.errors import UnavailableError
 from search_spaces.plan import Plan
+from search_spaces.registry import freedoms_of, make_workload_space
+from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload_space import WorkloadSpace
 
 _PRICES, _NO_OTHER = "prices", "the best predicted plan"
@@ -64,6 +71,8 @@ class _Study:
     exhausted: bool = False
     restored: int = 0
     runs: RunFilter = field(default_factory=RunFilter)
+    asked: Sequence[WorkloadPricing] = ()
+    front: Front | None = None  # of several objectives
     outcomes: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # client → that of its decomposed model
 
@@ -71,10 +80,10 @@ class _Study:
         """Take variants of models into the space; the history begins anew."""
         problem, space = self.problem, self.problem.space
         problem.variants = variants
-        problem.space = WorkloadSpace(
-            problem.workload, problem.joined, space.platform, self.config.max_stages, variants.sets
+        problem.space = make_workload_space(
+            self.config.allow, problem.workload, problem.joined, space.platform, self.config.max_stages, variants.sets
         )
-        self.history = History(problem.space.distributions())
+        self.history = _history(problem)
 
     def restore(self, records: Sequence[Record]) -> None:
         """Take up what the log holds.
@@ -113,7 +122,8 @@ class _Study:
             disturbance=self.runs.total,
             workload=problem.workload,
             joined=problem.joined,
-            goal=problem.objective,
+            objective=problem.objectives[0],
+            front=self.front,
             outcomes=self.outcomes,
             tucker=self.tucker(verdict.best if verdict is not None else None),
         )
@@ -124,6 +134,10 @@ class _Study:
             return {}
         ranks = ranks_by_component(best, problem.joined)
         return told(problem.workload, problem.joined, problem.variants, problem.choices, ranks, self.files)
+
+
+def _history(problem: Problem) -> History:
+    return History(problem.space.distributions(), [o.name for o in problem.objectives[1:]])
 
 
 def _says(space: WorkloadSpace, trial: Trial) -> bool:
@@ -140,7 +154,7 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
     make_sampler(config.sampler, config.seed, 0)
     watcher.message(f"reading {config.model}")
     problem = read_problem(config, evaluator)
-    study = _Study(config, problem, watcher, History(problem.space.distributions()))
+    study = _Study(config, problem, watcher, _history(problem))
     with (
         RunFolder.create_or_resume(
             config,
@@ -167,7 +181,11 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
     study.simulator = simulator = _prices(study, run, session, memory)
     history = study.history
     study.runs = RunFilter(counters_of(session))
-    predict = _predictor(simulator, memory, problem.objective)
+    lanes = problem.space.platform
+    study.asked = asked = [workload_pricing(o, problem.workload, lanes, session) for o in problem.objectives]
+    priced = PricedSession(session, asked)
+    told: Session = priced if len(asked) > 1 or asked[0].of_run != asked[0].objective.name else session
+    predict = _predictor(simulator, memory, asked[0])
     proposer, queue = _first(study, memory, predict)
 
     def notify(trial: Trial) -> None:
@@ -177,7 +195,7 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
     loop = Loop(
         problem.joined.graph,
         problem.space,
-        session,
+        told,
         history,
         run.log,
         _NAMED,
@@ -193,22 +211,27 @@ def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> Workload
         runs=study.runs,
         end_s=end_of_search(config),
     )
-    monitor = DriftMonitor(session, problem.joined.graph, history, run.log, study.runs, study.watcher.warn)
+    monitor = DriftMonitor(told, problem.joined.graph, history, run.log, study.runs, study.watcher.warn)
     monitor.restore(run.contents.records)
     loop.run_outside(b for b in problem.baselines if not in_space(problem.space, b.plan))
     study.exhausted = loop.run()
     verdict = kept_verdict(study, run)
     if verdict is None:
-        lanes = problem.space.platform.processors
         how = FinalSettings(
             problem.joined.graph,
             _FINAL,
             config.seed,
             study.watcher.message,
-            cores=len({core for p in lanes for core in p.cores}),
+            cores=len({core for p in lanes.processors for core in p.cores}),
         )
-        verdict = decide(session, history, {b.name: b.plan for b in problem.baselines}, how)
-        run.log.append("verdict", verdict.to_json())
+        named = {b.name: b.plan for b in problem.baselines}
+        if len(asked) > 1:
+            study.front, verdict = decide_front(priced, history, named, how, problem.objectives)
+        else:
+            verdict = decide(told, history, named, how)
+        run.log.append("verdict", {**verdict.to_json(), "front": study.front.to_json() if study.front else None})
+    elif len(asked) > 1:
+        study.front = kept_front(run)
     return _finished(study, run, session, verdict)
 
 
@@ -224,8 +247,13 @@ def _first(
     starts = first_plans(problem.space)
     plans = [b.plan for b in starts]
     variants = problem.variants
+    if isinstance(problem.space, SharedWorkloadSpace) and study.simulator is not None:
+        cut = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
+        plans += WorkloadProposer(cut, predict, plans, config.seed).ranking(1)  # so that more freedom is never worse
+        plans += shared_starts(problem.space, study.simulator)
     if variants is not None and any(variants.of):
-        plain = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
+        lanes = problem.space.platform
+        plain = make_workload_space(config.allow, problem.workload, problem.joined, lanes, config.max_stages)
         plans += WorkloadProposer(plain, predict, plans, config.seed).ranking(1)
         problem.baselines += twins(problem.space, problem.baselines, variants, predict)
         problem.baselines += (Baseline(PLAIN, plans[-1]),)
@@ -248,7 +276,7 @@ def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Mem
 
     Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
     """
-    problem, tell = study.problem, study.watcher.message
+    problem, config, tell = study.problem, study.config, study.watcher.message
     known = next((r.data for r in reversed(run.contents.records) if r.kind == _PRICES), None)
     new = bool(problem.choices) and problem.variants is None
     grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
@@ -257,24 +285,25 @@ def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Mem
         run.log.append(_PRICES, priced)
     simulator = session.simulator
     if not new:
-        check(simulator, memory, problem.variants.sets if problem.variants is not None else ())
+        freedoms = freedoms_of(config.allow)
+        check(simulator, memory, problem.variants.sets if problem.variants is not None else (), freedoms)
         return simulator
     lanes = problem.space.platform
     found = find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
     run.log.append(RANKS, found.to_json())
-    check(simulator, memory, found.sets)
+    check(simulator, memory, found.sets, freedoms_of(config.allow))
     study.allow(found)
     study.restore(run.contents.records)
     study.watcher.opened(run, study.history, problem.space.cardinality())
     return simulator
 
 
-def _predictor(simulator: WorkloadSimulator, memory: Memory, objective: Objective) -> Callable[[Plan], float]:
+def _predictor(simulator: WorkloadSimulator, memory: Memory, how: WorkloadPricing) -> Callable[[Plan], float]:
     def predict(plan: Plan) -> float:
         if memory.violations(plan):
             return math.inf
         try:
-            return simulator.run(plan, known=True).value_s(objective)
+            return how.value(plan, simulator.run(plan, known=True))
         except UnavailableError:
             return math.inf
 
@@ -325,7 +354,8 @@ def _outcomes(study: _Study, session: WorkloadSession, plans: Mapping[str, Plan]
     problem = study.problem
 
     def told(plan: Plan) -> dict[str, Any]:
-        predicted = study.simulator.run(plan) if study.simulator is not None else None
-        return summary(problem.workload, problem.objective, outcomes[plan.digest], predicted, plan, problem.joined)
+        run = study.simulator.run(plan) if study.simulator is not None else None
+        predicted = (run, study.asked[0].value(plan, run)) if run is not None else None
+        return summary(problem.workload, outcomes[plan.digest], predicted, plan, problem.joined)
 
     return {name: told(plan) for name, plan in plans.items()}

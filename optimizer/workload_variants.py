@@ -207,8 +207,8 @@ class _Finder:
     def _costs(self, graph: Graph, choices: RankChoices, name: str) -> RankCosts | None:
         """Return what layers and triples take on a lane; None where it does not take the whole model."""
         lane = [p.name for p in lanes_of(self._simulator.platform)].index(name)
-        count, cost = len(graph.operators), self._simulator.cost
-        operator_s = np.array([[cost(graph, lane, (o,)).work_s for o in range(count)]])
+        count, part_s = len(graph.operators), self._simulator.part_s
+        operator_s = np.array([[part_s(graph, lane, (o,)) for o in range(count)]])
         if not np.isfinite(operator_s).all():
             return None
         alone = Platform(name, (self._platform[name],))
@@ -217,7 +217,7 @@ class _Finder:
         for ranks in self._grids[graph.digest]:
             for layer in ranks:
                 place = choices.places[layer.operator, Ranks(layer.inputs, layer.outputs)]
-                triple_s[0, place] = cost(graph, lane, (layer.operator,), ranks).work_s
+                triple_s[0, place] = part_s(graph, lane, (layer.operator,), ranks)
         return RankCosts(choices, costs, triple_s)
 
     def _within(

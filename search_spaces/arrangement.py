@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from search_spaces.errors import PlanError
@@ -24,25 +24,21 @@ class Arrangement:
             of the highest priority, or that of the earliest deadline (``edf``). Among equals the one whose request
             came first, then the one whose component comes first in ``order``.
         order: the components, the first one first.
-        cuts: for each component where its model is cut into jobs: before these of its own operators.
-        lanes: for each component the lane, or pool, of each job.
-        ranks: for each component those of its own operators, ascending; () where no component has any.
+        stages: of each component, by its own operators, on lanes or pools.
+        ranks: of each component those of its own operators, ascending; () where no component has any.
     """
 
     dispatch: Dispatch
     order: tuple[int, ...]
-    cuts: tuple[tuple[int, ...], ...]
-    lanes: tuple[tuple[str, ...], ...]
+    stages: tuple[tuple[Stage, ...], ...]
     ranks: tuple[RankSet, ...] = ()
 
     def plan(self, joined: JoinedGraph) -> Plan:
-        """Return the plan, whose stages are the jobs, in the order of the components."""
+        """Return the plan, in the order of the components."""
         stages = []
         for index in self.order:
-            component = joined.components[index]
-            borders = (0, *self.cuts[index], len(component.graph.operators))
-            for (first, last), lane in zip(pairwise(borders), self.lanes[index], strict=True):
-                stages.append(Stage(tuple(component.operators[first:last]), lane))
+            first = joined.components[index].first_operator
+            stages += [replace(s, operators=tuple(o + first for o in s.operators)) for s in self.stages[index]]
         return Plan(joined.graph.digest, tuple(stages), self.dispatch, joined_ranks(self.ranks, joined))
 
     def canonical(self, clients: Sequence[int], platform: Platform) -> Arrangement:
@@ -51,7 +47,7 @@ class Arrangement:
         Instances of one client are numbered by their order, and lanes that are alike by their first use. Idempotent.
 
         Args:
-            clients: of each component; cuts and ranks are the same within one.
+            clients: of each component; ranks are the same within one.
         """
         found = dict[int, int]()  # component → what it is called
         waiting = {c: iter([i for i, other in enumerate(clients) if other == c]) for c in set(clients)}
@@ -59,17 +55,23 @@ class Arrangement:
             found[index] = next(waiting[clients[index]])
         groups = {like: iter(lanes) for like, lanes in platform.classes().items()}
         renamed: dict[str, str] = {}
-        for lane in (lane for index in self.order for lane in self.lanes[index]):
+        for lane in (stage.processor for index in self.order for stage in self.stages[index]):
             if lane not in renamed:
                 renamed[lane] = next(groups[platform[lane].like]).name
         back = {new: old for old, new in found.items()}
+        rows = (self.stages[back[i]] for i in range(len(back)))
         return Arrangement(
             self.dispatch,
             tuple(found[i] for i in self.order),
-            tuple(self.cuts[back[i]] for i in range(len(back))),
-            tuple(tuple(renamed[lane] for lane in self.lanes[back[i]]) for i in range(len(back))),
+            tuple(tuple(replace(stage, processor=renamed[stage.processor]) for stage in row) for row in rows),
             self.ranks,
         )
+
+
+def in_runs(operators: int, cuts: Sequence[int], lanes: Sequence[str]) -> tuple[Stage, ...]:
+    """Return the stages of a model of so many operators that is cut before some of them."""
+    borders = pairwise((0, *cuts, operators))
+    return tuple(Stage(tuple(range(first, last)), lane) for (first, last), lane in zip(borders, lanes, strict=True))
 
 
 def jobs_of(plan: Plan, joined: JoinedGraph) -> dict[int, list[int]]:
@@ -96,25 +98,18 @@ def arrangement(plan: Plan, joined: JoinedGraph) -> Arrangement:
     """Return what a plan says, which must be valid.
 
     Raises:
-        PlanError: a stage is no run of consecutive operators of one component, or the plan has no queue.
+        PlanError: the plan has no queue, or its stages are no jobs; see :func:`jobs_of`.
     """
     if plan.dispatch == "static":
         raise PlanError("the plan runs its stages in a fixed order; a workload's jobs go through a queue")
-    jobs = jobs_of(plan, joined)
-    cuts: dict[int, tuple[int, ...]] = {}
-    for index, stages in jobs.items():
-        component = joined.components[index]
-        ends = [component.first_operator]
-        for stage in stages:
-            operators = plan.stages[stage].operators
-            if operators != tuple(range(ends[-1], ends[-1] + len(operators))):
-                raise PlanError(f"stage {stage} of the plan is no run of consecutive operators")
-            ends.append(ends[-1] + len(operators))
-        cuts[index] = component.own(ends[1:-1])
-    lanes = {i: tuple(plan.stages[s].processor for s in stages) for i, stages in jobs.items()}
-    every = range(len(joined.components))
+    rows = {
+        index: tuple(
+            replace(plan.stages[s], operators=joined.components[index].own(plan.stages[s].operators)) for s in stages
+        )
+        for index, stages in jobs_of(plan, joined).items()
+    }
     ranks = ranks_by_component(plan, joined)
-    return Arrangement(plan.dispatch, tuple(jobs), tuple(cuts[i] for i in every), tuple(lanes[i] for i in every), ranks)
+    return Arrangement(plan.dispatch, tuple(rows), tuple(rows[i] for i in range(len(joined.components))), ranks)
 
 
 def joined_ranks(each: Sequence[RankSet], joined: JoinedGraph) -> RankSet:
@@ -142,6 +137,6 @@ def component_plan(plan: Plan, joined: JoinedGraph, component: int, stages: Sequ
         stages: of the plan, those of the component.
     """
     own = joined.components[component]
-    parts = tuple(Stage(own.own(plan.stages[s].operators), plan.stages[s].processor) for s in stages)
+    parts = tuple(replace(plan.stages[s], operators=own.own(plan.stages[s].operators)) for s in stages)
     ranks = ranks_by_component(plan, joined)
     return Plan(own.graph.digest, parts, ranks=ranks[component] if ranks else ())

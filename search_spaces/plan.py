@@ -132,7 +132,7 @@ class Plan:
             "graph_digest": self.graph_digest,
             "dispatch": self.dispatch,
             "stages": [
-                {"operators": _to_runs(s.operators), "processor": s.processor}
+                {"operators": runs_of(s.operators), "processor": s.processor}
                 | ({"share": [s.share.axis, s.share.first, s.share.last]} if s.share is not None else {})
                 for s in self.stages
             ],
@@ -229,6 +229,16 @@ def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
     )
 
 
+def needs(plan: Plan, graph: Graph) -> tuple[int, ...]:
+    """Return, for each stage of a plan without splits, the stages that it reads from, as a bit set."""
+    place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
+    found = []
+    for index, stage in enumerate(plan.stages):
+        sources = {place[before] for operator in stage.operators for before in graph.predecessors(operator)}
+        found.append(sum(1 << source for source in sources if source != index))
+    return tuple(found)
+
+
 def _in_order(stages: Sequence[Stage], graph: Graph) -> bool:
     """Tell whether the stages are consecutive runs of operators; these are in topological order, so stages are too."""
     if not all(stage.operators and stage.share is None for stage in stages):
@@ -280,7 +290,8 @@ def _begin(stage: Stage) -> int:
     return stage.share.first if stage.share is not None else 0
 
 
-def _to_runs(operators: Sequence[int]) -> list[list[int]]:
+def runs_of(operators: Sequence[int]) -> list[list[int]]:
+    """Return ascending operators as half-open runs of consecutive ones."""
     runs: list[list[int]] = []
     for operator in operators:
         if runs and runs[-1][1] == operator:

@@ -9,8 +9,14 @@ from search_spaces.plugins import entries, find_entry, foreign, load_entry, orig
 from search_spaces.space import EnumerableSpace, NeighbourlySpace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from search_spaces.arrangement import RankSet
     from search_spaces.graph import Graph
+    from search_spaces.joined_graph import JoinedGraph
     from search_spaces.platform import Platform
+    from search_spaces.workload import Workload
+    from search_spaces.workload_space import WorkloadSpace
 
 FREEDOMS = ("cuts", "branches", "splits", "ranks")
 """What plans may do: cut into stages, run branches side by side, split operators, decompose convolutions."""
@@ -78,6 +84,37 @@ def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) ->
     else:
         found = ChainSpace(graph, platform, max_stages)
     return RankSpace(graph, found) if "ranks" in freedoms else found
+
+
+def make_workload_space(
+    allow: str,
+    workload: Workload,
+    joined: JoinedGraph,
+    platform: Platform,
+    max_stages: int,
+    rank_sets: Sequence[Sequence[RankSet]] = (),
+) -> WorkloadSpace:
+    """Return the space of some freedoms for several models.
+
+    Args:
+        allow: see :func:`parse_freedoms`.
+        platform: lanes and pools.
+        max_stages: stages of each model at most, where none is split or has branches side by side.
+        rank_sets: of each client the ranks that its instances may get.
+
+    Raises:
+        UsageError: it cannot be for these models and so many stages, or is that of a plug-in.
+    """
+    from search_spaces.shared_workload_space import SharedWorkloadSpace
+    from search_spaces.workload_space import WorkloadSpace
+
+    freedoms = freedoms_of(allow)
+    if not freedoms:
+        raise UsageError(f"--allow {allow}: a plug-in's space is of one model", f"give some of {', '.join(FREEDOMS)}")
+    splits, branches = "splits" in freedoms, "branches" in freedoms
+    if splits or branches:
+        return SharedWorkloadSpace(workload, joined, platform, rank_sets, splits=splits, branches=branches)
+    return WorkloadSpace(workload, joined, platform, max_stages, rank_sets)
 
 
 def _of_plugin(name: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:

@@ -8,12 +8,12 @@ from itertools import product
 from math import comb, factorial, prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.arrangement import Arrangement, RankSet, arrangement
+from search_spaces.arrangement import Arrangement, RankSet, arrangement, in_runs
 from search_spaces.chain import combination
 from search_spaces.errors import PlanError, UsageError
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.lane_words import count_words, word_at
-from search_spaces.plan import Dispatch, Plan
+from search_spaces.plan import Dispatch, Plan, Stage
 from search_spaces.platform import Platform
 from search_spaces.rank_sets import RankSets
 from search_spaces.workload import Workload
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _MOST_SIZES = 1 << 16
+Row = tuple[Stage, ...]
+"""The stages of one instance, by its own operators."""
+
 _RANKS_MOVE = 0.2  # of all moves, where models may be decomposed
 
 
@@ -86,16 +89,30 @@ class WorkloadSpace:
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         found: dict[str, BaseDistribution] = {"dispatch": CategoricalDistribution(self.dispatches)}
+        found |= {f"first_{k}": IntDistribution(1, len(self._client)) for k in range(1, len(self._client) + 1)}
+        return {**found, **self._row_distributions(), **self.ranks.distributions()}
+
+    def _row_distributions(self) -> dict[str, BaseDistribution]:
+        """Return the parameters of :meth:`_rows`."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        found: dict[str, BaseDistribution] = {}
         for c, (most, count) in enumerate(zip(self._most, self._operators, strict=True), 1):
             found[f"jobs_{c}"] = IntDistribution(1, most)
             found |= {f"cut_{c}_{i}": IntDistribution(1, count - 1) for i in range(1, most)}
         for k, c in enumerate(self._client, 1):
-            found[f"first_{k}"] = IntDistribution(1, len(self._client))
             found |= {f"on_{k}_{j}": CategoricalDistribution(self._places) for j in range(1, self._most[c] + 1)}
-        return {**found, **self.ranks.distributions()}
+        return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
         """See :class:`~search_spaces.space.SearchSpace`; a cut proposed twice moves to the next free place."""
+        every = range(len(self._client))
+        order = sorted(every, key=lambda k: (int(params[f"first_{k + 1}"]), k))
+        ranks = self.ranks.decode(params)
+        return self.plan(Arrangement(params["dispatch"], tuple(order), self._rows(params), ranks))
+
+    def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
+        """Return the stages of each instance that parameters stand for."""
         cuts = []
         for c, count in enumerate(self._operators, 1):
             chosen: set[int] = set()
@@ -105,14 +122,10 @@ class WorkloadSpace:
                     cut = cut % (count - 1) + 1
                 chosen.add(cut)
             cuts.append(tuple(sorted(chosen)))
-        every = range(len(self._client))
-        order = sorted(every, key=lambda k: (int(params[f"first_{k + 1}"]), k))
-        lanes = [
-            tuple(str(params[f"on_{k}_{j}"]) for j in range(1, len(cuts[c]) + 2)) for k, c in enumerate(self._client, 1)
-        ]
-        mine = tuple(cuts[c] for c in self._client)
-        ranks = self.ranks.decode(params)
-        return self.plan(Arrangement(params["dispatch"], tuple(order), mine, tuple(lanes), ranks))
+        return tuple(
+            in_runs(self._operators[c], cuts[c], [str(params[f"on_{k}_{j}"]) for j in range(1, len(cuts[c]) + 2)])
+            for k, c in enumerate(self._client, 1)
+        )
 
     def plan(self, found: Arrangement) -> Plan:
         """Return the canonical plan of an arrangement."""
@@ -128,12 +141,7 @@ class WorkloadSpace:
         found = arrangement(plan, self._joined)
         if found.dispatch not in self.dispatches:
             raise PlanError(f"the plan goes by {found.dispatch!r}, which is the same as 'fifo' without deadlines")
-        for c, most in enumerate(self._most):
-            cuts = {found.cuts[k] for k, client in enumerate(self._client) if client == c}
-            if len(cuts) > 1:
-                raise PlanError(f"instances of model {c + 1} are cut in different ways")
-            if len(next(iter(cuts))) >= most:
-                raise PlanError(f"model {c + 1} has {len(next(iter(cuts))) + 1} jobs, the space at most {most}")
+        self._row_params(found.stages)
         self.ranks.which(found)
         return found
 
@@ -145,19 +153,33 @@ class WorkloadSpace:
         """
         found = self.arrangement(plan).canonical(self._client, self._platform)
         params: dict[str, Any] = {"dispatch": found.dispatch}
+        params |= {f"first_{k + 1}": place for place, k in enumerate(found.order, 1)}
+        return {**params, **self._row_params(found.stages), **self.ranks.encode(found)}
+
+    def _row_params(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the parameters that the stages of each instance stand for.
+
+        Raises:
+            PlanError: there are none.
+        """
+        params: dict[str, Any] = {}
         for c, most in enumerate(self._most):
-            cuts = found.cuts[self._client.index(c)]
+            each = {_cuts(rows[k]) for k, client in enumerate(self._client) if client == c}
+            if len(each) > 1:
+                raise PlanError(f"instances of model {c + 1} are cut in different ways")
+            (cuts,) = each
+            if len(cuts) >= most:
+                raise PlanError(f"model {c + 1} has {len(cuts) + 1} jobs, the space at most {most}")
             params[f"jobs_{c + 1}"] = len(cuts) + 1
             params |= {f"cut_{c + 1}_{i + 1}": cuts[i] if i < len(cuts) else 1 for i in range(most - 1)}
-        for place, k in enumerate(found.order, 1):
-            params[f"first_{k + 1}"] = place
-            lanes, most = found.lanes[k], self._most[self._client[k]]
-            params |= {f"on_{k + 1}_{j + 1}": lanes[j] if j < len(lanes) else self._places[0] for j in range(most)}
-        return {**params, **self.ranks.encode(found)}
+        for k, c in enumerate(self._client):
+            lanes = [stage.processor for stage in rows[k]] + [self._places[0]] * (self._most[c] - len(rows[k]))
+            params |= {f"on_{k + 1}_{j}": lane for j, lane in enumerate(lanes, 1)}
+        return params
 
     def cardinality(self) -> int:
         """See :class:`~search_spaces.space.SearchSpace`."""
-        return len(self.ranks) * len(self.dispatches) * self._orders() * sum(size for _, size in self._sizes())
+        return len(self.ranks) * len(self.dispatches) * self._orders() * self._count_rows()
 
     def plan_at(self, index: int) -> Plan:
         """Return the plan number ``index`` of 0 … ``cardinality() - 1``.
@@ -170,6 +192,16 @@ class WorkloadSpace:
         index, ranks = divmod(index, len(self.ranks))
         index, dispatch = divmod(index, len(self.dispatches))
         index, place = divmod(index, self._orders())
+        order = _order_at(place, self._counts, self._client)
+        rows = self._rows_at(index, order)
+        return self.plan(Arrangement(self.dispatches[dispatch], tuple(order), rows, self.ranks.at(ranks)))
+
+    def _count_rows(self) -> int:
+        """Return how many different stages all instances can have, for one order of theirs."""
+        return sum(size for _, size in self._sizes())
+
+    def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:
+        """Return the stages of all instances, by their number."""
         jobs: Sequence[int] = ()
         for jobs, size in self._sizes():  # noqa: B007 - the one that the number falls into is wanted
             if index < size:
@@ -180,16 +212,9 @@ class WorkloadSpace:
         for count, parts in zip(self._operators, jobs, strict=True):
             index, which = divmod(index, comb(count - 1, parts - 1))
             cuts.append(tuple(combination(count - 1, parts - 1, which)))
-        order = _order_at(place, self._counts, self._client)
         word = iter(word_at(rank, self._length(jobs), self._classes))
         lanes = {k: tuple(next(word) for _ in range(jobs[self._client[k]])) for k in order}
-        return Arrangement(
-            self.dispatches[dispatch],
-            tuple(order),
-            tuple(cuts[c] for c in self._client),
-            tuple(lanes[k] for k in range(len(order))),
-            self.ranks.at(ranks),
-        ).plan(self._joined)
+        return tuple(in_runs(self._operators[c], cuts[c], lanes[k]) for k, c in enumerate(self._client))
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
         """Return the plan after one random move: of an instance in the order, of jobs to lanes, of a cut, of ranks.
@@ -210,27 +235,29 @@ class WorkloadSpace:
             order.insert(int(rng.integers(len(order) + 1)), moved)
             return self.plan(replace(found, order=tuple(order)))
         if move <= 4:
-            return self.plan(self._elsewhere(found, rng))
-        return self.plan(self._cut_otherwise(found, rng))
+            return self.plan(replace(found, stages=self._elsewhere(found.stages, rng)))
+        return self.plan(replace(found, stages=self._cut_otherwise(found.stages, rng)))
 
-    def _elsewhere(self, found: Arrangement, rng: np.random.Generator) -> Arrangement:
+    def _elsewhere(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
         """Move a job, all jobs of an instance, or all instances of a client to a lane or a pool."""
         lane = self._places[int(rng.integers(len(self._places)))]
-        lanes = [list(each) for each in found.lanes]
-        k, reach = int(rng.integers(len(lanes))), int(rng.integers(3))
+        k, reach = int(rng.integers(len(rows))), int(rng.integers(3))
         if reach == 0:
-            lanes[k][int(rng.integers(len(lanes[k])))] = lane
-        else:
-            for other, client in enumerate(self._client):
-                if other == k or (reach == 2 and client == self._client[k]):
-                    lanes[other] = [lane] * len(lanes[other])
-        return replace(found, lanes=tuple(map(tuple, lanes)))
+            job = int(rng.integers(len(rows[k])))
+            moved = tuple(replace(s, processor=lane) if j == job else s for j, s in enumerate(rows[k]))
+            return (*rows[:k], moved, *rows[k + 1 :])
+        return tuple(
+            tuple(replace(s, processor=lane) for s in row)
+            if other == k or (reach == 2 and self._client[other] == self._client[k])
+            else row
+            for other, row in enumerate(rows)
+        )
 
-    def _cut_otherwise(self, found: Arrangement, rng: np.random.Generator) -> Arrangement:
+    def _cut_otherwise(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
         """Take a cut away, or move it, or cut once more; a new job runs where the one before it does."""
         c = int(rng.integers(len(self._most)))
-        cuts = list(found.cuts[self._client.index(c)])
-        lanes = {k: list(found.lanes[k]) for k, client in enumerate(self._client) if client == c}
+        cuts = list(_cuts(rows[self._client.index(c)]))
+        lanes = {k: [s.processor for s in rows[k]] for k, client in enumerate(self._client) if client == c}
         free = [i for i in range(1, self._operators[c]) if i not in cuts]
         if cuts and (len(cuts) + 1 == self._most[c] or not free or rng.random() < 0.6):
             gone = int(rng.integers(len(cuts)))
@@ -243,12 +270,7 @@ class WorkloadSpace:
             cuts.insert(after, cut)
             for each in lanes.values():
                 each.insert(after + 1, each[after])
-        changed = {k: tuple(each) for k, each in lanes.items()}
-        return replace(
-            found,
-            cuts=tuple(tuple(cuts) if k in changed else old for k, old in enumerate(found.cuts)),
-            lanes=tuple(changed.get(k, old) for k, old in enumerate(found.lanes)),
-        )
+        return tuple(in_runs(self._operators[c], cuts, lanes[k]) if k in lanes else row for k, row in enumerate(rows))
 
     def _sizes(self) -> Iterator[tuple[Sequence[int], int]]:
         """Yield the jobs of each client, and how many plans there are of one dispatch and one order."""
@@ -264,6 +286,20 @@ class WorkloadSpace:
 
     def _orders(self) -> int:
         return factorial(len(self._client)) // prod(map(factorial, self._counts))
+
+
+def _cuts(row: Row) -> tuple[int, ...]:
+    """Return where a model is cut.
+
+    Raises:
+        PlanError: its stages are no runs of operators one after another.
+    """
+    end = 0
+    for index, stage in enumerate(row):
+        if stage.share is not None or stage.operators != tuple(range(end, end + len(stage.operators))):
+            raise PlanError(f"stage {index} of a model is no run of consecutive operators")
+        end += len(stage.operators)
+    return tuple(stage.operators[0] for stage in row[1:])
 
 
 def _order_at(rank: int, counts: Sequence[int], clients: Sequence[int]) -> list[int]:

@@ -202,7 +202,7 @@ def test_what_a_captured_job_reads_is_kept_by_its_instance() -> None:
     third = len(graph.operators) // 3
     everything = range(len(graph.operators))
     jobs = [(everything[a:b], lambda _: "plain") for a, b in pairwise((0, third, 2 * third, len(graph.operators)))]
-    instance = Instance(Weights(graph, "cpu"), jobs, recorder, lambda _: None)
+    instance = Instance(Weights(graph, "cpu"), jobs, lambda _: recorder, lambda _: None)
     gc.collect()
     alive = {x.untyped_storage().data_ptr() for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
     assert len(seen.read) > 2 * 27  # filters and biases

@@ -23,6 +23,7 @@ from optimizer.config import parse_config
 from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import grids_of
 from search_spaces.chain import chain_plan
+from search_spaces.coexecution import CoexecutionSpace, Part
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
@@ -103,6 +104,30 @@ def test_operators_are_refused_by_name() -> None:
         assert list(session.unsupported_operators(graph, "stream0")) == list(range(len(graph.operators)))
         with pytest.raises(UnavailableError, match=r"does not run operators 0 \(CONV_2D"):
             session.load(graph, chain_plan(graph, (), ["stream0"]))
+
+
+@needs_torch
+def test_branches_on_two_streams_overlap_and_compute_what_the_model_does() -> None:
+    evaluator = CudaEvaluator("cpu")
+    graph = load("googlenet@0.25/64")
+    platform = evaluator.platform()
+    names = tuple(p.name for p in platform.processors[:2])
+    space = CoexecutionSpace(graph, platform.restrict(names), splits=False)
+    (first, last), *_ = space.groups
+    parts = [
+        Part(0, first, names[:1]),
+        Part(first, last, names, "branches", 1),
+        Part(last, len(graph.operators), names[:1]),
+    ]
+    with evaluator.prepare(platform) as session, closing(session.load(graph, space.plan(parts))) as candidate:
+        timeline = candidate.run(20).timeline
+        assert timeline is not None
+        ran = {e.stage: e for e in timeline.events}
+        assert ran[1].start_s < ran[2].end_s
+        assert ran[2].start_s < ran[1].end_s
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.accepted
 
 
 @needs_torch

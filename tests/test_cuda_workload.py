@@ -68,11 +68,19 @@ def test_the_process_lets_a_model_go_that_it_is_told_to_forget() -> None:
     worker, graph = Worker("cpu"), load("squeezenet1_1@0.25/32")
     assert graph.source is not None
     kinds = [o.kind for o in graph.operators]
-    jobs = [[list(range(len(kinds))), "f32"]]
+    jobs = [[list(range(len(kinds))), "f32", "stream0"]]
     for model in (1, 2):
         told = {"op": "model", "model": model, "path": str(graph.source.path), "name": "m", "kinds": kinds}
         worker.answer(told, b"")
-        load_it = {"op": "load", "instance": model, "model": model, "owner": "a", "weights": "", "jobs": jobs}
+        load_it = {
+            "op": "load",
+            "instance": model,
+            "model": model,
+            "owner": "a",
+            "weights": "",
+            "jobs": jobs,
+            "after": [],
+        }
         worker.answer(load_it, b"")
     for number in (1, 2):
         worker.answer({"op": "drop", "instance": number}, b"")

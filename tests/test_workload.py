@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from search_spaces.arrangement import arrangement, jobs_of
 from search_spaces.errors import PlanError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
+from search_spaces.models import load
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of, members, with_pools
+from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload import Arrival, Client, Workload, counted, is_workload, workload_of
 from search_spaces.workload_file import read_workload
 from search_spaces.workload_space import WorkloadSpace
@@ -241,3 +244,59 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(
         read_workload(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert problem in str(caught.value)
+
+
+def shared(model: str, *counts: int, branches: bool = True) -> SharedWorkloadSpace:
+    graph = load(model)
+    clients = tuple(Client(f"m{i}", model, count) for i, count in enumerate(counts))
+    workload = Workload("drawn", clients)
+    joined = merge("drawn", [(i.name, graph) for i in workload.instances])
+    return SharedWorkloadSpace(workload, joined, two_cores(), branches=branches)
+
+
+SHARED = (
+    shared("squeezenet1_1@0.25/64", 1, 2),
+    shared("googlenet@0.25/64", 3),
+    shared("mobilenet_v1@0.25/64", 2, 1, branches=False),
+)
+
+
+@pytest.mark.parametrize("space", SHARED, ids=["squeezenet", "googlenet", "mobilenet"])
+def test_models_that_are_shared_by_lanes_are_plans_of_a_space(space: SharedWorkloadSpace) -> None:
+    rng = np.random.default_rng(7)
+    kinds = set()
+    for _ in range(6):
+        plan = space.plan_at(int.from_bytes(rng.bytes(64), "little") % space.cardinality())
+        for _ in range(12):
+            params = space.encode(plan)
+            assert set(params) == set(space.distributions())
+            assert space.decode(params) == plan
+            plan.validate(space.joined.graph, space.platform)
+            kinds |= {stage.share.axis if stage.share else "whole" for stage in plan.stages}
+            plan = space.neighbour(plan, rng)
+    assert {"whole", "height", "channels"} <= kinds
+
+
+@pytest.mark.parametrize("space", SHARED, ids=["squeezenet", "googlenet", "mobilenet"])
+def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadSpace) -> None:
+    rng = np.random.default_rng(3)
+    found = space.distributions()
+    for _ in range(4):
+        params = {
+            name: distribution.to_external_repr(_drawn(distribution, rng)) for name, distribution in found.items()
+        }
+        plan = space.decode(params)
+        assert space.decode(space.encode(plan)) == plan
+
+
+def test_all_plans_of_a_small_model_are_numbered() -> None:
+    space = shared("mobilenet_v1@0.25/64", 1)
+    tiny = space.models[0]
+    assert space._count_rows() == tiny.cardinality()
+
+
+def _drawn(distribution: BaseDistribution, rng: np.random.Generator) -> float:
+    if isinstance(distribution, CategoricalDistribution):
+        return float(rng.integers(len(distribution.choices)))
+    assert isinstance(distribution, IntDistribution)
+    return float(rng.integers(distribution.low, distribution.high + 1))

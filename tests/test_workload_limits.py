@@ -17,7 +17,7 @@ from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.cli import main
 from optimizer.config import parse_config
-from optimizer.workload_limits import check, least_s
+from optimizer.workload_limits import check, least
 from optimizer.workload_memory import Memory
 from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import grids_of
@@ -27,6 +27,7 @@ from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
 from search_spaces.models import load
 from search_spaces.plan import LayerRanks
+from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.workload import Client, Workload
 from tests.commands import printed, studied
@@ -45,7 +46,7 @@ def simulator_of(both: Row, core: Row, fixed: Row, deadline_s: float | None = No
     """Return what prices a chain: milliseconds of each operator on all cores and on one, and of a job for itself."""
     workload = Workload("w", (Client("m", "m", deadline_s=deadline_s),))
 
-    def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
+    def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
         kind = min(lane, 1)
         return JobCost((fixed[kind] + sum((both, core)[kind][o] for o in operators)) / 1e3)
 
@@ -74,7 +75,7 @@ def test_no_plan_is_quicker_than_the_bound_and_one_reaches_it(
 ) -> None:
     both, core = zip(*each, strict=True)
     simulator = simulator_of(both, core, fixed)
-    assert least_s(simulator, simulator.joined.components[0].graph) == pytest.approx(best_s(both, core, fixed))
+    assert least(simulator, simulator.joined.components[0].graph).latency_s == pytest.approx(best_s(both, core, fixed))
 
 
 def test_what_a_job_costs_for_itself_is_not_taken_for_each_operator() -> None:
@@ -112,10 +113,10 @@ def test_no_choice_of_ranks_takes_less_memory_than_the_bound(
     def nbytes(chosen: Sequence[RankSet]) -> int:
         return memory.nbytes([chosen[c] for c in instances])
 
-    least = min(map(nbytes, product(*([(), *each] for each in sets))))
-    assert memory.bound_nbytes(sets) <= least
+    fewest = min(map(nbytes, product(*([(), *each] for each in sets))))
+    assert memory.bound_nbytes(sets) <= fewest
     found = memory.sparing(sets)
-    assert nbytes([((), *each)[found[c]] for c, each in enumerate(sets)]) == least
+    assert nbytes([((), *each)[found[c]] for c, each in enumerate(sets)]) == fewest
     assert memory.bound_nbytes() == memory.nbytes()
 
 
@@ -158,9 +159,9 @@ def sparing_nbytes(memory: Memory, sets: Sequence[Sequence[RankSet]]) -> int:
 def test_a_limit_that_no_choice_keeps_is_told_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """Each model for itself would keep it with ranks that the other must not have."""
     memory, sets = memory_of((0.4, 0.15))
-    bound, least = memory.bound_nbytes(sets), sparing_nbytes(memory, sets)
-    assert bound < least
-    words = ("--workload", two_clients((0.4, 0.15), (bound + least) / 2), "--budget", "8")
+    bound, fewest = memory.bound_nbytes(sets), sparing_nbytes(memory, sets)
+    assert bound < fewest
+    words = ("--workload", two_clients((0.4, 0.15), (bound + fewest) / 2), "--budget", "8")
     told = run(capsys, *words, code=3)
     assert "memory of the workload" in told
     assert "raise memory_limit_mb" in told

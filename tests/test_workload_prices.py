@@ -13,7 +13,7 @@ import pytest
 from evaluators.litert.workload_prices import PriceTable
 from evaluators.litert.workload_triples import with_triples
 from evaluators.timeline import Event, Timeline
-from evaluators.workload.hosted import Rewriter
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
 from evaluators.workload.setting import Setting
 from search_spaces.arrangement import RankSet
@@ -22,7 +22,7 @@ from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
 from search_spaces.models import load
 from search_spaces.plan import LayerRanks
-from search_spaces.platform import Processor
+from search_spaces.platform import Platform, Processor
 from search_spaces.workload import workload_of
 
 MODEL = "vgg11@0.25/32"
@@ -55,7 +55,7 @@ def never(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: in
 def test_a_lane_that_does_not_run_a_decomposed_model_is_told_and_the_others_are_timed() -> None:
     graph = load(MODEL)
     workload = workload_of(MODEL)
-    rewriter = Rewriter(workload, merge("one", [(workload.instances[0].name, graph)]))
+    lowerings = Lowerings(merge("one", [(workload.instances[0].name, graph)]), Platform("two", tuple(LANES)))
     layers = [i for i, o in enumerate(graph.operators[1:], 1) if o.kind == "CONV_2D"][:2]
     first: RankSet = (LayerRanks(layers[0], 8, 8),)
     second: RankSet = (LayerRanks(layers[1], 8, 8),)
@@ -66,13 +66,13 @@ def test_a_lane_that_does_not_run_a_decomposed_model_is_told_and_the_others_are_
         told.clear()
         forgotten.clear()
         grids = {graph.digest: sets}
-        return with_triples(table, [graph], grids, rewriter, LANES, timed, told.append, forgotten.append)
+        return with_triples(table, [graph], grids, lowerings, LANES, timed, told.append, forgotten.append)
 
     empty = replace(TABLE, triple_s={})
     found = extended(empty, [first])
     assert {kind: set(times) for kind, times in found.triple_s[graph.digest].items()} == {"good": {str(first[0])}}
     assert told[-1] == f"bad does not run choice 1 of {MODEL}: no memory is left"
-    assert [g.digest for g in forgotten] == [rewriter.whole(graph, first)[0].digest]
+    assert [g.digest for g in forgotten] == [lowerings.whole(graph, first)[0].digest]
     assert extended(found, [first], never) == found
     assert told == []
     more = extended(found, [first, second])
@@ -80,8 +80,8 @@ def test_a_lane_that_does_not_run_a_decomposed_model_is_told_and_the_others_are_
     assert [text for text in told if text.startswith("timing")] == [
         f"timing 1 convolutions of {MODEL} as triples, choice 2"
     ]
-    assert rewriter.origin(rewriter.whole(graph, second)[0]) is graph
-    assert rewriter.origin(graph) is graph
+    assert lowerings.origin(lowerings.whole(graph, second)[0]) is graph
+    assert lowerings.origin(graph) is graph
 
 
 def test_prices_survive_their_log() -> None:

@@ -89,9 +89,9 @@ def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.Ca
     [
         (["--model", "squeezenet1_1x0"], 2, "the count must be at least 1"),
         (["--model", "squeezenet1_1", "--model", "squeezenet1_1"], 2, "twice"),
-        (["--model", "squeezenet1_1x2", "--objective", "energy"], 2, "several models have one of mean"),
+        (["--model", "squeezenet1_1x2", "--objective", "energy"], 2, "says nothing about powers"),
         (["--model", "squeezenet1_1x2", "--deadline", "5"], 2, "of several models each has its own"),
-        (["--model", "squeezenet1_1x2", "--allow", "cuts,branches"], 2, "plans of several models have cuts and ranks"),
+        (["--model", "squeezenet1_1x2", "--state", "hot"], 2, "is not supported with several models"),
         (["--model", "squeezenet1_1x2", "--sampler", "reinforce"], 2, "it knows no workloads"),
         (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2, "at least 1"),
         (["--workload", "missing.yaml"], 2, "missing.yaml: no such file"),

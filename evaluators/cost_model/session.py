@@ -28,11 +28,9 @@ from evaluators.tabulated import PartCosts
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
-from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lower import Lowered
@@ -114,14 +112,12 @@ class CostModelEvaluator(Evaluator):
         """See :class:`~evaluators.base.Evaluator`; errors are those of :meth:`prepare`."""
         with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
 
-            def price(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
-                lowered, inside = session.lowering(graph).lower(Plan(graph.digest, (), ranks=ranks)), set(operators)
-                members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
-                work_s, _, slowed = session.simulator_of(lowered).stage(lane, members)
+            def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
+                work_s, _, slowed = session.simulator_of(lowered).stage(lane, operators)
                 return JobCost(work_s, slowed)
 
             simulator = WorkloadSimulator(workload, joined, platform, price, session.errors)
-            made = PredictedSession(simulator, objective, session.fingerprint())
+            made = PredictedSession(simulator, objective, session.fingerprint(), session.powers_w())
             try:
                 yield made
             finally:

@@ -52,7 +52,8 @@ class Loaded:
     """An instance that was asked for.
 
     Attributes:
-        jobs: operators of each, and its precision.
+        jobs: operators of each, its precision, and what it was given to.
+        after: of each job a bit set of those that it waits for; () where each waits for the one before it.
         owner: whose it is: instances of one owner never run at the same time.
         weights: whose weights it reads.
         generation: of the process that holds it.
@@ -60,7 +61,8 @@ class Loaded:
 
     number: int
     graph: Graph
-    jobs: tuple[tuple[tuple[int, ...], str], ...]
+    jobs: tuple[tuple[tuple[int, ...], str, str], ...]
+    after: tuple[int, ...]
     owner: str
     weights: str
     inputs: Arrays
@@ -86,16 +88,26 @@ class Bench:
         self._folder.cleanup()
 
     def take(
-        self, graph: Graph, jobs: Sequence[tuple[Sequence[int], Processor]], owner: str, weights: str, inputs: Arrays
+        self,
+        graph: Graph,
+        jobs: Sequence[tuple[Sequence[int], Processor]],
+        owner: str,
+        weights: str,
+        inputs: Arrays,
+        after: Sequence[int] = (),
     ) -> Loaded:
         """Return an instance, loaded.
+
+        Args:
+            after: of each job a bit set of those that it waits for; () where each waits for the one before it.
 
         Raises:
             UnavailableError: an operator is refused, or there is no memory.
         """
-        made = tuple((tuple(operators), str(precision_of(lane))) for operators, lane in jobs)
-        check(graph, [o for operators, _ in made for o in operators])
-        loaded = Loaded(next(self._numbers), graph, made, owner, weights, inputs)
+        made = tuple((tuple(operators), str(precision_of(lane)), lane.name) for operators, lane in jobs)
+        check(graph, [o for operators, *_ in made for o in operators])
+        needs = () if all(job == 0 or bits >> (job - 1) & 1 for job, bits in enumerate(after)) else tuple(after)
+        loaded = Loaded(next(self._numbers), graph, made, needs, owner, weights, inputs)
         self.ready(loaded)
         return loaded
 
@@ -105,8 +117,9 @@ class Bench:
             return
         model = self._model(loaded.graph)
         head = {"op": "load", "instance": loaded.number, "model": model.number, "owner": loaded.owner}
-        jobs = [[list(operators), precision] for operators, precision in loaded.jobs]
-        self.client.ask({**head, "weights": loaded.weights, "jobs": jobs}, self._limits.load_s)
+        jobs = [[list(operators), precision, lane] for operators, precision, lane in loaded.jobs]
+        rest = {"weights": loaded.weights, "jobs": jobs, "after": list(loaded.after)}
+        self.client.ask({**head, **rest}, self._limits.load_s)
         loaded.generation = self.client.generation
         self.set_inputs(loaded)
 

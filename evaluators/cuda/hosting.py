@@ -44,8 +44,9 @@ def attend(
     while True:
         if look or desk.next_arrival_ns() <= clock():
             desk.arrive(clock())
-            for seat, lane in desk.start(clock()):
-                streams.start(lane, work[seat][desk.job(seat)])
+            for number, lane in desk.start(clock()):
+                seat, job = desk.whose(number)
+                streams.start(lane, work[seat][job])
                 busy[lane] = clock()
             if desk.over:
                 return

@@ -1,8 +1,9 @@
 """An instance of a model on the device: weights and buffers of its own, and each of its jobs captured as a graph.
 
-All jobs of an instance share one pool of memory: they run one after another, in the order in which they were captured.
-The first job begins with the copy of the inputs from pinned memory, and the last one ends with the copy of the outputs
-to it, so a request is over when its result can be read by the host.
+Jobs that run one after another, in the order in which they were captured, share one pool of memory; where some may run
+side by side each has its own. A job that reads inputs which none before it has read begins with their copy from pinned
+memory, and one that writes outputs ends with their copy to it, so a request is over when its result can be read by the
+host.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Instance:
     Args:
         jobs: operators of each, and how its ways to compute are chosen (:func:`~evaluators.cuda.lowering.lower`).
         entered: called before a job is made and captured, with its number.
-        recorder: what the jobs become.
+        recorder: returns what makes a job, by its number, something that streams start.
+        after: of each job a bit set of those that it waits for; () where each waits for the one before it.
 
     Raises:
         UnavailableError: an operator cannot be computed.
@@ -71,8 +73,9 @@ class Instance:
         self,
         weights: Weights,
         jobs: Sequence[tuple[Sequence[int], Choose]],
-        recorder: Recorder,
+        recorder: Callable[[int], Recorder],
         entered: Callable[[int], None],
+        after: Sequence[int] = (),
     ) -> None:
         graph, self._weights = weights.graph, weights
         gpu = weights.device != "cpu"
@@ -88,30 +91,40 @@ class Instance:
         self._jobs: list[Job] = []  # the constants that graphs read and nobody else has
         self.work: list[Any] = []
         """What streams start, job by job."""
+        copied: list[set[int]] = []  # of each job the inputs that are there when it has begun
         for place, (operators, choose) in enumerate(jobs):
             entered(place)
             job = lower(weights, operators, choose, gpu=gpu)
             self._jobs.append(job)
-            self.work.append(recorder(self._call(job, first=place == 0, last=place == len(jobs) - 1)))
+            needs = after[place] if after else (1 << place) - 1
+            there = {t for other, known in enumerate(copied) if needs >> other & 1 for t in known}
+            reads = set(job.inputs).intersection(graph.inputs) - there
+            copied.append(there | reads)
+            writes = [t for t in graph.outputs if t in job.outputs or (t in graph.inputs and t in reads)]
+            self.work.append(recorder(place)(self._call(job, sorted(reads), writes)))
 
     def _buffer(self, tensor: int, *, pinned: bool) -> Any:
         return torch_module().zeros(self._weights.graph.tensors[tensor].shape, pin_memory=pinned)
 
-    def _call(self, job: Job, *, first: bool, last: bool) -> Callable[[], None]:
+    def _call(self, job: Job, reads: Sequence[int], writes: Sequence[int]) -> Callable[[], None]:
+        """Return what does a job.
+
+        Args:
+            reads, writes: inputs that are copied before, outputs that are copied afterwards.
+        """
         graph, values = self._weights.graph, self._values
-        given, results = self._outside
+        given = [(t, self._outside[0][graph.inputs.index(t)]) for t in reads]
+        results = [(t, self._outside[1][i]) for i, t in enumerate(graph.outputs) if t in writes]
 
         def call() -> None:
-            if first:
-                for tensor, array in zip(graph.inputs, given, strict=True):
-                    as_in_file(values[tensor]).copy_(array, non_blocking=True)
+            for tensor, array in given:
+                as_in_file(values[tensor]).copy_(array, non_blocking=True)
             inside = {t: values[t] for t in job.inputs}
             job.run(inside)
             for tensor in job.outputs:
                 values[tensor] = inside[tensor]
-            if last:
-                for tensor, array in zip(graph.outputs, results, strict=True):
-                    array.copy_(as_in_file(values[tensor]), non_blocking=True)
+            for tensor, array in results:
+                array.copy_(as_in_file(values[tensor]), non_blocking=True)
 
         return call
 

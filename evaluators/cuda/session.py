@@ -26,7 +26,7 @@ from evaluators.workload.desk import Desk, Seat
 from evaluators.workload.setting import LaneLaw, Setting
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.plan import Plan, needs
 from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lower import Lowering
@@ -147,7 +147,7 @@ class CudaSession(Session):
         jobs = [(s.operators, self._platform[s.processor]) for s in lowered.plan.stages]
         inputs = tensors.model_inputs(graph, INPUT_SEED)
         owner = f"fresh {next(self._numbers)}" if fresh else ""
-        loaded = self._bench.take(lowered.graph, jobs, owner, owner, inputs)
+        loaded = self._bench.take(lowered.graph, jobs, owner, owner, inputs, needs(lowered.plan, lowered.graph))
         compare = lambda: self._compared(loaded, graph, allowed)  # noqa: E731
         candidate = CudaCandidate(self._bench, loaded, lowered.plan, self._platform, compare)
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
@@ -161,7 +161,7 @@ class CudaCandidate(Candidate):
 
     def __init__(self, bench: Bench, loaded: Loaded, plan: Plan, platform: Platform, compare: Any) -> None:
         self._bench, self._loaded, self._plan, self._compare = bench, loaded, plan, compare
-        self._setting = _one_model(plan, platform)
+        self._setting = _one_model(plan, platform, loaded.after)
         self._ran = -1  # the process that the last run was made in
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
@@ -201,9 +201,9 @@ class CudaCandidate(Candidate):
         self._bench.give_back(self._loaded)
 
 
-def _one_model(plan: Plan, platform: Platform) -> Setting:
+def _one_model(plan: Plan, platform: Platform, after: tuple[int, ...]) -> Setting:
     """Return a setting in which one model is asked once."""
     law = LaneLaw.of(platform)
     lanes: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
-    seat = Seat(tuple(lanes), (0,), 1, closed=True)
+    seat = Seat(tuple(lanes), (0,), 1, closed=True, after=after)
     return Setting((seat,), (0,), (tuple(range(len(lanes))),), law.names, law.excluded)

@@ -96,13 +96,19 @@ class Worker:
     def _load(self, head: Mapping[str, Any], _: bytes) -> Answer:
         model, owner = int(head["model"]), str(head["owner"])
         weights = self._weights_of(model, str(head["weights"]))
-        key = model, owner, str(head["weights"]), str(head["jobs"])
+        key = model, owner, str(head["weights"]), f"{head['jobs']} {head['after']}"
         instance = self._kept.pop(key, None)
         if instance is None:
-            jobs = [(operators, self._choose(precision)) for operators, precision in head["jobs"]]
-            precisions = [precision for _, precision in head["jobs"]]
-            recorder = self._recorder(model, owner)
-            instance = Instance(weights, jobs, recorder, lambda place: self._compute_in(precisions[place]))
+            jobs = [(operators, self._choose(precision)) for operators, precision, _ in head["jobs"]]
+
+            def recorder(place: int) -> Any:
+                # Jobs of one lane never run at the same time; those of one owner only where they wait for no other.
+                return self._recorder(model, f"{owner} on {head['jobs'][place][2]}" if head["after"] else owner)
+
+            def entered(place: int) -> None:
+                self._compute_in(head["jobs"][place][1])
+
+            instance = Instance(weights, jobs, recorder, entered, head["after"])
             gc.collect()
         self._instances[head["instance"]], self._keys[head["instance"]] = instance, key
         return {"chosen": self._new_choices()}, b""
@@ -224,7 +230,7 @@ class Worker:
 
 def _seat(entry: Mapping[str, Any]) -> Seat:
     lanes = tuple(tuple(each) for each in entry["lanes"])
-    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"])})
+    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"]), "after": tuple(entry["after"])})
 
 
 def serve(channel: socket.socket, worker: Worker) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from evaluators.workload.desk import Seat
 from evaluators.workload.hosted import HostedRun
 from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.setting import Setting, setting
-from search_spaces.arrangement import RankSet, jobs_of
+from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
@@ -81,29 +82,37 @@ class CudaWorkload(MeasuredWorkload):
         Args:
             graph: the joined one.
         """
-        found = setting(self.workload, self.joined, plan, self.platform)
-        jobs = jobs_of(plan, self.joined)
+        found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
         with ExitStack() as undo:
             instances = []
-            for index, stages in jobs.items():
+            for index, model in zip(found.components, found.models, strict=True):
                 component = self.joined.components[index]
-                model, operators = self.rewriter.jobs(plan, index, stages)
-                made = [(own, self._lane(plan.stages[s].processor)) for own, s in zip(operators, stages, strict=True)]
+                each = zip(count(), model.lowered.plan.stages, model.processors, strict=False)
+                made = [(stage.operators, self._lane(name, job)) for job, stage, name in each]
                 weights = component.name if self.workload.client_of(index).own_weights else _SHARED
-                taken = self._take(model, made, component.name, weights)
+                taken = self._take(model.graph, made, component.name, weights, model.after)
                 undo.callback(self._bench.give_back, taken)
                 instances.append(taken)
             undo.pop_all()
         return CudaRun(self, found, plan, instances)
 
-    def _lane(self, name: str) -> Processor:
-        """Return a lane that takes what a plan gives to a processor; those of a pool are alike."""
-        return self.platform[members(self.platform[name])[0]]
+    def _lane(self, name: str, job: int) -> Processor:
+        """Return a lane that takes what a plan gives to a processor; those of a pool are alike, and take any job."""
+        lanes = members(self.platform[name])
+        lane = self.platform[lanes[0]]
+        return lane if len(lanes) == 1 else replace(lane, name=f"{name} {job}")
 
-    def _take(self, graph: Graph, jobs: Sequence[tuple[Sequence[int], Processor]], owner: str, weights: str) -> Loaded:
+    def _take(
+        self,
+        graph: Graph,
+        jobs: Sequence[tuple[Sequence[int], Processor]],
+        owner: str,
+        weights: str,
+        after: Sequence[int] = (),
+    ) -> Loaded:
         if graph.digest not in self._inputs:
             self._inputs[graph.digest] = tensors.model_inputs(graph, _INPUT_SEED)
-        return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest])
+        return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest], after)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
         """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`; at most as many as there are instances."""
@@ -163,7 +172,7 @@ class CudaWorkload(MeasuredWorkload):
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.base.Session`."""
-        made, _ = self.rewriter.whole(graph, ranks)
+        made, _ = self.lowerings.whole(graph, ranks)
         whole = Setting((Seat(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
         (owner,) = self._owners([made])
         with ExitStack() as undo:
@@ -205,11 +214,11 @@ class CudaRun(HostedRun):
     def agreements(self) -> Iterator[Agreement]:
         """See :class:`~evaluators.workload.hosted.HostedRun`."""
         self.run(1)  # the process may have been started anew
-        for index, loaded, stages in zip(self._found.components, self._instances, self._found.stages, strict=True):
-            graph = self._session.joined.components[index].graph
-            lanes = [self._session.platform[self._plan.stages[s].processor] for s in stages]
-            used = [self._session.platform[name] for lane in lanes for name in members(lane)]
-            yield self._session.agreement(graph, loaded, used, self._session.rewriter.may_be_off(index, self._plan))
+        session = self._session
+        for index, loaded, model in zip(self._found.components, self._instances, self._found.models, strict=True):
+            used = [session.platform[lane] for name in model.processors for lane in members(session.platform[name])]
+            off = model.may_be_off(session.workload.client_of(index).tucker or 0.0)
+            yield session.agreement(model.model, loaded, used, off)
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""

@@ -20,7 +20,6 @@ from evaluators.litert.lanes import Request
 from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.litert.workbench import Compiled, Jobs, Workbench
 from search_spaces.errors import UnavailableError
-from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 
 _SETUP_LIMIT_S = 60.0
@@ -55,7 +54,7 @@ class Berth:
     """See the module.
 
     Args:
-        lanes: that may take one of the instance's jobs.
+        lanes: of each job those that may take it.
         numbers: gives each program and memory a number that the crew's lanes have not heard yet.
 
     Raises:
@@ -63,10 +62,20 @@ class Berth:
     """
 
     def __init__(
-        self, jobs: Jobs, lanes: Sequence[str], platform: Platform, crew: Crew, bench: Workbench, numbers: count[int]
+        self,
+        jobs: Jobs,
+        lanes: Sequence[Sequence[str]],
+        platform: Platform,
+        crew: Crew,
+        bench: Workbench,
+        numbers: count[int],
     ) -> None:
         self.jobs = jobs
-        self._lanes = {bench.process(lane): lane for lane in lanes}
+        self._lanes = {bench.process(lane): lane for each in lanes for lane in each}
+        self._which = {
+            process: [job for job, each in enumerate(lanes) if process in map(bench.process, each)]
+            for process in self._lanes
+        }
         self._platform, self._crew, self._bench, self._numbers = platform, crew, bench, numbers
         self._bound: dict[str, _Bound] = {}
         self._memory: _Memory | None = None
@@ -93,7 +102,7 @@ class Berth:
             bound = self._bound.get(process)
             if bound is not None and bound.birth == self._crew.births.get(process, 0):
                 continue
-            compiled = self._bench.take(lane, self.jobs)
+            compiled = self._bench.take(lane, self.jobs, self._which[process])
             if bound is not None:
                 self._bench.give_back(bound.compiled)
             self._bound[process] = _Bound(compiled, next(self._numbers), self._crew.births.get(process, 0))
@@ -105,10 +114,11 @@ class Berth:
 
     def _laid_out(self) -> _Memory:
         jobs = self.jobs
-        plan = Plan(jobs.graph.digest, tuple(Stage(o, "") for o in jobs.operators))
-        ports = max((b.compiled.ports for b in self._bound.values()), key=lambda p: sum(len(out) for _, out in p))
-        before = [(1 << j) - 1 for j in range(len(jobs.operators))]
-        found = layout(jobs.graph, plan, before, {i: outputs for i, (_, outputs) in enumerate(ports)})
+        outputs: dict[int, Sequence[int]] = {}
+        for bound in self._bound.values():  # lanes may hand out more or fewer of a job's inner tensors
+            for job, (_, given) in bound.compiled.ports.items():
+                outputs[job] = max(outputs.get(job, ()), given, key=len)
+        found = layout(jobs.viewed.graph, jobs.viewed.plan, jobs.before, outputs)
         self._offsets = dict(found.offsets)
         return _Memory(next(self._numbers), found.nbytes)
 
@@ -117,13 +127,13 @@ class Berth:
         bound, graph = self._bound[process], self.jobs.graph
         copies = accelerators_of(self._platform[lane]) != CPU
         steps = []
-        for index, (inputs, outputs) in enumerate(bound.compiled.ports):
+        for signature, (job, (inputs, outputs)) in enumerate(bound.compiled.ports.items()):
             places = [[(self._offsets[t], graph.tensors[t].nbytes, t) for t in side] for side in (inputs, outputs)]
             steps.append(
                 {
-                    "stage": index,
+                    "stage": job,
                     "compiled": bound.compiled.number,
-                    "signature": index,
+                    "signature": signature,
                     "Input": places[0],
                     "Output": places[1],
                     "uploads": list(range(len(inputs))) if copies else [],

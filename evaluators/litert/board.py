@@ -105,7 +105,7 @@ def board_head(found: Setting, dispatch: Dispatch) -> dict[str, Any]:
 
 def _seat(entry: dict[str, Any]) -> Seat:
     lanes = tuple(tuple(lanes) for lanes in entry["lanes"])
-    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"])})
+    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"]), "after": tuple(entry["after"])})
 
 
 class SharedBoard:

@@ -16,8 +16,8 @@ from evaluators.litert.edges import tell
 from evaluators.litert.mapping import Mapping as Memory
 from evaluators.litert.stretches import Step
 
-Calls = Mapping[tuple[int, int], Sequence[Callable[[], int]]]
-"""Lane and seat → what runs each of the seat's jobs there, and returns a status; 0 is good."""
+Calls = Mapping[tuple[int, int], Mapping[int, Callable[[], int]]]
+"""Lane and seat → what runs those of the seat's jobs that may run there, and returns a status; 0 is good."""
 
 
 def job_call(step: Step, device: Device | None) -> Callable[[], int]:
@@ -69,17 +69,17 @@ def _work(board: Board, lane: int, calls: Calls, failed: list[tuple[int, int]]) 
     tell(board.ready.address)
     while True:
         bell.wait()
-        while (seat := desk.on(lane)) >= 0:
-            call = calls[lane, seat][desk.job(seat)]
-            desk.mark(seat, clock())
+        while (number := desk.on(lane)) >= 0:
+            seat, job = desk.whose(number)
+            call = calls[lane, seat][job]
+            desk.mark(number, clock())
             status = call()
             now_ns = clock()
             with board.held(lane):
-                if desk.on(lane) == seat and status:
+                if status:
                     failed.append((seat, status))
                     desk.fail(seat)
-                elif desk.on(lane) == seat:
-                    desk.finish(lane, now_ns)
+                desk.finish(lane, now_ns)
                 woken = board.step(now_ns)
             board.ring(other for other in woken if other != lane)
         if desk.over:

@@ -312,7 +312,7 @@ class Lane:
     def jobs(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
         """Take jobs of several models from a desk until its run is over; see :mod:`evaluators.litert.jobs`."""
         calls = {
-            (lane, seat): [job_call(step, self._device) for step in self._programs[number].steps]
+            (lane, seat): {step.stage: job_call(step, self._device) for step in self._programs[number].steps}
             for lane, seat, number in head["programs"]
         }
         return take_jobs(head, fds, self._mapping, calls)

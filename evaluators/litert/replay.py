@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from evaluators.litert.berth import Berth
 from evaluators.litert.board import Board, SharedBoard, board_head
@@ -124,8 +124,9 @@ class Replay:
         processes = self._processes()
         for process in sorted(working):
             for lane in processes.get(process, ()):
-                seat = desk.on(lane)
-                started_ns = desk.started_ns(seat) if seat >= 0 else 0  # and 0 between two jobs
+                job = desk.on(lane)
+                seat = desk.whose(job)[0]
+                started_ns = desk.started_ns(job) if job >= 0 else 0  # and 0 between two jobs
                 if started_ns and (now_ns - started_ns) * 1e-9 > self._limits_s[seat]:
                     working.discard(process)
                     self._crew.end(process)
@@ -138,7 +139,8 @@ class Replay:
         lanes = self._processes().get(process, [])
         for lane in lanes:
             board.release(lane)
-        self._take_out(board, [desk.on(lane) for lane in lanes if desk.on(lane) >= 0], f"lane {process!r} {reason}")
+        busy = {lane: desk.whose(desk.on(lane))[0] for lane in lanes if desk.on(lane) >= 0}
+        self._take_out(board, busy.values(), f"lane {process!r} {reason}", free=busy)
         if process not in self._processes() or desk.over:
             return
         ended = self._crew.births.get(process, 0) - self._births_before.get(process, 0)
@@ -155,12 +157,20 @@ class Replay:
         working.add(process)
         board.ring(self._processes().get(process, ()))  # what was given to it meanwhile
 
-    def _take_out(self, board: Board, seats: Sequence[int], reason: str) -> None:
+    def _take_out(self, board: Board, seats: Iterable[int], reason: str, free: Iterable[int] = ()) -> None:
+        """Let no more jobs of some instances begin.
+
+        Args:
+            free: lanes that died with a job.
+        """
         with board.held():
+            now_ns = time.perf_counter_ns()
             for seat in seats:
                 self.failures[seat] = reason
                 board.desk.fail(seat)
-            woken = board.step(time.perf_counter_ns())
+            for lane in free:
+                board.desk.finish(lane, now_ns)
+            woken = board.step(now_ns)
         board.ring(woken)
 
     def _learn(self, found: Outcome) -> None:

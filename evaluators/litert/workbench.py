@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import StageModel, packing_model
 from search_spaces.platform import Platform
+from search_spaces.rewrites.views import Viewed
 
 _KEPT = 24
 
@@ -31,6 +32,8 @@ class Jobs:
         graph: whose operators the jobs are.
         operators: of each job.
         stages: the jobs as models.
+        viewed: the same without what moves nothing, for where tensors lie.
+        before: of each job a bit set of those that are certainly over when it starts.
         digest: of the model's file.
         packed: its packed weights; None where an instance packs, and keeps, weights of its own.
         owner: the instance that has compiled stages for itself alone; "" where instances share them.
@@ -39,6 +42,8 @@ class Jobs:
     graph: Graph
     operators: tuple[tuple[int, ...], ...]
     stages: tuple[StageModel, ...]
+    viewed: Viewed
+    before: Sequence[int]
     digest: str
     packed: Path | None
     owner: str = ""
@@ -46,10 +51,10 @@ class Jobs:
 
 @dataclass(slots=True)
 class Compiled:
-    """Jobs compiled on a lane: its number for them, and inputs and outputs of each."""
+    """Jobs compiled on a lane: its number for them, and inputs and outputs of each, by the number of the job."""
 
     number: int
-    ports: tuple[tuple[Sequence[int], Sequence[int]], ...]
+    ports: Mapping[int, tuple[Sequence[int], Sequence[int]]]
     birth: int
     users: int = field(default=1)
 
@@ -66,14 +71,19 @@ class Workbench:
         """Return the name of the process that a lane is, or is a thread of."""
         return str(self._platform[lane].options.get(HOST, lane))
 
-    def take(self, lane: str, jobs: Jobs) -> Compiled:
+    def take(self, lane: str, jobs: Jobs, which: Sequence[int]) -> Compiled:
         """Return jobs compiled on a lane; :meth:`give_back` must be called.
+
+        Args:
+            which: of the jobs, those that may run there.
 
         Raises:
             UnavailableError: the runtime refuses them, or the lane died.
         """
         process = self.process(lane)
-        key = (process, (jobs.graph.digest, jobs.digest, jobs.operators, jobs.owner))
+        operators = tuple(jobs.operators[job] for job in which)
+        stages = [jobs.stages[job] for job in which]
+        key = (process, (jobs.graph.digest, jobs.digest, operators, jobs.owner))
         found = self._entries.get(key)
         if found is not None and found.birth == self._crew.births.get(process, 0):
             self._entries.move_to_end(key)
@@ -81,15 +91,15 @@ class Workbench:
             return found
         processor = replace(self._platform[lane], name=process)
         limit_s = self._platform.limits.load_s
-        if len(jobs.stages) > 1 and engine_of(processor, jobs.stages) == INTERPRETER:
+        if len(jobs.stages) > 1 and engine_of(processor, stages) == INTERPRETER:
             raise UnavailableError(
                 f"{jobs.graph.name!r} has state, or sizes known only at run time: of several models it runs whole",
                 "give --max-stages 1, or search it alone",
             )
-        models = opened(jobs.graph, processor, jobs.operators, jobs.stages)
+        models = opened(jobs.graph, processor, operators, stages)
         number = next(self._numbers)
         compile_stages(self._crew, processor, number, models, jobs.packed, limit_s=limit_s)
-        ports = tuple((m.inputs, m.outputs) for m in models)
+        ports = {job: (m.inputs, m.outputs) for job, m in zip(which, models, strict=True)}
         made = self._entries[key] = Compiled(number, ports, self._crew.births.get(process, 0))
         self._shrink()
         return made

@@ -25,17 +25,21 @@ from evaluators.litert.workload_prices import PriceTable, measure_prices, one_se
 from evaluators.litert.workload_session import MeasuredWorkload
 from evaluators.machine import Conditions
 from evaluators.measurement.disturbance import Counters, TaskCounters
+from evaluators.workload.desk import Seat
 from evaluators.workload.hosted import HostedRun
+from evaluators.workload.lowered import LoweredModel, over_before
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import HOST, Setting, setting
-from search_spaces.arrangement import RankSet, jobs_of
+from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.models.stages import StageModel, cut_stage
-from search_spaces.plan import Dispatch, Plan
+from search_spaces.plan import Dispatch, Plan, Stage
 from search_spaces.platform import Platform
 from search_spaces.pools import members
+from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.views import as_it_is
 from search_spaces.workload import Workload
 
 _INPUT_SEED = 0
@@ -111,34 +115,38 @@ class LitertWorkload(MeasuredWorkload):
         Args:
             graph: the joined one.
         """
-        found = setting(self.workload, self.joined, plan, self.platform)
-        jobs = jobs_of(plan, self.joined)
-        berths = []
+        found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
+        berths: list[Berth] = []
         try:
-            for seat, (index, stages) in enumerate(jobs.items()):
+            for index, seat, model in zip(found.components, found.seats, found.models, strict=True):
                 component = self.joined.components[index]
                 client = self.workload.client_of(index)
-                model, operators = self.rewriter.jobs(plan, index, stages)
-                lanes = [lane for s in stages for lane in members(self.platform[plan.stages[s].processor])]
+                lanes = [members(self.platform[name]) for name in model.processors]
                 owner = component.name if self._threaded(lanes) or client.own_weights else ""
-                made = self._jobs(model, operators, owner, own=client.own_weights)
-                berths.append(
-                    Berth(made, list(dict.fromkeys(lanes)), self.platform, self._crew, self.bench, self._numbers)
-                )
-                berths[seat].set_inputs(self._model(component.graph).inputs)
+                made = self._jobs(model, seat, owner, own=client.own_weights)
+                berths.append(Berth(made, lanes, self.platform, self._crew, self.bench, self._numbers))
+                berths[-1].set_inputs(self._model(component.graph).inputs)
             return WorkloadRun(self, found, plan, berths)
         except BaseException:
             for berth in berths:
                 berth.close()
             raise
 
-    def _threaded(self, lanes: Sequence[str]) -> bool:
+    def _threaded(self, lanes: Sequence[Sequence[str]]) -> bool:
         """Return whether lanes are threads of one process, which must not run one compiled model at the same time."""
-        return any(HOST in self.platform[lane].options for lane in lanes)
+        return any(HOST in self.platform[lane].options for each in lanes for lane in each)
 
-    def _jobs(self, graph: Graph, operators: Sequence[tuple[int, ...]], owner: str, *, own: bool) -> Jobs:
-        """Return jobs of a model of the workload, or of what one was decomposed to."""
-        whole = self.rewriter.origin(graph)
+    def _in_a_row(self, graph: Graph, cuts: Sequence[int]) -> LoweredModel:
+        """Return a model, or what one was decomposed to, whose jobs wait for each other."""
+        borders = [0, *cuts, len(graph.operators)]
+        stages = tuple(Stage(tuple(range(a, b)), self._reference_lane.name) for a, b in pairwise(borders))
+        lowered = Lowering(graph).lower(Plan(graph.digest, stages))
+        return LoweredModel(graph, lowered, as_it_is(graph, lowered.plan), tuple(range(len(stages))), ())
+
+    def _jobs(self, model: LoweredModel, seat: Seat, owner: str, *, own: bool) -> Jobs:
+        """Return jobs of a model of the workload, or of what one was rewritten to."""
+        graph, operators = model.graph, model.operators
+        whole = self.lowerings.origin(model.model)
         packed = None if own else usable_packed(self._model(whole).packed, graph, whole, operators)
         digest = self.digest(graph)
         for each in operators:
@@ -147,7 +155,7 @@ class LitertWorkload(MeasuredWorkload):
                     self._cut.pop(next(iter(self._cut)))
                 self._cut[key] = cut_stage(graph, each)
         stages = tuple(self._cut[digest, each] for each in operators)
-        return Jobs(graph, tuple(operators), stages, digest, packed, owner)
+        return Jobs(graph, operators, stages, model.viewed, over_before(seat), digest, packed, owner)
 
     def _model(self, graph: Graph) -> _Model:
         """Return what is known of a model of the workload."""
@@ -174,10 +182,9 @@ class LitertWorkload(MeasuredWorkload):
         berths = []
         try:
             for number, (seat, (graph, cuts)) in enumerate(zip(found.seats, parts, strict=True)):
-                borders = [0, *cuts, len(graph.operators)]
-                operators = [tuple(range(a, b)) for a, b in pairwise(borders)]
-                lanes = list(dict.fromkeys(found.lanes[lane] for lanes in seat.lanes for lane in lanes))
-                jobs = self._jobs(graph, operators, f"alone {number}" if self._threaded(lanes) else "", own=False)
+                lanes = [[found.lanes[lane] for lane in each] for each in seat.lanes]
+                owner = f"alone {number}" if self._threaded(lanes) else ""
+                jobs = self._jobs(self._in_a_row(graph, cuts), seat, owner, own=False)
                 berths.append(Berth(jobs, lanes, self.platform, self._crew, self.bench, self._numbers))
                 berths[-1].set_inputs(self.inputs(graph))
             made = self.replay(found, "fifo", berths)
@@ -205,7 +212,7 @@ class LitertWorkload(MeasuredWorkload):
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.base.Session`."""
-        made, _ = self.rewriter.whole(graph, ranks)
+        made, _ = self.lowerings.whole(graph, ranks)
         try:
             outputs = self._outputs(made)
         finally:
@@ -214,12 +221,13 @@ class LitertWorkload(MeasuredWorkload):
 
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return what a model computes as a whole on the reference lane."""
-        jobs = self._jobs(graph, [tuple(range(len(graph.operators)))], "", own=False)
-        berth = Berth(jobs, [self._reference_lane.name], self.platform, self._crew, self.bench, self._numbers)
+        lane = [p.name for p in self._lanes].index(self._reference_lane.name)
+        found = one_seat(lane, 1, self._lanes)
+        jobs = self._jobs(self._in_a_row(graph, ()), found.seats[0], "", own=False)
+        berth = Berth(jobs, [[self._reference_lane.name]], self.platform, self._crew, self.bench, self._numbers)
         try:
             berth.set_inputs(self.inputs(graph))
-            lane = [p.name for p in self._lanes].index(self._reference_lane.name)
-            made = self.replay(one_seat(lane, 1, self._lanes), "fifo", [berth])
+            made = self.replay(found, "fifo", [berth])
             made.run()
             if made.failures:
                 raise UnavailableError(f"{graph.name}: {next(iter(made.failures.values()))}")
@@ -243,7 +251,7 @@ class LitertWorkload(MeasuredWorkload):
 
     def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return what a model is measured with, decomposed or not."""
-        return self._model(self.rewriter.origin(graph)).inputs
+        return self._model(self.lowerings.origin(graph)).inputs
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`."""
@@ -269,12 +277,11 @@ class WorkloadRun(HostedRun):
 
     def agreements(self) -> Iterator[Agreement]:
         """See :class:`~evaluators.workload.hosted.HostedRun`."""
-        for index, berth, stages in zip(self._found.components, self._berths, self._found.stages, strict=True):
-            graph = self._session.joined.components[index].graph
-            lanes = [lane for s in stages for lane in members(self._session.platform[self._plan.stages[s].processor])]
-            yield self._session.agreement(
-                graph, berth.outputs(), lanes, self._session.rewriter.may_be_off(index, self._plan)
-            )
+        session = self._session
+        for index, berth, model in zip(self._found.components, self._berths, self._found.models, strict=True):
+            lanes = [lane for name in model.processors for lane in members(session.platform[name])]
+            off = model.may_be_off(session.workload.client_of(index).tucker or 0.0)
+            yield session.agreement(model.model, berth.outputs(), lanes, off)
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""

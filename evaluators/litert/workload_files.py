@@ -19,11 +19,10 @@ from evaluators.litert.deployment import Deployment, platform_of, read_deploymen
 from evaluators.workload.desk import Seat
 from evaluators.workload.hosted import worst
 from evaluators.workload.setting import Setting, setting
-from search_spaces.arrangement import jobs_of
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import PlanError
 from search_spaces.models.atomic import replacing
-from search_spaces.plan import Dispatch, Plan, Stage
+from search_spaces.plan import Dispatch, Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
 
@@ -69,37 +68,45 @@ def deploy_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Agreem
             runner.set_inputs(name, session.inputs(graph))
         runner.run()
         used = [lane.name for lane in lanes_of(runner.platform)]
+        found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
         return worst(
-            session.agreement(graph, runner.outputs(name), used, session.rewriter.may_be_off(index, plan))
-            for index, (name, graph) in enumerate(graphs.items())
+            session.agreement(
+                model.model,
+                runner.outputs(session.joined.components[index].name),
+                used,
+                model.may_be_off(session.workload.client_of(index).tucker or 0.0),
+            )
+            for index, model in zip(found.components, found.models, strict=True)
         )
 
 
 def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     """Write stage files of every model, then ``plan.json``, and return its path."""
-    found = setting(session.workload, session.joined, plan, session.platform)
+    found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
     lanes = {lane.name: lane for lane in lanes_of(session.platform)}
-    jobs = jobs_of(plan, session.joined)
     numbers: dict[Any, int] = {}
     seats = []
-    for seat, index, stages in zip(found.seats, jobs, jobs.values(), strict=True):
+    for seat, index, model in zip(found.seats, found.components, found.models, strict=True):
         component = session.joined.components[index]
         client = session.workload.client_of(index)
-        graph, operators = session.rewriter.jobs(plan, index, stages)
-        first = found.lanes[seat.lanes[0][0]]
-        key = (graph.digest, client.model, tuple(operators))
+        first = [found.lanes[each[0]] for each in seat.lanes]
+        key = (model.graph.digest, client.model, model.operators, tuple(lanes[name].kind for name in first))
         if key not in numbers:
             numbers[key] = len(numbers)
             place = folder / f"model_{numbers[key]}"
             place.mkdir(parents=True, exist_ok=True)
-            part = Plan(graph.digest, tuple(Stage(o, first) for o in operators))
-            platform = Platform(session.platform.name, (lanes[first],))
-            write_deployment(place, graph, part, platform, session.digest(graph))
+            used = dict(zip(model.viewed.stage_of, first, strict=True))
+            stages = (
+                replace(stage, processor=used.get(job, first[0])) for job, stage in enumerate(model.lowered.plan.stages)
+            )
+            part = Plan(model.graph.digest, tuple(stages))
+            platform = Platform(session.platform.name, tuple(lanes[name] for name in dict.fromkeys(first)))
+            write_deployment(place, model.graph, part, platform, session.digest(model.graph))
         named = [[found.lanes[lane] for lane in each] for each in seat.lanes]
         own = {"own_weights": client.own_weights}
         seats.append({"name": component.name, "model": numbers[key], **asdict(seat), "lanes": named, **own})
-    used = {name for seat in seats for each in seat["lanes"] for name in each}
-    platform = Platform(session.platform.name, tuple(lane for name, lane in lanes.items() if name in used))
+    taken = {name for seat in seats for each in seat["lanes"] for name in each}
+    platform = Platform(session.platform.name, tuple(lane for name, lane in lanes.items() if name in taken))
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -186,7 +193,10 @@ def _seat(entry: Mapping[str, Any], lanes: Sequence[str]) -> Seat:
         priority=int(entry["priority"]),
         deadline_ns=int(entry["deadline_ns"]),
         queue=int(entry["queue"]),
+        after=tuple(int(bits) for bits in entry["after"]),
     )
+    if made.after and (len(made.after) != len(numbers) or any(b < 0 or b >> j for j, b in enumerate(made.after))):
+        raise ValueError("jobs that wait for later ones")
     if made.requests < 1 or len(made.releases_ns) != (1 if made.closed else made.requests) or made.queue < 1:
         raise ValueError("requests that cannot be")
     return replace(made, releases_ns=tuple(sorted(made.releases_ns)))

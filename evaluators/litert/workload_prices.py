@@ -10,19 +10,24 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from evaluators.simulated import rewritten_s
 from evaluators.workload.desk import Seat
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import Price
 from evaluators.workload.setting import HOST, SLICED, Setting, demand
 from evaluators.workload.simulate import JobCost
-from search_spaces.arrangement import RankSet
 from search_spaces.errors import RunFolderError, UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.plan import LayerRanks
 from search_spaces.platform import Processor
+from search_spaces.rewrites.lower import Lowered
+from search_spaces.rewrites.tucker_layers import Ranks
 
 _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
 _LEAST_S = 1e-7
+_MOST_REWRITTEN = 256
 _PARTNERS = 2  # others that a model is timed beside; lanes that the system slices are timed with the model itself
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
@@ -82,25 +87,34 @@ class PriceTable:
         """Return what tells the cost of a job on one of some lanes."""
         kinds = [kind_of(lane) for lane in lanes]
         apart = [[a is b or _apart(a, b) for b in lanes] for a in lanes]
+        rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}
 
-        def cost(graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet) -> JobCost:
+        def operators_of(model: Graph, lowered: Lowered, kind: str) -> Sequence[float] | NDArray[np.float64]:
+            each = self.operator_s[model.digest][kind]
+            if not lowered.rewritten:
+                return each
+            key = (model.digest, lowered.graph.digest, kind)
+            if key not in rewritten:
+                triples = self.triple_s.get(model.digest, {}).get(kind, {})
+
+                def triple_s(operator: int, ranks: Ranks) -> NDArray[np.float64]:
+                    return np.array([triples.get(str(LayerRanks(operator, ranks.inputs, ranks.outputs)), math.inf)])
+
+                rewritten[key] = rewritten_s(model, lowered, np.array([each]), triple_s)[0]
+                if len(rewritten) > _MOST_REWRITTEN:
+                    rewritten.pop(next(iter(rewritten)))
+            return rewritten[key]
+
+        def cost(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
             kind = lanes[lane].like
-            each = self.operator_s[graph.digest].get(kind)
-            if each is None:
+            if kind not in self.operator_s[model.digest]:
                 return JobCost(math.inf)
-            if len(operators) == len(graph.operators):
-                work_s = self.whole_s[graph.digest][kind]
+            if len(operators) == len(model.operators) and not lowered.rewritten:
+                work_s = self.whole_s[model.digest][kind]
             else:
-                work_s = sum(each[o] for o in operators) + self.job_s[kind]
-            if ranks:
-                inside, triples = set(operators), self.triple_s.get(graph.digest, {}).get(kind, {})
-                changed = [
-                    triples.get(str(layer), math.inf) - each[layer.operator]
-                    for layer in ranks
-                    if layer.operator in inside
-                ]
-                work_s = max(work_s + sum(changed), _LEAST_S)
-            known = self.slowed[graph.digest]
+                each = operators_of(model, lowered, kind)
+                work_s = max(float(sum(each[o] for o in operators)) + self.job_s[kind], _LEAST_S)
+            known = self.slowed[model.digest]
             slowed = tuple(
                 1.0 if apart[lane][other] else known.get(f"{kinds[lane]}|{kinds[other]}", 1.0)
                 for other in range(len(lanes))

@@ -27,9 +27,11 @@ from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.replay import Replay
 from evaluators.litert.workbench import Jobs, Workbench
 from evaluators.litert.workload_files import read_workload_plan
+from evaluators.workload.lowered import over_before
 from evaluators.workload.outcome import Outcome
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform
+from search_spaces.rewrites.views import as_it_is
 
 
 class WorkloadRunner:
@@ -56,12 +58,13 @@ class WorkloadRunner:
         try:
             bench, numbers = Workbench(self._crew, files.platform), count(1)
             for seat, deployment in zip(files.setting.seats, files.models, strict=True):
-                lanes = list(dict.fromkeys(files.setting.lanes[lane] for each in seat.lanes for lane in each))
+                lanes = [[files.setting.lanes[lane] for lane in each] for each in seat.lanes]
                 lane = deployment.plan.stages[0].processor
                 graph, plan, stages = told_apart(deployment, [(lane, range(len(deployment.plan.stages)))])
                 packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
                 digest = f"{deployment.content_digest} {deployment.graph.digest}"
-                jobs = Jobs(graph, tuple(s.operators for s in plan.stages), stages, digest, packed)
+                operators = tuple(s.operators for s in plan.stages)
+                jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), over_before(seat), digest, packed)
                 self._berths.append(Berth(jobs, lanes, files.platform, self._crew, bench, numbers))
             self._replay = Replay(
                 files.setting, files.dispatch, self._berths, self._crew, bench, files.platform.limits.run_s

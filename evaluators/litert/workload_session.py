@@ -10,7 +10,7 @@ from typing import Any
 from evaluators.base import Session
 from evaluators.litert.workload_prices import PriceTable
 from evaluators.litert.workload_triples import with_triples
-from evaluators.workload.hosted import Rewriter
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.setting import Setting
@@ -26,7 +26,7 @@ class MeasuredWorkload(Session, ABC):
     """See :class:`~evaluators.workload.host.WorkloadSession`.
 
     Attributes:
-        rewriter: makes the models that plans with ranks run.
+        lowerings: make the models that plans run.
 
     Args:
         platform: lanes, pools, and lanes that only baselines use.
@@ -34,7 +34,7 @@ class MeasuredWorkload(Session, ABC):
 
     def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective) -> None:
         self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
-        self.rewriter = Rewriter(workload, joined)
+        self.lowerings = Lowerings(joined, platform)
         self._lanes = lanes_of(platform)
         self._simulator: WorkloadSimulator | None = None
 
@@ -58,8 +58,9 @@ class MeasuredWorkload(Session, ABC):
         """See :class:`~evaluators.workload.host.WorkloadSession`; of ``grids`` only what ``known`` lacks is timed."""
         graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
         table = self.measured(graphs, progress) if known is None else PriceTable.from_json(known)
-        table = with_triples(table, graphs, grids, self.rewriter, self._lanes, self.alone, progress, self.forget)
-        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, table.price(self._lanes))
+        table = with_triples(table, graphs, grids, self.lowerings, self._lanes, self.alone, progress, self.forget)
+        price = table.price(self._lanes)
+        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
         return table.to_json()
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from evaluators.litert.workload_prices import Alone, PriceTable, first_of_kinds, operators_s, whole_s_on
-from evaluators.workload.hosted import Rewriter
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.predicted import Grids
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
@@ -18,7 +18,7 @@ def with_triples(
     table: PriceTable,
     graphs: Sequence[Graph],
     grids: Grids,
-    rewriter: Rewriter,
+    lowerings: Lowerings,
     lanes: Sequence[Processor],
     alone: Alone,
     progress: Callable[[str], None],
@@ -42,7 +42,7 @@ def with_triples(
             if _all_known(ranks, known):
                 continue
             progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
-            made, origins = rewriter.whole(graph, ranks)
+            made, origins = lowerings.whole(graph, ranks)
             for kind, lane in first_of_kinds(lanes).items():
                 try:
                     each, _ = operators_s(made, lane, lanes, alone, whole_s_on(made, lane, lanes, alone))

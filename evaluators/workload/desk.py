@@ -1,11 +1,11 @@
 """The desk at which the jobs of several models queue for lanes (seed 001): the law of runner and simulator alike.
 
-A request of an instance is a row of jobs, one after another; an instance works on one request at a time, and the others
-wait in its own bounded queue. So at most one job of each instance is in the job queue, which is therefore bounded too.
-Whenever a job becomes ready or ends, the queue is gone through in order, and each job starts on the first of its lanes
-that is free, as are all lanes that this one excludes. A job that finds none claims its lanes: no later one may take
-them, or what they exclude. So a job waits for those before it in the queue and no other, and under ``fifo``, where the
-queue only grows at its end, none waits for ever.
+A request of an instance is a graph of jobs, each of which becomes ready when those that it reads from are over; an
+instance works on one request at a time, and the others wait in its own bounded queue. So each job of an instance is in
+the job queue at most once, which is therefore bounded too. Whenever a job becomes ready or ends, the queue is gone
+through in order, and each job starts on the first of its lanes that is free, as are all lanes that this one excludes. A
+job that finds none claims its lanes: no later one may take them, or what they exclude. So a job waits for those before
+it in the queue and no other, and under ``fifo``, where the queue only grows at its end, none waits for ever.
 
 All that changes is kept in one row of whole numbers, which several processes may share; times are nanoseconds.
 """
@@ -17,13 +17,15 @@ from dataclasses import dataclass
 
 from search_spaces.plan import Dispatch
 
-IDLE, READY, RUNNING, OVER = range(4)
+IDLE, BUSY, OVER = range(3)
 REJECTED, FAILED = -1, -2
 """When a request ended that was turned away, or whose model failed; 0: it has not ended."""
 
 NEVER_NS = 1 << 62
 _HEAD = 1  # begin of the run
-_STATUS, _REQUEST, _JOB, _READY, _LANE, _COME, _FIELDS = range(7)
+_STATUS, _REQUEST, _COME, _LEFT, _FIELDS = range(5)  # of an instance; the jobs of its request that are not over
+_STATE, _READY, _JOB_FIELDS = range(3)  # of a job of its request
+_WAITS, _QUEUED, _RUNS, _DONE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Seat:
         priority: the larger, the sooner.
         deadline_ns: after its arrival; 0 for none.
         queue: most requests that wait.
+        after: of each job a bit set of the jobs that it waits for, all of which come before it; () where each waits for
+            the one before it.
     """
 
     lanes: tuple[tuple[int, ...], ...]
@@ -47,10 +51,21 @@ class Seat:
     priority: int = 0
     deadline_ns: int = 0
     queue: int = 64
+    after: tuple[int, ...] = ()
+
+    def needs(self, job: int) -> list[int]:
+        """Return the jobs that a job waits for, ascending."""
+        if not self.after:
+            return [job - 1] if job else []
+        found, bits = [], self.after[job]
+        while bits:
+            found.append((bits & -bits).bit_length() - 1)
+            bits &= bits - 1
+        return found
 
 
 class Desk:
-    """See the module.
+    """See the module. Jobs are numbered through, those of an instance behind each other.
 
     Args:
         seats: instances, those first that go first among equals.
@@ -69,7 +84,23 @@ class Desk:
         self.seats = tuple(seats)
         self._excluded = tuple(excluded)
         self._dispatch = dispatch
-        self._lanes_at = _HEAD + _FIELDS * len(self.seats)
+        self._jobs_at = _HEAD + _FIELDS * len(self.seats)
+        self._first: list[int] = []  # of each instance the number of its first job
+        self._owner: list[int] = []  # of each job its instance
+        self._needs: list[list[int]] = []
+        self._readers: list[list[int]] = []
+        for k, seat in enumerate(self.seats):
+            first = len(self._owner)
+            self._first.append(first)
+            for job in range(len(seat.lanes)):
+                needs = [first + other for other in seat.needs(job)]
+                for other in needs:
+                    self._readers[other].append(first + job)
+                self._owner.append(k)
+                self._needs.append(needs)
+                self._readers.append([])
+        self._queue_at = self._jobs_at + _JOB_FIELDS * len(self._owner)  # its length, and the jobs in it
+        self._lanes_at = self._queue_at + 1 + len(self._owner)
         self._records: list[int] = []
         self._runs: list[int] = []
         end = self._lanes_at + len(self._excluded)
@@ -104,8 +135,7 @@ class Desk:
                 store[at + _COME] = number + 1
                 store[self._records[k] + 2 * number] = came_ns
                 if store[at + _STATUS] == IDLE:
-                    store[at + _REQUEST] = number
-                    self._queue(at, came_ns)
+                    self._work_on(k, number, came_ns)
                 elif self._waiting(k) > seat.queue:
                     store[self._records[k] + 2 * number + 1] = REJECTED
 
@@ -120,73 +150,80 @@ class Desk:
         return found
 
     def start(self, now_ns: int) -> list[tuple[int, int]]:
-        """Give jobs to lanes; return instance and lane of each that begins now."""
+        """Give jobs to lanes; return job and lane of each that begins now."""
         store = self.store
-        queue = sorted(
-            (self._key(k), k) for k in range(len(self.seats)) if store[_HEAD + _FIELDS * k + _STATUS] == READY
-        )
+        first = self._queue_at + 1
+        waiting = store[first : first + store[self._queue_at]]
+        queue = sorted((self._key(n), n) for n in waiting if store[_HEAD + _FIELDS * self._owner[n] + _STATUS] == BUSY)
+        left = []
         taken = 0
         for lane in range(len(self._excluded)):
             if store[self._lanes_at + lane] >= 0:
                 taken |= 1 << lane
         found = []
-        for _, k in queue:
-            at = _HEAD + _FIELDS * k
-            lanes = self.seats[k].lanes[store[at + _JOB]]
+        for _, n in queue:
+            lanes = self._lanes_of(n)
             for lane in lanes:
                 if not self._excluded[lane] & taken:
-                    found.append((k, lane))
+                    found.append((n, lane))
                     taken |= 1 << lane
-                    store[at + _STATUS], store[at + _LANE] = RUNNING, lane
-                    store[self._lanes_at + lane] = k
-                    store[self._run(k)] = now_ns
-                    store[self._run(k) + 2] = lane
+                    store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _RUNS
+                    store[self._lanes_at + lane] = n
+                    run = self._run(n)
+                    store[run], store[run + 2] = now_ns, lane
                     break
             else:
+                left.append(n)
                 for lane in lanes:
                     taken |= 1 << lane
+        store[self._queue_at] = len(left)
+        store[first : first + len(left)] = left
         return found
 
     def finish(self, lane: int, now_ns: int) -> None:
-        """Take note that the job on a lane has ended."""
+        """Take note that the job on a lane has ended; of an instance that was taken out, that the lane is free."""
         store = self.store
-        k = store[self._lanes_at + lane]
-        at = _HEAD + _FIELDS * k
+        n = store[self._lanes_at + lane]
         store[self._lanes_at + lane] = -1
-        store[self._run(k) + 1] = now_ns
-        store[at + _JOB] += 1
-        if store[at + _JOB] < len(self.seats[k].lanes):
-            self._queue(at, now_ns)
-        else:
+        k = self._owner[n]
+        at = _HEAD + _FIELDS * k
+        if store[at + _STATUS] == OVER:
+            return
+        store[self._run(n) + 1] = now_ns
+        store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _DONE
+        store[at + _LEFT] -= 1
+        if not store[at + _LEFT]:
             self._ended(k, now_ns)
+            return
+        for reader in self._readers[n]:
+            if all(store[self._jobs_at + _JOB_FIELDS * m + _STATE] == _DONE for m in self._needs[reader]):
+                self._queue(reader, now_ns)
 
     def fail(self, k: int) -> None:
-        """Take an instance out: its request fails, and all that are still to come."""
+        """Take an instance out: its request fails, and all that are still to come; lanes that run its jobs go on."""
         store, seat = self.store, self.seats[k]
-        at = _HEAD + _FIELDS * k
-        if store[at + _STATUS] == RUNNING:
-            store[self._lanes_at + store[at + _LANE]] = -1
-        store[at + _STATUS] = OVER
+        store[_HEAD + _FIELDS * k + _STATUS] = OVER
         for number in range(seat.requests):
             ended = self._records[k] + 2 * number + 1
             if store[ended] == 0:
                 store[ended] = FAILED
 
     def on(self, lane: int) -> int:
-        """Return the instance that a lane works for, or -1."""
+        """Return the job that a lane runs, or -1."""
         return self.store[self._lanes_at + lane]
 
-    def job(self, k: int) -> int:
-        """Return which of its jobs an instance is at."""
-        return self.store[_HEAD + _FIELDS * k + _JOB]
+    def whose(self, n: int) -> tuple[int, int]:
+        """Return the instance of a job, and which of its jobs it is."""
+        k = self._owner[n]
+        return k, n - self._first[k]
 
-    def started_ns(self, k: int) -> int:
-        """Return when the running job of an instance began."""
-        return self.store[self._run(k)]
+    def started_ns(self, n: int) -> int:
+        """Return when a running job began."""
+        return self.store[self._run(n)]
 
-    def mark(self, k: int, now_ns: int) -> None:
-        """Put right when the running job of an instance began."""
-        self.store[self._run(k)] = now_ns
+    def mark(self, n: int, now_ns: int) -> None:
+        """Put right when a running job began."""
+        self.store[self._run(n)] = now_ns
 
     @property
     def over(self) -> bool:
@@ -206,25 +243,42 @@ class Desk:
         rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return [rows[i : i + jobs] for i in range(0, len(rows), jobs)]
 
-    def _key(self, k: int) -> tuple[int, ...]:
+    def _key(self, n: int) -> tuple[int, ...]:
         """Return by what a ready job is queued: the least first."""
-        at = _HEAD + _FIELDS * k
+        ready_ns = self.store[self._jobs_at + _JOB_FIELDS * n + _READY]
         if self._dispatch in {"fifo", "static"}:
-            return (self.store[at + _READY],)
+            return (ready_ns,)
+        k = self._owner[n]
         seat = self.seats[k]
-        came_ns = self.store[self._records[k] + 2 * self.store[at + _REQUEST]]
+        came_ns = self.store[self._records[k] + 2 * self.store[_HEAD + _FIELDS * k + _REQUEST]]
         if self._dispatch == "priority":
             return -seat.priority, came_ns
         return came_ns + seat.deadline_ns if seat.deadline_ns else NEVER_NS, came_ns
 
-    def _run(self, k: int) -> int:
-        """Return where the times of an instance's present job are kept."""
-        at = _HEAD + _FIELDS * k
-        jobs = len(self.seats[k].lanes)
-        return self._runs[k] + 3 * (self.store[at + _REQUEST] * jobs + self.store[at + _JOB])
+    def _lanes_of(self, n: int) -> tuple[int, ...]:
+        k = self._owner[n]
+        return self.seats[k].lanes[n - self._first[k]]
 
-    def _queue(self, at: int, now_ns: int) -> None:
-        self.store[at + _STATUS], self.store[at + _READY] = READY, now_ns
+    def _run(self, n: int) -> int:
+        """Return where the times of a job of its instance's present request are kept."""
+        k = self._owner[n]
+        request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.seats[k].lanes)
+        return self._runs[k] + 3 * (request * jobs + n - self._first[k])
+
+    def _queue(self, n: int, now_ns: int) -> None:
+        store, at = self.store, self._jobs_at + _JOB_FIELDS * n
+        store[at + _STATE], store[at + _READY] = _QUEUED, now_ns
+        store[self._queue_at] += 1
+        store[self._queue_at + store[self._queue_at]] = n
+
+    def _work_on(self, k: int, number: int, now_ns: int) -> None:
+        """Begin with a request of an instance: jobs that wait for no other are ready."""
+        at, jobs = _HEAD + _FIELDS * k, len(self.seats[k].lanes)
+        self.store[at + _STATUS], self.store[at + _REQUEST], self.store[at + _LEFT] = BUSY, number, jobs
+        for n in range(self._first[k], self._first[k] + jobs):
+            self.store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _WAITS
+            if not self._needs[n]:
+                self._queue(n, now_ns)
 
     def _waiting(self, k: int) -> int:
         """Return how many requests have come, and neither begun nor been turned away."""
@@ -237,19 +291,16 @@ class Desk:
         store, seat = self.store, self.seats[k]
         at, records = _HEAD + _FIELDS * k, self._records[k]
         store[records + 2 * store[at + _REQUEST] + 1] = now_ns
-        store[at + _JOB] = 0
         number = store[at + _REQUEST] + 1
         if seat.closed and number < seat.requests:
-            store[at + _REQUEST] = number
             store[records + 2 * number] = now_ns
-            self._queue(at, now_ns)
+            self._work_on(k, number, now_ns)
             return
         while number < store[at + _COME] and store[records + 2 * number + 1] == REJECTED:
             number += 1
-        store[at + _REQUEST] = min(number, seat.requests - 1)
         if number >= seat.requests:
             store[at + _STATUS] = OVER
         elif number < store[at + _COME]:
-            self._queue(at, now_ns)
+            self._work_on(k, number, now_ns)
         else:
-            store[at + _STATUS] = IDLE
+            store[at + _STATUS], store[at + _REQUEST] = IDLE, number

@@ -56,6 +56,11 @@ class Outcome:
         )
 
     @property
+    def request_s(self) -> list[float]:
+        """The latency of each request; one that was not answered counts with the whole run's time."""
+        return [self.makespan_s if r.latency_s is None else r.latency_s for each in self.requests for r in each]
+
+    @property
     def misses(self) -> int:
         """Requests that missed their deadline, were turned away, or failed."""
         return sum(r.missed for each in self.requests for r in each)

@@ -12,19 +12,23 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Capabilities, Session
 from evaluators.prediction import Prediction
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import LaneLaw, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
-from search_spaces.arrangement import RankSet, component_plan, jobs_of, ranks_by_component
+from search_spaces.arrangement import RankSet, component_plan, jobs_of
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan, Stage
+from search_spaces.plan import Plan
 from search_spaces.platform import Platform
+from search_spaces.rewrites.lower import Lowered
 from search_spaces.workload import Workload
 
-Price = Callable[[Graph, int, tuple[int, ...], RankSet], JobCost]
-"""What operators of a model with some ranks cost as one job on a lane, by its number among those that are no pools."""
+_MOST_COSTS = 1 << 16
+
+Price = Callable[[Graph, Lowered, int, tuple[int, ...]], JobCost]
+"""What a job costs: of a model, as it is run, some operators, on a lane by its number among those that are no pools."""
 
 Grids = Mapping[str, Sequence[RankSet]]
 """Of models, by digest: sets of ranks of which each triple is to be priced, once where several sets have it."""
@@ -40,6 +44,7 @@ class WorkloadSimulator:
         platform: its lanes and pools.
         price: see :data:`Price`; asked once for each job.
         errors: see :data:`Errors`; None where prices were measured.
+        lowerings: of its models, where there are some already.
     """
 
     def __init__(
@@ -49,12 +54,14 @@ class WorkloadSimulator:
         platform: Platform,
         price: Price,
         errors: Errors | None = None,
+        lowerings: Lowerings | None = None,
     ) -> None:
         self.workload, self.joined, self.platform = workload, joined, platform
         self._price, self._errors = price, errors
+        self.lowerings = lowerings or Lowerings(joined, platform)
         self._crowd = Crowd(platform)
         self._law = LaneLaw.of(platform)
-        self._costs: dict[tuple[str, int, tuple[int, ...], RankSet], JobCost] = {}
+        self._costs: dict[tuple[str, str, int, tuple[int, ...]], JobCost] = {}
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
         """Return what a plan is predicted to do.
@@ -64,12 +71,17 @@ class WorkloadSimulator:
 
         Raises:
             PlanError: it is not for these models or this platform.
+            RewriteError: a model cannot be rewritten like that.
             UnavailableError: a lane does not take a job.
         """
-        found = setting(self.workload, self.joined, plan, self.platform, self._law if known else None)
-        ranks = ranks_by_component(plan, self.joined)
-        jobs = [self._jobs(found, plan, k, ranks) for k in range(len(found.seats))]
-        return simulate(found, plan.dispatch, jobs, self._crowd)
+        found = self.setting(plan, known=known)
+        return simulate(
+            found, plan.dispatch, [self._jobs(found, seat) for seat in range(len(found.seats))], self._crowd
+        )
+
+    def setting(self, plan: Plan, *, known: bool = False) -> Setting:
+        """Return what a plan makes of the workload; errors as of :meth:`run`."""
+        return setting(self.workload, self.joined, plan, self.platform, self.lowerings, self._law if known else None)
 
     def errors(self, plan: Plan) -> NDArray[np.float64] | None:
         """Return what the prices of a plan's jobs may be wrong about; None where they were measured.
@@ -81,46 +93,59 @@ class WorkloadSimulator:
             return None
         found: dict[str, NDArray[np.float64]] = {}
         total_s = 0.0
-        for number, stages in jobs_of(plan, self.joined).items():
-            component = self.joined.components[number]
+        made = self.setting(plan)
+        for seat, (number, stages) in enumerate(jobs_of(plan, self.joined).items()):
+            graph = self.joined.components[number].graph
             own = component_plan(plan, self.joined, number, stages)
-            lanes = [self._law.members[stage.processor][0] for stage in own.stages]
-            parts = tuple(Stage(s.operators, self._law.names[n]) for s, n in zip(own.stages, lanes, strict=True))
-            each = zip(parts, lanes, strict=True)
-            took_s = sum(self.cost(component.graph, n, part.operators, own.ranks).work_s for part, n in each)
-            error_s = took_s * self._errors(component.graph, replace(own, stages=parts))
-            found[component.graph.digest] = found.get(component.graph.digest, 0.0) + error_s
+            lanes = [self._law.names[self._law.members[stage.processor][0]] for stage in own.stages]
+            parts = tuple(replace(s, processor=lane) for s, lane in zip(own.stages, lanes, strict=True))
+            took_s = sum(next(iter(costs.values())).work_s for costs in self._jobs(made, seat))
+            error_s = took_s * self._errors(graph, replace(own, stages=parts))
+            found[graph.digest] = found.get(graph.digest, 0.0) + error_s
             total_s += took_s
         return np.concatenate([found[digest] for digest in sorted(found)]) / total_s
 
-    def _jobs(self, found: Setting, plan: Plan, seat: int, ranks: Sequence[RankSet]) -> list[Mapping[int, JobCost]]:
-        component = self.joined.components[found.components[seat]]
-        own = ranks[found.components[seat]] if ranks else ()
-        jobs: list[Mapping[int, JobCost]] = []
-        for stage, lanes in zip(found.stages[seat], found.seats[seat].lanes, strict=True):
-            operators = component.own(plan.stages[stage].operators)
-            jobs.append({lane: self.cost(component.graph, lane, operators, own) for lane in lanes})
-        return jobs
+    def _jobs(self, found: Setting, seat: int) -> list[Mapping[int, JobCost]]:
+        model, lanes = found.models[seat], found.seats[seat].lanes
+        return [
+            {lane: self.cost(model.model, model.lowered, lane, operators) for lane in each}
+            for operators, each in zip(model.operators, lanes, strict=True)
+        ]
 
-    def cost(self, graph: Graph, lane: int, operators: tuple[int, ...], ranks: RankSet = ()) -> JobCost:
-        """Return what operators of a model cost as one job on a lane.
+    def cost(self, model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
+        """Return what operators of a model, as it is run, cost as one job on a lane."""
+        key = (model.digest, lowered.graph.digest, lane, operators)
+        if key not in self._costs:
+            if len(self._costs) > _MOST_COSTS:
+                self._costs.clear()
+            self._costs[key] = self._price(model, lowered, lane, operators)
+        return self._costs[key]
+
+    def part_s(self, model: Graph, lane: int, operators: Sequence[int], ranks: RankSet = ()) -> float:
+        """Return what operators of a model take as one job on a lane.
 
         Args:
             ranks: of the model's operators that are decomposed, in this job and others.
         """
-        key = (graph.digest, lane, operators, ranks)
-        if key not in self._costs:
-            self._costs[key] = self._price(graph, lane, operators, ranks)
-        return self._costs[key]
+        lowered, inside = self.lowerings.of(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
+        members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
+        return self.cost(model, lowered, lane, members).work_s
 
 
 class PredictedSession(Session):
     """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it."""
 
-    capabilities = Capabilities(decompose=True)
+    capabilities = Capabilities(decompose=True, powers=True)
 
-    def __init__(self, simulator: WorkloadSimulator, objective: Objective, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        simulator: WorkloadSimulator,
+        objective: Objective,
+        facts: Mapping[str, Any],
+        powers: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self.simulator = simulator
+        self._powers = dict(powers)
         self._objective = objective
         self._facts = dict(facts)
         self.closed = False
@@ -128,6 +153,10 @@ class PredictedSession(Session):
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
         return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
+
+    def powers_w(self) -> dict[str, float]:
+        """See :class:`~evaluators.base.Session`."""
+        return dict(self._powers)
 
     def price(
         self,
@@ -151,7 +180,8 @@ class PredictedSession(Session):
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block")
         found = self.simulator.run(plan)
-        return PredictedRun(found, len(plan.stages), self._objective, self.simulator.errors(plan))
+        stage_s = stage_means_s(found, self.simulator.setting(plan), len(plan.stages))
+        return PredictedRun(found, stage_s, self._objective, self.simulator.errors(plan))
 
 
 class PredictedRun(Prediction):
@@ -162,8 +192,11 @@ class PredictedRun(Prediction):
     """
 
     def __init__(
-        self, found: Outcome, stages: int, objective: Objective, errors: NDArray[np.float64] | None = None
+        self,
+        found: Outcome,
+        stage_s: Sequence[float],
+        objective: Objective,
+        errors: NDArray[np.float64] | None = None,
     ) -> None:
-        value_s, stage_s = np.array([found.value_s(objective)]), np.array([stage_means_s(found, stages)])
-        super().__init__(Batch(value_s, stage_s, found.timeline, errors))
+        super().__init__(Batch(np.array([found.value_s(objective)]), np.array([stage_s]), found.timeline, errors))
         self.outcome = found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evaluators.workload.desk import Seat
+from evaluators.workload.lowered import LoweredModel, Lowerings
 from search_spaces.arrangement import jobs_of
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
@@ -27,9 +28,10 @@ class Setting:
     Attributes:
         seats: for the desk; instances in the order of the plan.
         components: of each seat the component of the joined graph.
-        stages: of each seat the plan's stages.
+        stages: of each seat, of each of its jobs, the plan's stage.
         lanes: names.
         excluded: for each lane a bit set of those that cannot run while it does, itself among them.
+        models: of each seat its model as the plan runs it, where a plan made the setting.
     """
 
     seats: tuple[Seat, ...]
@@ -37,6 +39,7 @@ class Setting:
     stages: tuple[tuple[int, ...], ...]
     lanes: tuple[str, ...]
     excluded: tuple[int, ...]
+    models: tuple[LoweredModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,12 @@ class LaneLaw:
 
 
 def setting(
-    workload: Workload, joined: JoinedGraph, plan: Plan, platform: Platform, law: LaneLaw | None = None
+    workload: Workload,
+    joined: JoinedGraph,
+    plan: Plan,
+    platform: Platform,
+    lowerings: Lowerings,
+    law: LaneLaw | None = None,
 ) -> Setting:
     """Return what a plan makes of a workload.
 
@@ -76,28 +84,31 @@ def setting(
 
     Raises:
         PlanError: the plan is not for these models or this platform.
+        RewriteError, ModelError: see :meth:`~evaluators.workload.lowered.Lowerings.lower`.
     """
     if law is None:
         plan.validate(joined.graph, platform)
         law = LaneLaw.of(platform)
     jobs = jobs_of(plan, joined)
+    models = lowerings.all(plan, jobs)
     instances = workload.instances
     seats = []
-    for component, stages in jobs.items():
+    for component, model in zip(jobs, models, strict=True):
         client = workload.clients[instances[component].client]
         seats.append(
             Seat(
-                tuple(law.members[plan.stages[s].processor] for s in stages),
+                tuple(law.members[name] for name in model.processors),
                 tuple(round(t * 1e9) for t in client.arrival.releases_s(workload.seed + component)),
                 client.arrival.requests,
                 closed=client.arrival.kind == "closed",
                 priority=client.priority,
                 deadline_ns=round((client.deadline_s or 0.0) * 1e9),
                 queue=client.queue,
+                after=model.after,
             )
         )
-    stages_of = tuple(tuple(s) for s in jobs.values())
-    return Setting(tuple(seats), tuple(jobs), stages_of, law.names, law.excluded)
+    stages_of = tuple(tuple(s[i] for i in m.stages) for s, m in zip(jobs.values(), models, strict=True))
+    return Setting(tuple(seats), tuple(jobs), stages_of, law.names, law.excluded, tuple(models))
 
 
 def demand(lane: Processor) -> dict[str, float]:

@@ -72,24 +72,24 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
         UnavailableError: a time is no number, or jobs wait for ever.
     """
     for seat, jobs in zip(found.seats, costs, strict=True):
-        for lanes, job in zip(seat.lanes, jobs, strict=True):
-            if any(not 0.0 <= job[lane].work_s < math.inf for lane in lanes):
-                raise UnavailableError(f"a job takes {[job[lane].work_s for lane in lanes]} s, which is no time")
+        for lanes, cost in zip(seat.lanes, jobs, strict=True):
+            if any(not 0.0 <= cost[lane].work_s < math.inf for lane in lanes):
+                raise UnavailableError(f"a job takes {[cost[lane].work_s for lane in lanes]} s, which is no time")
     desk = Desk(found.seats, found.excluded, dispatch)
+    every = [job for jobs in costs for job in jobs]
     desk.begin(_BEGIN_NS)
     left: dict[int, float] = {}  # lane → nanoseconds of its job's own work that are left
     now_ns = float(_BEGIN_NS)
     while True:
         desk.arrive(round(now_ns))
-        for k, lane in desk.start(round(now_ns)):
-            left[lane] = costs[k][desk.job(k)][lane].work_s * 1e9
+        for job, lane in desk.start(round(now_ns)):
+            left[lane] = every[job][lane].work_s * 1e9
         if desk.over:
             return outcome(desk, found.stages, found.lanes)
         busy = tuple(left)
         factors = {}
         for lane in busy:
-            k = desk.on(lane)
-            factors[lane] = crowd.factor(lane, busy, costs[k][desk.job(k)][lane].slowed)
+            factors[lane] = crowd.factor(lane, busy, every[desk.on(lane)][lane].slowed)
         arrival_ns = desk.next_arrival_ns()
         ends = [now_ns + left[lane] * factors[lane] for lane in busy]
         next_ns = min([*ends, *([float(arrival_ns)] if arrival_ns < NEVER_NS else [])], default=math.inf)
@@ -104,10 +104,11 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
                 desk.finish(lane, round(now_ns))
 
 
-def stage_means_s(found: Outcome, stages: int) -> list[float]:
-    """Return the mean seconds of each stage of the plan; 0 where it did not run."""
+def stage_means_s(found: Outcome, setting: Setting, stages: int) -> list[float]:
+    """Return the mean seconds of each stage of the plan, all its jobs together; 0 where it did not run."""
     events = found.timeline.events
     number = [e.stage for e in events]
     total = np.bincount(number, [e.end_s - e.start_s for e in events], stages)
-    means = total / np.maximum(1, np.bincount(number, minlength=stages))
-    return [float(s) for s in means]
+    jobs = np.bincount([s for each in setting.stages for s in each], minlength=stages)
+    runs = np.bincount(number, minlength=stages) / np.maximum(1, jobs)
+    return [float(s) for s in total / np.maximum(1.0, runs)]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
-from evaluators.objectives import LATENCY, OBJECTIVES, Objective
+from evaluators.objectives import LATENCY, Objective, find_objective
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
 from evaluators.timeline import Timeline
+from evaluators.workload.objectives import find_workload_objective
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
 from optimizer.files import disk_errors
@@ -318,10 +320,11 @@ def _as_latencies(result: dict[str, Any]) -> None:
 
 
 def objective_of(result: Mapping[str, Any]) -> Objective:
-    """Return what a result's numbers are of: the first objective; several models have none of these."""
-    if "workload" in result:
-        return LATENCY
-    return OBJECTIVES.get(str(result.get("objective", "latency")), LATENCY)
+    """Return what a result's numbers are of: the first objective."""
+    name = str(result.get("objective", "latency"))
+    with suppress(UsageError):
+        return find_workload_objective(name) if "workload" in result else find_objective(name)
+    return LATENCY
 
 
 def _config(path: Path) -> dict[str, Any]:

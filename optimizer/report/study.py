@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, OBJECTIVES
+from evaluators.objectives import LATENCY
 from optimizer.console import describe_operators, human_bytes, slower_text
 from optimizer.graph_picture import render_svg
 from optimizer.inspect import inspect_graph
@@ -115,7 +115,7 @@ def _front(study: Study) -> Iterator[Block]:
     front = study.result.get("front")
     if not front or len(front["plans"]) < 1:
         return
-    aims = [OBJECTIVES[name] for name in front["objectives"]]
+    aims = [objective_of({**study.result, "objective": name}) for name in front["objectives"]]
     rows = []
     for each in front["plans"]:
         values = [each["values"][aim.key] for aim in aims]

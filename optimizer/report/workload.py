@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from optimizer.report.data import objective_of
 from optimizer.report.document import Block, Column, Table, Text
 
 _FIGURES = (
@@ -25,14 +26,18 @@ def workload_blocks(result: Mapping[str, Any]) -> Iterator[Block]:
         return
     outcomes: Mapping[str, Any] = workload["outcomes"]
     yield Text(
-        f"{len(workload['instances'])} models at once; what is made small is the {result['objective']}. Medians over "
-        "some runs after the search; predicted is what the simulator gives the objective."
+        f"{len(workload['instances'])} models at once; the objective is the {objective_of(result).title}. Medians over "
+        "some runs after the search; predicted is the objective by the simulator."
     )
     rows = tuple(
-        (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective_ms"))
+        (name, *(entry[key] for _, key in _FIGURES), (entry.get("predicted") or {}).get("objective"))
         for name, entry in outcomes.items()
     )
-    columns = (Column("plan"), *(Column(name, ".4g") for name, _ in _FIGURES), Column("predicted, ms", ".4g"))
+    columns = (
+        Column("plan"),
+        *(Column(name, ".4g") for name, _ in _FIGURES),
+        Column(f"predicted, {objective_of(result).shown}", ".4g"),
+    )
     yield Table("What came of each plan", columns, rows)
     each = tuple(
         (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]

@@ -46,7 +46,7 @@ def main(reference: Path, out: Path) -> None:
         processes = workload_baselines(space, threads=False)[0].plan
         with evaluator.host(workload, joined, lanes, "mean") as session:
             fitted = session.simulator.run(processes).value_s("mean") * 1e3
-            fitted_alone = session.simulator.cost(graph, 0, tuple(range(len(graph.operators)))).work_s * 1e3
+            fitted_alone = session.simulator.part_s(graph, 0, range(len(graph.operators))) * 1e3
 
         def price(*_: object, took_s: float = alone_ms * 1e-3) -> JobCost:
             return JobCost(took_s)

@@ -14,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from optimizer.config import parse_config
 from optimizer.provenance import provenance
 from optimizer.workload_problem import read_problem
 from optimizer.workload_ranks import grids_of
-from search_spaces.arrangement import Arrangement, joined_ranks
+from search_spaces.arrangement import Arrangement, in_runs, joined_ranks
+from search_spaces.joined_graph import JoinedGraph
+from search_spaces.plan import Stage
 
 WORKLOAD = """\
 name: soak
@@ -83,6 +86,12 @@ def soak(count: int) -> dict[str, Any]:
             }
 
 
+def _rows(joined: JoinedGraph, lanes: Sequence[tuple[str, ...]]) -> tuple[tuple[Stage, ...], ...]:
+    """Return the stages of each instance, which is cut before operator 12 where it has two lanes."""
+    sizes = [len(component.graph.operators) for component in joined.components]
+    return tuple(in_runs(size, (12,) * (len(on) - 1), on) for size, on in zip(sizes, lanes, strict=True))
+
+
 def soak_gpu(count: int, device: str) -> dict[str, Any]:
     """Run on a GPU's streams and return what came of it."""
     with tempfile.TemporaryDirectory() as name:
@@ -94,7 +103,8 @@ def soak_gpu(count: int, device: str) -> dict[str, Any]:
         lanes = ((names[0], names[-1]), (names[1], names[-1]), (names[-1],), (names[-1],))
         grids = grids_of(problem.workload, problem.choices)
         (grid, *_) = next(iter(grids.values()))[-2:]
-        plan = Arrangement("fifo", (0, 1, 2, 3), ((12,), (12,), (), ()), lanes, ((), (), (), grid)).plan(problem.joined)
+        rows = _rows(problem.joined, lanes)
+        plan = Arrangement("fifo", (0, 1, 2, 3), rows, ((), (), (), grid)).plan(problem.joined)
         if plan.ranks != joined_ranks(((), (), (), grid), problem.joined):
             raise SystemExit("the plan has other ranks")
         arguments = problem.workload, problem.joined, problem.platform, problem.objective
@@ -157,7 +167,7 @@ def deploy(path: Path, folder: Path) -> None:
     names = [p.name for p in problem.space.platform.processors]
     pool, core = names[-1], names[1 if len(names) > 1 else 0]
     lanes = ((core, pool), (core, pool), (pool,), (pool,))
-    arrangement = Arrangement("fifo", (0, 1, 2, 3), ((12,), (12,), (), ()), lanes)
+    arrangement = Arrangement("fifo", (0, 1, 2, 3), _rows(problem.joined, lanes))
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with evaluator.host(*arguments) as session:
         found = session.deploy(folder, problem.joined.graph, problem.space.plan(arrangement))

@@ -8,14 +8,23 @@ import signal
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
 from evaluators.litert.workload_prices import PriceTable
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.workload import Arrival, Client
+from search_spaces.joined_graph import merge
+from search_spaces.models import load
+from search_spaces.pools import with_pools
+from search_spaces.shared_workload_space import SharedWorkloadSpace
+from search_spaces.workload import Arrival, Client, workload_of
 from tests.test_litert_workload import lanes, opened, plan_of, two
 
 pytestmark = pytest.mark.litert
@@ -80,3 +89,29 @@ def test_prices_are_measured_once_and_kept(squeezenet: Graph, mobilenet: Graph) 
             for kind, each in table.operator_s[graph.digest].items():
                 assert sum(each) <= table.whole_s[graph.digest][kind] * 1.001
                 assert min(each) > 0.0
+
+
+def test_models_that_are_split_and_have_branches_side_by_side_compute_what_they_compute_alone(tmp_path: Path) -> None:
+    models = ["googlenet@0.25/64", "squeezenet1_1@0.25/64"]
+    workload = workload_of(",".join(models))
+    graphs = [load(name) for name in models]
+    joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, graphs, strict=True)])
+    names = [p.name for p in local_platform().processors if p.kind == "cpu" and "runtime" not in p.options]
+    platform = with_pools(replace(local_platform(), processors=tuple(make_processor(n) for n in names[:3])))
+    space = SharedWorkloadSpace(workload, joined, platform)
+    rng = np.random.default_rng(11)
+    kinds: set[str] = set()
+    with LitertEvaluator().host(workload, joined, platform, "mean") as session:
+        for number in range(4):
+            plan = space.plan_at(int.from_bytes(rng.bytes(200), "little") % space.cardinality())
+            kinds |= {stage.share.axis for stage in plan.stages if stage.share is not None}
+            with closing(session.load(joined.graph, plan)) as candidate:
+                batch = candidate.run(2)
+                assert batch.stage_s.shape == (2, len(plan.stages))
+                found = candidate.verify()
+                assert found is not None
+                assert found.accepted
+            if number == 0:
+                found = session.deploy(tmp_path, joined.graph, plan)
+                assert found.accepted
+    assert kinds == {"height", "channels"}

@@ -1,0 +1,162 @@
+"""What can be made small of several models at once, and how a loaded plan is asked for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Batch, Candidate
+from evaluators.energy import powers_w
+from evaluators.footprint import peak_nbytes
+from evaluators.objectives import OBJECTIVES, TAIL, Objective, Pricing, find_objective
+from evaluators.workload.host import WorkloadCandidate, WorkloadSession
+from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
+from evaluators.workload.outcome import Objective as OfOutcome
+from evaluators.workload.outcome import Outcome
+from evaluators.workload.setting import Setting
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.pools import lanes_of
+from search_spaces.workload import Workload
+
+_TAIL_REQUESTS = (20, 100)
+_TAIL_S = 0.25
+
+
+def find_workload_objective(name: str) -> Objective:
+    """Return the objective of a name; ``latency`` is the mean of the models' latencies.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return _OWN.get("mean" if name == "latency" else name) or find_objective(name)
+
+
+_OF_RUNS: dict[str, OfOutcome] = {name: name for name in OF_OUTCOMES}
+_OWN = {
+    name: Objective(name, title, "s", "ms", "latency", "latency_ms")
+    for name, title in (
+        ("mean", "mean of the models' latencies"),
+        ("worst", "largest of the models' latencies"),
+        ("makespan", "time until all is done"),
+        ("misses", "missed deadlines, then the mean latency"),
+    )
+}
+WORKLOAD_OBJECTIVES = (*_OWN, *(name for name in OBJECTIVES if name not in {*_OWN, "latency"}))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPricing(Pricing):
+    """How to ask the plans of a workload for an objective; see :class:`~evaluators.objectives.Pricing`.
+
+    Attributes:
+        nbytes: returns the memory that a plan needs.
+    """
+
+    nbytes: Callable[[Plan], int] = lambda _: 0
+
+    def value(self, plan: Plan, outcome: Outcome) -> float:
+        """Return the objective of a run of a plan, in its unit."""
+        name = self.objective.name
+        if name == self.of_run:
+            return outcome.value_s(self.of_run)
+        if name == "latency-p99":
+            return float(np.quantile(outcome.request_s, TAIL))
+        if name == "memory":
+            return self.nbytes(plan) / 1e9
+        return float(self._shares(outcome, len(plan.stages)).sum())
+
+    @property
+    def of_run(self) -> OfOutcome:
+        """What a session's runs are to return, from which, or beside which, the objective is told."""
+        return _OF_RUNS.get(self.objective.name, "mean")
+
+    def batch(
+        self,
+        plan: Plan,
+        candidate: Candidate,
+        n: int,
+        stop_above: float,
+        nbytes: Callable[[], int],  # noqa: ARG002
+    ) -> Batch:
+        """Run a plan and return the objective of each run, and the stages' shares of it, of latencies their times.
+
+        Raises:
+            UnavailableError: a model failed, or the meter cannot be read.
+        """
+        run = cast("WorkloadCandidate", candidate)
+        values, stages, last = [], [], None
+        for _ in range(n):
+            before_j = self.meter.joules() if self.meter is not None else 0.0
+            last = run.run(1)
+            value = self.value(plan, run.outcome)
+            if self.meter is not None:
+                value = (self.meter.joules() - before_j) / max(1, run.outcome.answered)
+            elif self.objective.name == "latency-p99" and last.errors is None:
+                value = self._tail(run)
+            values.append(value)
+            summed = self.objective.law == "sum"
+            stages.append(self._shares(run.outcome, len(plan.stages)) if summed else last.stage_s[0])
+            if value > stop_above:
+                break
+        timeline, errors = (last.timeline, last.errors) if last is not None else (None, None)
+        errors = None if self.objective.name == "memory" else errors
+        return Batch(np.array(values), np.array(stages), timeline, errors)
+
+    def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
+        """Return what each stage adds to an objective that adds up, per request."""
+        events, by = outcome.timeline.events, self.counts
+        each = [by.get(e.lane, 1.0) * (e.end_s - e.start_s) / max(1, outcome.answered) for e in events]
+        return np.asarray(np.bincount([e.stage for e in events], each, stages), np.float64)
+
+    def _tail(self, run: WorkloadCandidate) -> float:
+        """Return the percentile of the requests of as many runs as are needed to know it."""
+        times, end_s = list(run.outcome.request_s), time.monotonic() + _TAIL_S
+        while len(times) < _TAIL_REQUESTS[0] or (len(times) < _TAIL_REQUESTS[1] and time.monotonic() < end_s):
+            run.run(1)
+            times += run.outcome.request_s
+        return float(np.quantile(times, TAIL))
+
+
+def workload_pricing(
+    objective: Objective, workload: Workload, platform: Platform, session: WorkloadSession
+) -> WorkloadPricing:
+    """Return how to ask for an objective here.
+
+    Args:
+        platform: lanes and pools of the space.
+
+    Raises:
+        UsageError: the energy is the objective, and nothing tells it.
+    """
+    lanes = Platform(platform.name, lanes_of(platform))
+    powers, meter = powers_w(lanes, session) if objective.name == "energy" else ({}, None)
+
+    def nbytes(plan: Plan) -> int:
+        return memory_nbytes(workload, session.simulator.setting(plan, known=True))
+
+    return WorkloadPricing(objective, lanes, powers, meter, nbytes)
+
+
+def memory_nbytes(workload: Workload, setting: Setting) -> int:
+    """Return what the models of a plan need: activations of every instance, and weights, once where they are shared."""
+    total = 0
+    shared: dict[tuple[str, str, str], int] = {}
+    for component, model in zip(setting.components, setting.models, strict=True):
+        client = workload.client_of(component)
+        graph, plan = model.lowered.graph, model.lowered.plan
+        for lane, nbytes in peak_nbytes(graph, plan).items():
+            read = (t for i in plan.by_processor()[lane] for t in graph.boundary(plan.stages[i].operators).constants)
+            weights_nbytes = sum(graph.tensors[t].nbytes for t in set(read))
+            total += nbytes - weights_nbytes
+            if client.own_weights:
+                total += weights_nbytes
+            else:
+                key = (client.model, graph.digest, lane)
+                shared[key] = max(weights_nbytes, shared.get(key, 0))
+    return total + sum(shared.values())
