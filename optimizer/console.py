@@ -421,7 +421,7 @@ def _next(result: Result) -> list[Text]:
     if result.verdict is None:
         return []
     folder = Text("run folder  ").append(str(result.run_dir))
-    if result.deployed is None or any("cores" not in p.options for p in result.platform.processors):
+    if result.deployed is None or not any("cores" in p.options for p in result.platform.processors):
         again = shlex.join(["optimize", "execute", str(result.run_dir)])  # no files for this machine
         return [folder, Text("run it      ").append(again, style="cyan")]
     plan = str(result.run_dir / "best" / "plan.json")

@@ -19,8 +19,8 @@ from optimizer.report.document import Block, Column, Table, Text
 from optimizer.run import LOG
 from optimizer.storage import read_log
 from search_spaces.arrangement import jobs_of
-from search_spaces.errors import RunFolderError, UnavailableError
-from search_spaces.plan import Plan, Stage
+from search_spaces.errors import OptimizeError, RunFolderError
+from search_spaces.plan import Plan
 
 SCHEMA_VERSION = 1
 _PRICES = "prices"
@@ -172,7 +172,7 @@ def _jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_s: float) 
             elsewhere: dict[str, float | None] = {}
             for name in (other for other in others if other != stage.processor):
                 moved = list(plan.stages)
-                moved[number] = Stage(stage.operators, name)
+                moved[number] = replace(stage, processor=name)
                 took_s = _predicted(simulator, replace(plan, stages=tuple(moved)), problem.objective)
                 elsewhere[name] = None if took_s is None else took_s - best_s
             operators = describe_operators(component.graph, component.own(stage.operators))
@@ -182,7 +182,7 @@ def _jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_s: float) 
 def _predicted(simulator: WorkloadSimulator, plan: Plan, objective: Objective) -> float | None:
     try:
         return simulator.run(plan).value_s(objective)
-    except UnavailableError:
+    except OptimizeError:
         return None
 
 

@@ -20,7 +20,7 @@ from evaluators.litert.settings import compile_settings
 from evaluators.litert.workload_files import is_workload_plan, read_workload_plan, write_workload
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload import desk
-from evaluators.workload.hosted import Rewriter
+from evaluators.workload.lowered import Lowerings
 from optimizer.execute_hosted import open_problem
 from optimizer.export.run_plan import excludes, kernels
 from optimizer.export.targets import FILES, add_target
@@ -70,7 +70,7 @@ class _Models:
     workload: Workload
     joined: JoinedGraph
     platform: Platform
-    rewriter: Rewriter
+    lowerings: Lowerings
 
     def digest(self, graph: Graph) -> str:
         """Return the digest of a model's file."""
@@ -160,8 +160,8 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
         document: dict[str, Any] = parsed_json(read_bounded(best / "plan.json"))
     else:
         with open_problem(study.path) as (_, problem, plan):
-            rewriter = Rewriter(problem.workload, problem.joined)
-            models = _Models(problem.workload, problem.joined, _usual(problem.platform), rewriter)
+            platform = _usual(problem.platform)
+            models = _Models(problem.workload, problem.joined, platform, Lowerings(problem.joined, platform))
             write_workload(cast("LitertWorkload", models), out, plan)
         document = parsed_json(read_bounded(out / "plan.json"))
     found = study.result["workload"]["outcomes"]["best"]
@@ -274,6 +274,7 @@ def _in_words(document: Mapping[str, Any], folder: Path) -> str:
         used = [number[stage["processor"]] for stage in document["stages"]]
         seat = {"name": document["model"]["name"], "model": 0, "requests": 1, "closed": True, "queue": 1}
         seat |= {"releases_ns": [0], "priority": 0, "deadline_ns": 0, "lanes": [[lane] for lane in used]}
+        seat["after"] = [0] * len(used)  # stages of one model run in the order of the plan
         models, seats = [(".", document)], [seat]
     else:
         count = 1 + max(seat["model"] for seat in document["seats"])
@@ -317,6 +318,8 @@ def _seat_words(seat: Mapping[str, Any]) -> str:
     }
     words["releases_ns"] = _numbers(seat["releases_ns"])
     words["lanes"] = ";".join(_numbers(job) for job in seat["lanes"])
+    jobs = range(len(seat["lanes"]))
+    words["needs"] = ";".join(_numbers([i for i in jobs if seat["after"][job] >> i & 1]) for job in jobs)
     return " ".join([*(f"{key}={value}" for key, value in words.items()), f"name={'_'.join(seat['name'].split())}"])
 
 

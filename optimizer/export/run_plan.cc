@@ -98,7 +98,8 @@ struct SeatLine {
   bool closed = false;
   std::int64_t priority = 0, deadline_ns = 0;
   std::vector<std::int64_t> releases_ns;
-  std::vector<std::vector<int>> lanes;
+  std::vector<std::vector<int>> lanes;  // of each job those that may take it
+  std::vector<std::vector<int>> needs;  // of each job those that it waits for
 };
 
 struct PlanText {
@@ -151,8 +152,10 @@ SeatLine ReadSeat(const Words& words) {
   seat.priority = std::stoll(words.at("priority"));
   seat.deadline_ns = std::stoll(words.at("deadline_ns"));
   seat.releases_ns = Numbers<std::int64_t>(words.at("releases_ns"));
-  std::stringstream jobs(words.at("lanes"));
+  std::stringstream jobs(words.at("lanes")), needs(words.at("needs"));
   for (std::string job; std::getline(jobs, job, ';');) seat.lanes.push_back(Numbers<int>(job));
+  for (std::string job; std::getline(needs, job, ';');) seat.needs.push_back(Numbers<int>(job));
+  seat.needs.resize(seat.lanes.size());  // the last ones may wait for none
   return seat;
 }
 
@@ -298,22 +301,33 @@ std::int64_t Now() {
 // The law by which jobs queue for processors: that of desk.py.
 class Desk {
  public:
-  enum Status { kIdle, kReady, kRunning, kOver };
+  enum Status { kIdle, kBusy, kOver };
+  enum State { kWaits, kQueued, kRuns, kDone };
+
+  struct Job {
+    State state = kWaits;
+    std::int64_t ready_ns = 0;
+  };
 
   struct Seat {
     Status status = kIdle;
-    int request = 0, job = 0, come = 0, lane = -1;
-    std::int64_t ready_ns = 0;
+    int request = 0, come = 0, left = 0;
+    std::vector<Job> jobs;
     std::vector<std::int64_t> came_ns, ended_ns;  // of each request; -1 where it was turned away, 0 before it ended
   };
 
-  explicit Desk(const PlanText& plan) : plan_(plan), on_(plan.lanes.size(), -1) {}
+  struct Start {
+    int seat = -1, job = -1, lane = -1;
+  };
+
+  explicit Desk(const PlanText& plan) : plan_(plan), busy_(plan.lanes.size()) {}
 
   void Begin(std::int64_t now_ns) {
     begin_ns_ = now_ns;
     seats_.clear();
     for (const SeatLine& line : plan_.seats) {
       Seat seat;
+      seat.jobs.resize(line.lanes.size());
       seat.came_ns.assign(line.requests, 0);
       seat.ended_ns.assign(line.requests, 0);
       seats_.push_back(std::move(seat));
@@ -337,20 +351,21 @@ class Desk {
     return found;
   }
 
-  // Lets in who has come by now, and gives jobs to processors that are free: pairs of instance and processor.
-  std::vector<std::pair<int, int>> Step(std::int64_t now_ns) {
-    for (std::size_t k = 0; k < seats_.size(); ++k) Arrive(static_cast<int>(k), now_ns);
-    std::vector<std::pair<std::tuple<std::int64_t, std::int64_t>, int>> queue;
-    for (std::size_t k = 0; k < seats_.size(); ++k) {
-      if (seats_[k].status == kReady) queue.emplace_back(Key(static_cast<int>(k)), static_cast<int>(k));
+  // Lets in who has come by now, and gives jobs to processors that are free.
+  std::vector<Start> Step(std::int64_t now_ns) {
+    std::vector<std::pair<std::tuple<std::int64_t, std::int64_t>, std::pair<int, int>>> queue;
+    for (int k = 0; k < static_cast<int>(seats_.size()); ++k) {
+      Arrive(k, now_ns);
+      for (int job = 0; job < static_cast<int>(seats_[k].jobs.size()); ++job) {
+        if (seats_[k].jobs[job].state == kQueued) queue.push_back({Key(k, job), {k, job}});
+      }
     }
     std::sort(queue.begin(), queue.end());
-    std::vector<bool> taken(on_.size());
-    for (std::size_t lane = 0; lane < on_.size(); ++lane) taken[lane] = on_[lane] >= 0;
-    std::vector<std::pair<int, int>> found;
-    for (const auto& [key, k] : queue) {
-      Seat& seat = seats_[k];
-      const auto& lanes = plan_.seats[k].lanes[seat.job];
+    std::vector<bool> taken = busy_;
+    std::vector<Start> found;
+    for (const auto& [key, who] : queue) {
+      const auto [k, job] = who;
+      const auto& lanes = plan_.seats[k].lanes[job];
       const auto free = std::find_if(lanes.begin(), lanes.end(), [&](int lane) {
         const auto& excludes = plan_.lanes[lane].excludes;
         return std::none_of(excludes.begin(), excludes.end(), [&](int other) { return taken[other]; });
@@ -359,47 +374,53 @@ class Desk {
         for (const int lane : lanes) taken[lane] = true;  // no later job may take them
         continue;
       }
-      taken[*free] = true;
-      on_[*free] = k;
-      seat.status = kRunning;
-      seat.lane = *free;
-      found.emplace_back(k, *free);
+      taken[*free] = busy_[*free] = true;
+      seats_[k].jobs[job].state = kRuns;
+      found.push_back({k, job, *free});
     }
     return found;
   }
 
-  void Finish(int k, std::int64_t now_ns) {
-    Seat& seat = seats_[k];
-    const SeatLine& line = plan_.seats[k];
-    on_[seat.lane] = -1;
-    if (++seat.job < static_cast<int>(line.lanes.size())) {
-      Queue(seat, now_ns);
+  void Finish(const Start& ran, std::int64_t now_ns) {
+    Seat& seat = seats_[ran.seat];
+    const SeatLine& line = plan_.seats[ran.seat];
+    busy_[ran.lane] = false;
+    seat.jobs[ran.job].state = kDone;
+    if (--seat.left > 0) {
+      for (std::size_t job = 0; job < line.needs.size(); ++job) {
+        const auto& needs = line.needs[job];
+        const bool over = std::all_of(needs.begin(), needs.end(), [&](int i) { return seat.jobs[i].state == kDone; });
+        if (seat.jobs[job].state == kWaits && over) seat.jobs[job] = {kQueued, now_ns};
+      }
       return;
     }
     seat.ended_ns[seat.request] = now_ns;
-    seat.job = 0;
     int number = seat.request + 1;
     if (line.closed && number < line.requests) {
-      seat.request = number;
       seat.came_ns[number] = now_ns;
-      Queue(seat, now_ns);
+      WorkOn(seat, line, number, now_ns);
       return;
     }
     while (number < seat.come && seat.ended_ns[number] == -1) ++number;
-    seat.request = std::min(number, line.requests - 1);
     if (number >= line.requests) {
       seat.status = kOver;
     } else if (number < seat.come) {
-      Queue(seat, now_ns);
+      WorkOn(seat, line, number, now_ns);
     } else {
       seat.status = kIdle;
+      seat.request = number;
     }
   }
 
  private:
-  static void Queue(Seat& seat, std::int64_t now_ns) {
-    seat.status = kReady;
-    seat.ready_ns = now_ns;
+  // Begins with a request: jobs that wait for no other are ready.
+  static void WorkOn(Seat& seat, const SeatLine& line, int number, std::int64_t now_ns) {
+    seat.status = kBusy;
+    seat.request = number;
+    seat.left = static_cast<int>(seat.jobs.size());
+    for (std::size_t job = 0; job < seat.jobs.size(); ++job) {
+      seat.jobs[job] = {line.needs[job].empty() ? kQueued : kWaits, now_ns};
+    }
   }
 
   void Arrive(int k, std::int64_t now_ns) {
@@ -412,8 +433,7 @@ class Desk {
       ++seat.come;
       seat.came_ns[number] = came_ns;
       if (seat.status == kIdle) {
-        seat.request = number;
-        Queue(seat, came_ns);
+        WorkOn(seat, line, number, came_ns);
       } else if (Waiting(seat) > line.queue) {
         seat.ended_ns[number] = -1;
       }
@@ -426,26 +446,26 @@ class Desk {
     return found;
   }
 
-  std::tuple<std::int64_t, std::int64_t> Key(int k) const {
+  std::tuple<std::int64_t, std::int64_t> Key(int k, int job) const {
     const Seat& seat = seats_[k];
     const SeatLine& line = plan_.seats[k];
     const std::int64_t came_ns = seat.came_ns[seat.request];
     if (plan_.dispatch == "priority") return {-line.priority, came_ns};
     if (plan_.dispatch == "edf") return {line.deadline_ns ? came_ns + line.deadline_ns : kNever, came_ns};
-    return {seat.ready_ns, 0};
+    return {seat.jobs[job].ready_ns, 0};
   }
 
   const PlanText& plan_;
   std::int64_t begin_ns_ = 0;
   std::vector<Seat> seats_;
-  std::vector<int> on_;  // of each processor the instance that it works for, or -1
+  std::vector<bool> busy_;  // of each processor
 };
 
 // Several models on their processors, each of them a thread.
 class Models {
  public:
   Models(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors)
-      : plan_(plan), tensors_(tensors), desk_(plan), todo_(plan.lanes.size(), -1), made_(plan.lanes.size()) {
+      : plan_(plan), tensors_(tensors), desk_(plan), todo_(plan.lanes.size()), made_(plan.lanes.size()) {
     desk_.Begin(Now());
     for (std::size_t lane = 0; lane < plan.lanes.size(); ++lane) {
       std::string problem;  // one after another: each makes the threads of its kernels on its own cores
@@ -505,7 +525,7 @@ class Models {
   }
 
   void Step() {
-    for (const auto& [k, lane] : desk_.Step(Now())) todo_[lane] = k;
+    for (const Desk::Start& start : desk_.Step(Now())) todo_[start.lane] = start;
     changed_.notify_all();
   }
 
@@ -513,14 +533,14 @@ class Models {
     Pin(plan_.lanes[lane].cores);
     std::unique_lock<std::mutex> held(lock_);
     while (true) {
-      changed_.wait(held, [&] { return ended_ || todo_[lane] >= 0; });
+      changed_.wait(held, [&] { return ended_ || todo_[lane].seat >= 0; });
       if (ended_) return;
-      const int k = std::exchange(todo_[lane], -1);
-      const int job = desk_.seat(k).job;
+      const Desk::Start start = std::exchange(todo_[lane], Desk::Start{});
+      const int k = start.seat;
       held.unlock();
       std::string problem;
       try {
-        made_[lane].at({plan_.seats[k].model, job})->Run(tensors_[k]);
+        made_[lane].at({plan_.seats[k].model, start.job})->Run(tensors_[k]);
       } catch (const std::exception& error) {
         problem = plan_.seats[k].name + ": " + error.what();
       }
@@ -530,7 +550,7 @@ class Models {
         changed_.notify_all();
         continue;
       }
-      desk_.Finish(k, Now());
+      desk_.Finish(start, Now());
       Step();
     }
   }
@@ -538,7 +558,7 @@ class Models {
   const PlanText& plan_;
   std::vector<Tensors>& tensors_;
   Desk desk_;
-  std::vector<int> todo_;
+  std::vector<Desk::Start> todo_;
   std::vector<std::map<std::pair<int, int>, std::unique_ptr<Stage>>> made_;
   std::vector<std::thread> threads_;
   std::mutex lock_;

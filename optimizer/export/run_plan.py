@@ -219,10 +219,44 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
+class _Memory:
+    """The tensors of one inference by their numbers; some lie in others, as rows of them."""
+
+    def __init__(self, document: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._entries: list[dict[str, Any]] = document["tensors"]
+        # Of each tensor that is rows of another one: the other one, and the first byte.
+        self._views = {t: (root, first) for t, root, first in document.get("views", ())}
+        self._held: dict[int, np.ndarray[Any, Any]] = dict(zip(document["inputs"], inputs, strict=True))
+        for root in {root for root, _ in self._views.values()} - set(self._held):
+            self._held[root] = np.empty(self._entries[root]["shape"], self._entries[root]["dtype"])
+
+    def __getitem__(self, tensor: int) -> np.ndarray[Any, Any]:
+        if tensor not in self._views:
+            return self._held[tensor]
+        root, first = self._views[tensor]
+        entry = self._entries[tensor]
+        rows: np.ndarray[Any, Any] = self._held[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
+        found: np.ndarray[Any, Any] = rows.view(entry["dtype"]).reshape(entry["shape"])
+        return found
+
+    def __setitem__(self, tensor: int, array: np.ndarray[Any, Any]) -> None:
+        if tensor in self._views:
+            self[tensor][...] = array
+        else:
+            self._held[tensor] = array
+
+    def run(self, stage: Stage, entry: Mapping[str, Any]) -> None:
+        """Run a stage of the plan."""
+        like = [self._entries[t] for t in entry["outputs"]]
+        outputs = stage.run([self[t] for t in entry.get("reads", entry["inputs"])], like)
+        for tensor, array in zip(entry["outputs"], outputs, strict=True):
+            self[tensor] = array
+
+
 class _Inference:
     """The tensors of one inference, and who waits for them."""
 
-    def __init__(self, tensors: dict[int, np.ndarray[Any, Any]], stages: int) -> None:
+    def __init__(self, tensors: _Memory, stages: int) -> None:
         self.tensors = tensors
         self.done = [threading.Event() for _ in range(stages)]
         self.spent_s = [0.0] * stages
@@ -278,9 +312,6 @@ class Plan:
         self.expected: dict[str, Any] = self.document.get("expected", {})
         self._files: list[dict[str, Any]] = self.document["files"]
         self._tensors: list[dict[str, Any]] = self.document["tensors"]
-        # Tensors of split stages that are rows of another tensor: the other one, and the first byte.
-        self._views = {t: (root, first) for t, root, first in self.document.get("views", ())}
-        self._roots = {root for root, _ in self._views.values()} - set(self.document["inputs"])
         self._writer = {t: i for i, entry in enumerate(self._files) for t in entry["outputs"]}
         self._whole: _Lane | None = None
         self.comparison: Comparison | None = None
@@ -331,25 +362,9 @@ class Plan:
         if inference.error is not None:
             return
         begin = time.perf_counter()
-        reads = [self._array(inference, t) for t in entry.get("reads", entry["inputs"])]
-        outputs = stage.run(reads, self._of(entry["outputs"]))
+        inference.tensors.run(stage, entry)
         inference.end_s = time.perf_counter()
         inference.spent_s[index] = inference.end_s - begin
-        for tensor, array in zip(entry["outputs"], outputs, strict=True):
-            if tensor in self._views:
-                self._array(inference, tensor)[...] = array
-            else:
-                inference.tensors[tensor] = array
-
-    def _array(self, inference: _Inference, tensor: int) -> np.ndarray[Any, Any]:
-        """Return a tensor, or the memory of a part of another one."""
-        if tensor not in self._views:
-            return inference.tensors[tensor]
-        root, first = self._views[tensor]
-        entry = self._tensors[tensor]
-        rows: np.ndarray[Any, Any] = inference.tensors[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
-        found: np.ndarray[Any, Any] = rows.view(entry["dtype"]).reshape(entry["shape"])
-        return found
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -443,16 +458,12 @@ class Plan:
 
     def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Lane | None = None) -> _Inference:
         """Start an inference: of the plan, or of the whole model on its thread."""
-        numbers = self.document["inputs"]
         arrays = [inputs[name] for name in self.inputs] if isinstance(inputs, Mapping) else [inputs]
         for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
         stages = len(self._files) if whole is None else 1
-        tensors = dict(zip(numbers, arrays, strict=True))
-        if whole is None:
-            tensors |= {t: np.empty(self._tensors[t]["shape"], self._tensors[t]["dtype"]) for t in self._roots}
-        inference = _Inference(tensors, stages)
+        inference = _Inference(_Memory(self.document, arrays), stages)
         for lane in self._lanes if whole is None else (whole,):
             lane.todo.put(inference)
         return inference
@@ -463,7 +474,7 @@ class Plan:
         if inference.error is not None:
             raise inference.error
         numbers = self.document["outputs"]
-        return {self._tensors[t]["name"]: self._array(inference, t) for t in numbers}
+        return {self._tensors[t]["name"]: inference.tensors[t] for t in numbers}
 
     def _whole_loader(self, fallback: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
         reads, writes = self.document["inputs"], self.document["outputs"]
@@ -474,7 +485,8 @@ class Plan:
             def work(inference: _Inference) -> None:
                 try:
                     outputs = stage.run([inference.tensors[t] for t in reads], self._of(writes))
-                    inference.tensors |= dict(zip(writes, outputs, strict=True))
+                    for tensor, array in zip(writes, outputs, strict=True):
+                        inference.tensors[tensor] = array
                 except BaseException as error:
                     inference.error = error
                 finally:
@@ -532,26 +544,21 @@ class _Instance:
 
     Attributes:
         document: the model's plan.json.
-        tensors: those of the last request, by number.
+        tensors: those of the last request.
     """
 
     def __init__(self, folder: Path, seat: Mapping[str, Any]) -> None:
         self.folder, self.seat = folder, seat
         self.document: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        self.tensors: dict[int, np.ndarray[Any, Any]] = {}
-        self.inputs = [np.zeros(t["shape"], t["dtype"]) for t in self.entries("inputs")]
+        self.give([np.zeros(t["shape"], t["dtype"]) for t in self.entries("inputs")])
 
     def entries(self, side: str) -> list[dict[str, Any]]:
         """Return what the plan tells of the inputs, or the outputs."""
         return [self.document["tensors"][i] for i in self.document[side]]
 
-    def run(self, stage: Stage, job: int) -> None:
-        """Run one of the jobs of a request."""
-        entry = self.document["files"][job]
-        tensors = dict(zip(self.document["inputs"], self.inputs, strict=True)) if job == 0 else dict(self.tensors)
-        like = [self.document["tensors"][i] for i in entry["outputs"]]
-        outputs = stage.run([tensors[i] for i in entry["inputs"]], like)
-        self.tensors = tensors | dict(zip(entry["outputs"], outputs, strict=True))
+    def give(self, inputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Take the inputs of all requests to come; a request works in the tensors of the one before."""
+        self.tensors = _Memory(self.document, inputs)
 
 
 class Models:
@@ -603,7 +610,7 @@ class Models:
         for array, t in zip(arrays, entries, strict=True):
             if array.shape != tuple(t["shape"]) or array.dtype != np.dtype(t["dtype"]):
                 raise ValueError(f"input {t['name']!r} of {name!r} is not {t['shape']} {t['dtype']}")
-        instance.inputs = arrays
+        instance.give(arrays)
 
     def outputs(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs of an instance's last request by name."""
@@ -634,8 +641,8 @@ class Models:
         """Let in who has come, and give jobs to processors that are free."""
         now_ns = time.perf_counter_ns()
         self._desk.arrive(now_ns)
-        for instance, lane in self._desk.start(now_ns):
-            self._todo[lane].put(instance)
+        for number, lane in self._desk.start(now_ns):
+            self._todo[lane].put(number)
 
     def _serve(self, number: int, processor: Mapping[str, Any], ready: queue.SimpleQueue[BaseException | None]) -> None:
         try:
@@ -647,19 +654,18 @@ class Models:
             ready.put(error)
             return
         ready.put(None)
-        while (instance := self._todo[number].get()) is not None:
-            job, problem = self._desk.job(instance), ""
+        while (number_of_job := self._todo[number].get()) is not None:
+            who, job = self._desk.whose(number_of_job)
+            each, problem = self._instances[who], ""
             try:
-                each = self._instances[instance]
-                each.run(made[int(each.seat["model"]), job], job)
+                each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
             except BaseException as error:
                 problem = str(error) or type(error).__name__
             with self._law:
                 if problem:
-                    self.failures[self._instances[instance].seat["name"]] = problem
-                    self._desk.fail(instance)
-                else:
-                    self._desk.finish(number, time.perf_counter_ns())
+                    self.failures[each.seat["name"]] = problem
+                    self._desk.fail(who)
+                self._desk.finish(number, time.perf_counter_ns())
                 self._step()
                 if self._desk.over:
                     self._law.notify()
@@ -707,6 +713,7 @@ def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Ma
             tuple(seat["releases_ns"]),
             seat["requests"],
             **{key: seat[key] for key in ("closed", "priority", "deadline_ns", "queue")},
+            after=tuple(seat["after"]),
         )
         for seat in document["seats"]
     ]

@@ -313,11 +313,12 @@ def test_the_runner_in_cpp_queues_several_models(runner_in_cpp: Path, tmp_path: 
     workload = tmp_path / "workload.yaml"
     workload.write_text(
         "name: two\nmodels:\n"
-        f"  - {{model: {MODEL}, count: 2, arrival: {{kind: periodic, period_ms: 2, requests: 5}}}}\n"
-        "  - {model: googlenet@0.25/64, arrival: {kind: closed, requests: 3}}\n"
+        f"  - {{model: {MODEL}, name: one, count: 2, arrival: {{kind: periodic, period_ms: 2, requests: 5}}}}\n"
+        "  - {model: googlenet@0.25/64, name: other, arrival: {kind: closed, requests: 3}}\n"
     )
     run = tmp_path / "run"
-    words = ["--workload", str(workload), "--processors", "cpu0,cpu1", "--budget", "4", "-q", "--out", str(run)]
+    words = ["--workload", str(workload), "--processors", "cpu0,cpu1", "--allow", "cuts,branches,splits"]
+    words += ["--budget", "4", "-q", "--out", str(run)]
     assert main(words) in SEARCHED
     assert main(["export", str(run)]) == 0
     rng = np.random.default_rng(0)
