@@ -69,6 +69,7 @@ class Result:
         objective: what was made small, the first of several; all numbers of plans are in its unit.
         deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
         exhausted: whether every plan of the space was tried.
+        freedoms: of the space, of :data:`search_spaces.registry.FREEDOMS`; none of a plug-in's.
         placements: processors on which the runtime places a network itself → what it did with this one.
         wall_s: of this session, not of those that it resumed.
     """
@@ -87,6 +88,7 @@ class Result:
     run_dir: Path
     objective: Objective = field(default=LATENCY, kw_only=True)
     front: Front | None = field(default=None, kw_only=True)
+    freedoms: tuple[str, ...] = field(default=(), kw_only=True)
     disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
     placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
@@ -294,7 +296,7 @@ class Result:
             "trials": len(self.history.trials),
             "unique_plans": self.history.measured,
             "cache_hits": self.history.repeats,
-            "space": {"plans": self.cardinality, "exhausted": self.exhausted},
+            "space": {"freedoms": list(self.freedoms), "plans": self.cardinality, "exhausted": self.exhausted},
             "disturbances": self.disturbances,
             "placements": dict(self.placements),
             "wall_s": self.wall_s,

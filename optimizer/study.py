@@ -50,7 +50,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 from search_spaces.rank_space import RankSpace
-from search_spaces.registry import make_space
+from search_spaces.registry import freedoms_in, make_space
 from search_spaces.space import EnumerableSpace
 
 _PRECISION = 0.005
@@ -96,6 +96,7 @@ class _Study:
             time.monotonic() - self.begin_s,
             run.path,
             objective=self.objective,
+            freedoms=freedoms_in(self.space),
             front=self.front,
             disturbance=self.runs.total,
             placements=self.placements,

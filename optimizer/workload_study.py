@@ -123,6 +123,7 @@ class _Study:
             workload=problem.workload,
             joined=problem.joined,
             objective=problem.objectives[0],
+            freedoms=(*problem.space.freedoms, *(("ranks",) if problem.choices else ())),
             front=self.front,
             outcomes=self.outcomes,
             tucker=self.tucker(verdict.best if verdict is not None else None),

@@ -57,6 +57,8 @@ class BranchSpace:
         """The runs that are placed."""
         return self._runs
 
+    freedoms = ("cuts", "branches")
+
     def distributions(self) -> dict[str, BaseDistribution]:
         """See :class:`~search_spaces.space.SearchSpace`."""
         from optuna.distributions import CategoricalDistribution

@@ -59,6 +59,8 @@ class ChainSpace:
         """The parts of a plan at most."""
         return self._max_stages
 
+    freedoms = ("cuts",)
+
     def distributions(self) -> dict[str, BaseDistribution]:
         """See :class:`~search_spaces.space.SearchSpace`."""
         from optuna.distributions import CategoricalDistribution, IntDistribution

@@ -57,6 +57,11 @@ class CoexecutionSpace(SharedParts):
         self.axes: tuple[Axis, ...] = AXES if splits else ()
         self._place = {p.name: i for i, p in enumerate(platform.processors)}
 
+    @property
+    def freedoms(self) -> tuple[str, ...]:
+        """What its plans may do."""
+        return ("cuts", *(("branches",) if self._branches else ()), *(("splits",) if self.axes else ()))
+
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Pairs of lanes that can run at the same time, each in both orders; of lanes alike, the first ones only."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
+from search_spaces.registry import freedoms_in
 from search_spaces.rewrites.tucker_choices import RankChoices
 from search_spaces.rewrites.tucker_layers import ranks_of
 from search_spaces.space import NeighbourlySpace
@@ -36,6 +37,11 @@ class RankSpace(RankChoices):
     def __init__(self, graph: Graph, chains: NeighbourlySpace) -> None:
         self.chains = chains
         super().__init__(graph)
+
+    @property
+    def freedoms(self) -> tuple[str, ...]:
+        """What its plans may do."""
+        return (*freedoms_in(self.chains), "ranks")
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """See :class:`~search_spaces.space.SearchSpace`."""

@@ -46,6 +46,11 @@ def freedoms_of(allow: str) -> frozenset[str]:
     return frozenset(allow.split(",")) & frozenset(FREEDOMS)
 
 
+def freedoms_in(space: object) -> tuple[str, ...]:
+    """Return the freedoms that the plans of a space have; none of a plug-in's space that says nothing of them."""
+    return tuple(getattr(space, "freedoms", ()))
+
+
 def needs_any_stages(allow: str) -> bool:
     """Return whether plans have as many stages as they need, unless a person limits them.
 

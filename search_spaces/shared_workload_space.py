@@ -62,6 +62,11 @@ class SharedWorkloadSpace(WorkloadSpace):
         self._pairs = [(a.name, b.name) for a, b in pairs if not a.excludes(b)]
 
     @property
+    def freedoms(self) -> tuple[str, ...]:
+        """What its plans may do, beside ranks."""
+        return self.models[0].freedoms
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """How many instances each client has."""
         return tuple(self._counts)

@@ -75,6 +75,11 @@ class WorkloadSpace:
         self.dispatches: tuple[Dispatch, ...] = ("fifo", "priority", *(("edf",) if workload.deadlines else ()))
 
     @property
+    def freedoms(self) -> tuple[str, ...]:
+        """What its plans may do, beside ranks."""
+        return ("cuts",)
+
+    @property
     def joined(self) -> JoinedGraph:
         """The models."""
         return self._joined

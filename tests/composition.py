@@ -1,0 +1,193 @@
+"""Whether every capability goes with every other: a cell for each, run as a person would, and a table of what came.
+
+::
+
+    python -m tests.composition experiments/results/composition.md --evaluator cost-model litert
+
+A cell is freedoms × one model or two × objective × evaluator. It runs a short study of small networks and looks at what
+that says of itself; or it is refused at the start, in one line, for a reason that stands in :data:`REASONS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+from evaluators.objectives import OBJECTIVES
+from search_spaces.registry import FREEDOMS
+
+SUBSETS = [",".join(("cuts", *more)) for n in range(4) for more in combinations(FREEDOMS[1:], n)]
+AIMS = [(name,) for name in OBJECTIVES] + [("latency", "memory")]
+ONE = "squeezenet1_1@0.25/64+spectrum"
+SEVERAL = f"{ONE},googlenet@0.25/64+spectrum"
+TABLE = "experiments/tables/one_inference.yaml"
+RUN_S = 300.0
+
+ON: Mapping[str, Sequence[str]] = {
+    "litert": ("--processors", "cpu0,cpu1"),
+    "cost-model": ("--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"),
+    "cuda": ("--evaluator", "cuda", "--processors", "stream0,stream1"),
+    "remote": ("--evaluator", "remote"),
+    "table": ("--evaluator", "table"),
+    "example": ("--evaluator", "example"),
+}
+POWERS: Mapping[str, Sequence[str]] = {
+    "litert": ("cpu0=1", "cpu1=1"),
+    "cost-model": ("1large=2", "1small=0.5", "gpu=12"),
+    "cuda": ("stream0=200", "stream1=200"),
+    "remote": ("cpu0=1", "cpu1=1"),
+    "table": ("cpu=2", "gpu=5", "npu=1"),
+    "example": (),
+}
+REASONS = (
+    "a table holds one network",
+    "a table has no weights",
+    "runs one inference at a time",
+    "needs PyTorch",
+)
+"""Why a cell may be refused; each is a fact of the evaluator, the device or the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What goes together."""
+
+    allow: str
+    several: bool
+    aims: tuple[str, ...]
+    evaluator: str
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        model = TABLE if self.evaluator == "table" else SEVERAL if self.several else ONE
+        found = ["--model", model, "--allow", self.allow, "--budget", "4", *ON[self.evaluator]]
+        found += [word for aim in self.aims for word in ("--objective", aim)]
+        if "energy" in self.aims:
+            found += [word for power in POWERS[self.evaluator] for word in ("--power", power)]
+        return found + (["--max-error", "0.5"] if "ranks" in self.allow else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of a cell.
+
+    Attributes:
+        how: ``runs``, ``refused`` or ``wrong``.
+        why: it was refused, or is wrong.
+    """
+
+    cell: Cell
+    how: str
+    why: str
+    took_s: float
+
+
+def cells(evaluators: Sequence[str]) -> Iterator[Cell]:
+    """Yield the base cells of some evaluators."""
+    for evaluator, several, allow, aims in product(evaluators, (False, True), SUBSETS, AIMS):
+        yield Cell(allow, several, aims, evaluator)
+
+
+def tried(cell: Cell, environment: Mapping[str, str] | None = None) -> Came:
+    """Run a cell."""
+    begin_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "optimizer.cli", *cell.words, "--out", f"{folder}/run", "-q", "--json"]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=RUN_S,
+                check=False,
+                env=environment and dict(environment),
+            )
+            code, out, err = done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired:
+            code, out, err = -1, "", f"no end within {RUN_S:g} s"
+    how, why = _judged(cell, code, out, err)
+    return Came(cell, how, why, time.monotonic() - begin_s)
+
+
+def _judged(cell: Cell, code: int, out: str, err: str) -> tuple[str, str]:
+    last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
+    if code == 2 and err.count("\n") == 1:
+        return ("refused", last) if any(reason in last for reason in REASONS) else ("wrong", last)
+    if code not in (0, 5):
+        return "wrong", last
+    problem = _wrong(cell, json.loads(out))
+    return ("wrong", problem) if problem else ("runs", "")
+
+
+def _wrong(cell: Cell, found: Mapping[str, Any]) -> str:
+    """Return what a study's result says that it should not, or "" where all is well."""
+    first = found["objective"]
+    if first.replace("mean", "latency") != min(cell.aims, key=list(OBJECTIVES).index):
+        return f"the objective is {first}"
+    if len(cell.aims) > 1 and len(found["front"]["objectives"]) != len(cell.aims):
+        return "there is no front"
+    if sorted(found["space"]["freedoms"]) != sorted(cell.allow.split(",")):
+        return f"the space has {found['space']['freedoms']}"
+    if ("workload" in found) != cell.several:
+        return "it is about another number of models"
+    best = found["best"]
+    if not found["predicted"]:
+        if best["max_rel_error"] is None and cell.evaluator != "table":
+            return "outputs were not compared"
+        if best["max_rel_error"] is not None and best["max_rel_error"] > best["tolerance"]:
+            return f"outputs are off by {best['max_rel_error']:g}"
+    return ""
+
+
+def table(came: Sequence[Came]) -> str:
+    """Return a table for people."""
+    lines = ["| evaluator | models | freedoms | " + " | ".join("+".join(a) for a in AIMS) + " |"]
+    lines.append("|" + " --- |" * (3 + len(AIMS)))
+    rows: dict[tuple[str, bool, str], dict[tuple[str, ...], str]] = {}
+    notes: dict[str, int] = {}
+    for each in came:
+        cell = each.cell
+        mark = "runs" if each.how == "runs" else f"{each.how} ({notes.setdefault(each.why, len(notes) + 1)})"
+        rows.setdefault((cell.evaluator, cell.several, cell.allow), {})[cell.aims] = mark
+    for (evaluator, several, allow), row in rows.items():
+        lines.append(
+            f"| {evaluator} | {'two' if several else 'one'} | {allow} | "
+            + " | ".join(row.get(a, "") for a in AIMS)
+            + " |"
+        )
+    counts = Counter((each.cell.evaluator, each.how) for each in came)
+    lines += ["", *(f"- {evaluator}: {count} {how}" for (evaluator, how), count in sorted(counts.items()))]
+    lines += ["", *(f"{number}. {why}" for why, number in notes.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Try cells, print each, write the table and what came as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--evaluator", nargs="+", default=list(ON), choices=list(ON))
+    parser.add_argument("--every", type=int, default=1, help="try each Nth cell only")
+    options = parser.parse_args()
+    came = []
+    for cell in list(cells(options.evaluator))[:: options.every]:
+        came.append(tried(cell))
+        last = came[-1]
+        sys.stdout.write(f"{last.how:8} {last.took_s:5.1f} s  {' '.join(cell.words)}  {last.why}\n")
+        sys.stdout.flush()
+        options.file.with_suffix(".json").write_text(json.dumps([asdict(each) for each in came], indent=1))
+    options.file.write_text(table(came))
+
+
+if __name__ == "__main__":
+    main()
