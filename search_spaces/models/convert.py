@@ -274,12 +274,22 @@ def _architecture(source: str) -> tuple[Any, tuple[int, ...]]:
     if library == "timm":
         import timm
 
-        module = timm.create_model(name, pretrained=False).eval()
-        return module, tuple(module.default_cfg["input_size"])
+        module = timm.create_model(name, pretrained=False)
+        return _seeded(module), tuple(module.default_cfg["input_size"])
     import torchvision
 
-    module = torchvision.models.get_model(name, weights=None).eval()
-    return module, (3, 299, 299) if name == "inception_v3" else (3, 224, 224)
+    module = torchvision.models.get_model(name, weights=None)
+    return _seeded(module), (3, 299, 299) if name == "inception_v3" else (3, 224, 224)
+
+
+def _seeded(module: Any) -> Any:
+    """Return a network without weights that are all zero: a converter would fold away what they multiply."""
+    import torch
+
+    for name, weights in module.named_parameters():
+        if name.endswith("weight") and not weights.any():
+            torch.nn.init.uniform_(weights, 0.5, 1.5)
+    return module.eval()
 
 
 def _flat(found: Any) -> Iterator[Any]:
