@@ -26,7 +26,6 @@ from optimizer.report.data import read_study
 from search_spaces.models import load
 from search_spaces.registry import make_space
 from search_spaces.space import EnumerableSpace
-from tests.adb_server import phone_in_farm
 from tests.commands import SEARCHED
 
 pytestmark = [pytest.mark.litert, pytest.mark.usefixtures("elsewhere")]
@@ -92,18 +91,16 @@ def _seeded(runner: PlanRunner) -> dict[str, np.ndarray[Any, Any]]:
 CASES = {
     "cost-model": [*PIXEL4, "1large,1small", *EVERY],
     "synthetic": ["--evaluator", "synthetic"],
-    "adb": ["--evaluator", "adb", "--device", "pixel", "--processors", "big"],
 }
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_files_for_another_device_compute_what_files_for_this_one_do(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: LitertSession
+    name: str, tmp_path: Path, here: LitertSession
 ) -> None:
-    with phone_in_farm(tmp_path, monkeypatch):
-        assert main([f"{MODEL}+spectrum", *CASES[name], "--budget", "4", "-q", "--out", "there"]) in SEARCHED
+    assert main([f"{MODEL}+spectrum", *CASES[name], "--budget", "4", "-q", "--out", "there"]) == 0
     assert main(["export", "there"]) == 0
-    assert main(["execute", "there"]) == (0 if name != "adb" else 4)  # the phone is gone
+    assert main(["execute", "there"]) == 0
     study = read_study(Path("there"))
     assert study.graph is not None
     lanes = dict(zip(dict.fromkeys(s.processor for s in study.best.stages), HERE, strict=False))
@@ -127,15 +124,16 @@ def models_of(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words", [["--processors", "cpu0,cpu1"], [*PIXEL4, "1large,1small"]], ids=["litert", "cost-model"]
+    "words", [["--processors", "cpu0,cpu1"], [*PIXEL4, "1large,1small", *EVERY]], ids=["litert", "cost-model"]
 )
 def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
-    several = [f"{MODEL}*2", "googlenet@0.25/64", *words, *EVERY, "--budget", "6", "-q", "--out", "several"]
+    several = [f"{MODEL}*2", *words, "--budget", "3", "-q", "--out", "several"]
     assert main(several) in SEARCHED
     for command in (["export", "several"], ["execute", "several"], ["explain", "several"]):
         assert main(command) == 0
     if words[0] == "--evaluator":
         assert main(["compare", "several", "several", "-q"]) == 0
+    assert "search_spaces" not in Path("several/export/desk.py").read_text()  # numpy and the runtime alone
     rng = np.random.default_rng(0)
     with models_of(Path("several/export"))("several/export") as mine:
         given = {
@@ -163,7 +161,7 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
         assert found[name] == wanted
     program = [sys.executable, "-I", "several/export/run_plan.py", "--runs", "2"]
     told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert told.count(" ms, expected were ") == 3
+    assert told.count(" ms, expected were ") == 2
 
 
 def _alone(folder: Path) -> Path:
