@@ -25,6 +25,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rewrites.lower import Lowering
+from search_spaces.states import State
 
 Law = Literal["latency", "period", "sum", "memory"]
 """How costs of parts make the cost of a plan: its longest path, its busiest lane, their sum, or sizes of tensors."""
@@ -174,11 +175,15 @@ class PricedSession(ForwardingSession):
         self.how = tuple(how)
         self._lowerings: dict[str, Lowering] = {}
         # The numbers of its candidates are no latencies.
-        self.capabilities = replace(self.capabilities, pause=False, stream=False, states=False, figures=True)
+        self.capabilities = replace(self.capabilities, pause=False, stream=False, figures=True)
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
         return super().fingerprint() | {"objective": [each.objective.name for each in self.how]}
+
+    def in_state(self, state: State) -> PricedSession:
+        """See :class:`~evaluators.base.Session`."""
+        return PricedSession(self.inner.in_state(state), self.how)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
         """See :class:`~evaluators.base.Session`."""

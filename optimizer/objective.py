@@ -73,7 +73,6 @@ def check_several(config: StudyConfig) -> None:
     """
     asked = {
         "--storage": config.storage,
-        "--state": config.state,
         "--warm-start": config.warm_start,
         "--max-energy": config.max_energy,
         "--input": config.input,

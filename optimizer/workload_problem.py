@@ -92,7 +92,13 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     objectives = workload_objectives(config.objective)
     if any(o.name == "misses" for o in objectives) and not workload.deadlines:
         raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
-    if any(o.law == "sum" for o in objectives):  # how long the system's own processes really ran, nobody knows
+    if len(objectives) > 1 and config.state:
+        raise UsageError(
+            f"--objective {', '.join(config.objective)}: one at a time is known in states",
+            "leave one, or leave out --state",
+        )
+    # How long processes that share cores really ran, nobody knows, and no state names them.
+    if config.state or any(o.law == "sum" for o in objectives):
         threads = processes = False
     named = workload_baselines(space, threads=threads, processes=processes)
     lanes = baseline_lanes(space, threads=threads, processes=processes)

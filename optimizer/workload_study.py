@@ -30,6 +30,7 @@ from optimizer.history import OPTIMUM, History, Trial
 from optimizer.loop import Loop, in_space
 from optimizer.pareto import Front
 from optimizer.records import Record
+from optimizer.robust import in_states
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
 from optimizer.study_ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
@@ -39,18 +40,21 @@ from optimizer.workload_memory import Memory
 from optimizer.workload_problem import AUTO, Problem, read_problem
 from optimizer.workload_ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
 from optimizer.workload_result import WorkloadResult, summary
-from optimizer.workload_search import WorkloadProposer
+from optimizer.workload_search import STEPS, WorkloadProposer
 from optimizer.workload_starts import shared_starts
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
 from search_spaces.constraints import infeasible
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import RewriteError, UnavailableError
 from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.pools import lanes_of
 from search_spaces.registry import freedoms_of, make_workload_space
 from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload_space import WorkloadSpace
 
 _PRICES, _NO_OTHER = "prices", "the best predicted plan"
+_SHARED_STEPS = 50  # a prediction of a split plan takes milliseconds
 _OPTIMA, _TOLD_TURNS, _TOLD_RUNS, _TOLD_S = 4, 3, 3, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
@@ -179,14 +183,16 @@ def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) 
 def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> WorkloadResult:
     problem, config = study.problem, study.config
     memory = Memory(problem.workload, problem.joined)
-    study.simulator = simulator = _prices(study, run, session, memory)
+    study.simulator = _prices(study, run, session, memory)
     history = study.history
     study.runs = RunFilter(counters_of(session))
     lanes = problem.space.platform
     study.asked = asked = [workload_pricing(o, problem.workload, lanes, session) for o in problem.objectives]
     priced = PricedSession(session, asked)
     told: Session = priced if len(asked) > 1 or asked[0].of_run != asked[0].objective.name else session
-    predict = _predictor(simulator, memory, asked[0])
+    if config.state:
+        told = in_states(told, Platform(lanes.name, lanes_of(lanes)), config.state, config.robust)
+    predict = _predictor(study, told, memory)
     proposer, queue = _first(study, memory, predict)
 
     def notify(trial: Trial) -> None:
@@ -248,19 +254,21 @@ def _first(
     starts = first_plans(problem.space)
     plans = [b.plan for b in starts]
     variants = problem.variants
+    steps = STEPS
     if isinstance(problem.space, SharedWorkloadSpace) and study.simulator is not None:
+        steps = _SHARED_STEPS
         cut = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
         plans += WorkloadProposer(cut, predict, plans, config.seed).ranking(1)  # so that more freedom is never worse
         plans += shared_starts(problem.space, study.simulator)
     if variants is not None and any(variants.of):
         lanes = problem.space.platform
         plain = make_workload_space(config.allow, problem.workload, problem.joined, lanes, config.max_stages)
-        plans += WorkloadProposer(plain, predict, plans, config.seed).ranking(1)
+        plans += WorkloadProposer(plain, predict, plans, config.seed, steps).ranking(1)
         problem.baselines += twins(problem.space, problem.baselines, variants, predict)
         problem.baselines += (Baseline(PLAIN, plans[-1]),)
         limited = problem.workload.memory_limit_nbytes is not None
         plans += decomposed(problem.space, plans, variants, memory.sparing(variants.sets) if limited else {})
-    proposer = WorkloadProposer(problem.space, predict, plans, config.seed)
+    proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps)
     best = proposer.ranking(1)[0]  # plans that break the limit come after all others
     if memory.violations(best) and (broken := memory.violations(min((best, *plans), key=memory.of_plan))):
         raise infeasible(*broken)
@@ -299,13 +307,23 @@ def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Mem
     return simulator
 
 
-def _predictor(simulator: WorkloadSimulator, memory: Memory, how: WorkloadPricing) -> Callable[[Plan], float]:
+def _predictor(study: _Study, told: Session, memory: Memory) -> Callable[[Plan], float]:
+    """Return what predicts the first objective of a plan; infinite where it cannot be run, or breaks the limit.
+
+    Args:
+        told: predicts it in all states of the platform, where a person names some.
+    """
+    graph, simulator, how = study.problem.joined.graph, study.simulator, study.asked[0]
+
     def predict(plan: Plan) -> float:
-        if memory.violations(plan):
+        if memory.violations(plan) or simulator is None:
             return math.inf
         try:
-            return how.value(plan, simulator.run(plan, known=True))
-        except UnavailableError:
+            if not study.config.state:
+                return how.value(plan, simulator.run(plan, known=True))
+            with closing(told.load(graph, plan)) as candidate:
+                return float(candidate.run(1).latency_s[0])
+        except (RewriteError, UnavailableError):  # what is split may need all that a triple computes
             return math.inf
 
     return predict

@@ -26,7 +26,7 @@ def test_a_freedom_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) 
 
 def test_several_models_are_asked_what_they_know(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "squeezenet1_1@0.25/64", "--model", "mobilenet_v1@0.25/128", *STUDY]
-    for option in (["--storage", "sqlite:///x.db", "--study", "x"], ["--state", "hot:gpu=2"], ["--warm-start", "x"]):
+    for option in (["--storage", "sqlite:///x.db", "--study", "x"], ["--warm-start", "x"]):
         assert main([*words, *option]) == 2
         assert f"{option[0]}: is not supported with several models" in capsys.readouterr().err
 

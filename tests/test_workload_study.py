@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
 from optimizer.config import parse_config
 from optimizer.workload_problem import read_problem
@@ -91,7 +92,7 @@ def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.Ca
         (["--model", "squeezenet1_1", "--model", "squeezenet1_1"], 2, "twice"),
         (["--model", "squeezenet1_1x2", "--objective", "energy"], 2, "says nothing about powers"),
         (["--model", "squeezenet1_1x2", "--deadline", "5"], 2, "of several models each has its own"),
-        (["--model", "squeezenet1_1x2", "--state", "hot"], 2, "is not supported with several models"),
+        (["--model", "squeezenet1_1x2", "--warm-start", "x"], 2, "is not supported with several models"),
         (["--model", "squeezenet1_1x2", "--sampler", "reinforce"], 2, "it knows no workloads"),
         (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2, "at least 1"),
         (["--workload", "missing.yaml"], 2, "missing.yaml: no such file"),
@@ -124,3 +125,53 @@ def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> 
     assert "timeline" in page
     events = json.loads(Path("told/best/trace.json").read_text())["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} <= {"cpu", "gpu"}
+
+
+def test_states_of_the_platform_are_allowed_for(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for words in ((), ("--state", "cool:", "--state", "hot:cpu=2")):
+        told = study(
+            capsys,
+            "--model",
+            "squeezenet1_1x2",
+            "--budget",
+            "4",
+            "--objective",
+            "makespan",
+            *words,
+            "--out",
+            f"{len(words)}",
+        )
+        found[words] = told["best"]["latency_ms"]["median"]
+    usual, worst = found.values()
+    assert usual < worst
+
+
+@pytest.mark.parametrize("name", ["latency-p99", "energy", "memory", "occupancy", "throughput"])
+def test_several_models_have_the_objectives_of_one(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    powers = ["--power", "cpu=2", "--power", "gpu=1"] if name == "energy" else []
+    words = ["--model", "squeezenet1_1@0.25/64,googlenet@0.25/64", "--allow", "cuts,branches", "--budget", "4"]
+    found = study(capsys, *words, "--objective", name, *powers)
+    key = OBJECTIVES[name].key
+    best = found["best"][key]["median"]
+    others = [each[key]["median"] for each in found["baselines"].values() if each[key]]
+    assert 0.0 < best <= min(others) * (1 + 1e-9)
+    assert found["space"]["freedoms"] == ["cuts", "branches"]
+
+
+def test_several_models_have_a_front(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--model",
+        "squeezenet1_1@0.25/64*2",
+        "--budget",
+        "4",
+        "--objective",
+        "makespan",
+        "--objective",
+        "occupancy",
+    ]
+    found = study(capsys, *words, "--out", "front")
+    assert len(found["front"]["objectives"]) == 2
+    assert main(["report", "front"]) == 0
+    again = study(capsys, *words, "--out", "front")
+    assert again["front"] == found["front"]

@@ -112,16 +112,22 @@ class CostModelEvaluator(Evaluator):
         """See :class:`~evaluators.base.Evaluator`; errors are those of :meth:`prepare`."""
         with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
 
-            def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
-                work_s, _, slowed = session.simulator_of(lowered).stage(lane, operators)
-                return JobCost(work_s, slowed)
+            def made(of: CostModelSession) -> PredictedSession:
+                def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
+                    work_s, _, slowed = of.simulator_of(lowered).stage(lane, operators)
+                    return JobCost(work_s, slowed)
 
-            simulator = WorkloadSimulator(workload, joined, platform, price, session.errors)
-            made = PredictedSession(simulator, objective, session.fingerprint(), session.powers_w())
+                simulator = WorkloadSimulator(workload, joined, platform, price, of.errors)
+                facts, powers = session.fingerprint(), session.powers_w()
+                return PredictedSession(
+                    simulator, objective, facts, powers, lambda state: made(session.in_state(state))
+                )
+
+            usual = made(session)
             try:
-                yield made
+                yield usual
             finally:
-                made.closed = True
+                usual.closed = True
 
 
 class CostModelSession(SimulatedSession):

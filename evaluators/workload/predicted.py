@@ -23,6 +23,7 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rewrites.lower import Lowered
+from search_spaces.states import State
 from search_spaces.workload import Workload
 
 _MOST_COSTS = 1 << 16
@@ -133,18 +134,25 @@ class WorkloadSimulator:
 
 
 class PredictedSession(Session):
-    """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it."""
+    """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it.
 
-    capabilities = Capabilities(decompose=True, powers=True)
+    Args:
+        powers: watts of lanes, where they are known.
+        in_state: returns what predicts plans in a state of the platform.
+    """
+
+    capabilities = Capabilities(decompose=True, powers=True, states=True)
 
     def __init__(
         self,
         simulator: WorkloadSimulator,
         objective: Objective,
         facts: Mapping[str, Any],
-        powers: Mapping[str, float] = MappingProxyType({}),
+        powers: Mapping[str, float],
+        in_state: Callable[[State], PredictedSession],
     ) -> None:
         self.simulator = simulator
+        self._in_state = in_state
         self._powers = dict(powers)
         self._objective = objective
         self._facts = dict(facts)
@@ -157,6 +165,10 @@ class PredictedSession(Session):
     def powers_w(self) -> dict[str, float]:
         """See :class:`~evaluators.base.Session`."""
         return dict(self._powers)
+
+    def in_state(self, state: State) -> PredictedSession:
+        """See :class:`~evaluators.base.Session`."""
+        return self._in_state(state)
 
     def price(
         self,
