@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import Batch, Evaluator, EvaluatorCapabilities, Session, capabilities_of
+from evaluators.base import Agreement, Batch, Evaluator, EvaluatorCapabilities, Session, capabilities_of
 from evaluators.forwarding import (
     Forwarding,
     ForwardingCandidate,
@@ -35,7 +35,7 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Limits, Platform
 from search_spaces.plugins import foreign, time_limit
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import Lowered, Lowering, as_it_stands
 from search_spaces.states import State
 from search_spaces.workload import Workload
 
@@ -153,15 +153,22 @@ class _Session(_Guarded, ForwardingSession):
         return self._limits.run_s if short else self._limits.load_s
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> _Candidate:
-        if self.capabilities.rewrites or plan.dispatch != "static":
-            inner: Any = self.call(Session.load, graph, plan, fresh=fresh)
-        else:
-            lowered = self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
-            inner = self.call(Session.load, lowered.graph, lowered.plan, fresh=fresh)
-            if lowered.rewritten:
-                comparable = lowered.keeps != "approximation"
-                inner = LoweredCandidate(inner, len(plan.stages), lowered.stage_of, comparable=comparable)
+        lowered = self._lowered(graph, plan)
+        inner: Any = self.call(Session.load, lowered.graph, lowered.plan, fresh=fresh)
+        if lowered.rewritten:
+            comparable = lowered.keeps != "approximation"
+            inner = LoweredCandidate(inner, len(plan.stages), lowered.stage_of, comparable=comparable)
         return _Candidate(inner, self.what, len(plan.stages), self._limits.run_s)
+
+    def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
+        lowered = self._lowered(graph, plan)
+        return self.call(Session.deploy, folder, lowered.graph, lowered.plan)
+
+    def _lowered(self, graph: Graph, plan: Plan) -> Lowered:
+        """Return a plan as the inner session takes it."""
+        if self.capabilities.rewrites or plan.dispatch != "static":
+            return as_it_stands(graph, plan)
+        return self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
 
     def in_state(self, state: State) -> _Session:
         return _Session(self.call(Session.in_state, state), self.what, self._limits)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from optimizer.run import RunFolder
 
 Model = str | PathLike[str]
+
+
+class Module(Protocol):
+    """A ``torch.nn.Module``, of which only torch itself knows more."""
+
+    def eval(self) -> Any:
+        """Return the module, for inference."""
+        ...
 
 
 class Options(TypedDict, total=False):
@@ -61,9 +69,10 @@ class Options(TypedDict, total=False):
 
 
 def optimize(
-    model: Model | Sequence[Model],
+    model: Model | Sequence[Model] | Module,
     *,
     budget: int = 200,
+    example_inputs: Sequence[Any] | None = None,
     on_trial: Callable[[Trial], None] | None = None,
     progress: bool = False,
     **options: Unpack[Options],
@@ -71,7 +80,10 @@ def optimize(
     """Search for the fastest plan of a model, or of several at once, and return what was found.
 
     Args:
-        model: name of a built-in model (``vgg16``), a ``.tflite`` file, a workload's YAML file, or several of them.
+        model: name of a built-in model (``vgg16``), a ``.tflite`` file, a model that is converted (``net.onnx``,
+            ``net.pt2``, ``torchvision:resnet18``), a workload's YAML file, or several of them; or, with
+            ``example_inputs``, a ``torch.nn.Module``.
+        example_inputs: what a module is called with, one tensor each.
         budget: distinct plans to measure at most.
         on_trial: called after each trial; an exception of it ends the study, and what was measured is kept.
         progress: whether to show a bar on stderr.
@@ -87,7 +99,12 @@ def optimize(
     from optimizer.study import run_study
     from optimizer.study_ends import Interrupted
 
-    config = _config(model, budget, options)
+    if isinstance(model, str | PathLike | Sequence):
+        config = _config(model, budget, options)
+    else:
+        from search_spaces.models.convert import converted_module
+
+        config = _config(converted_module(model, example_inputs or ()), budget, options)
     with _watching(config, on_trial, progress=progress) as watcher:
         try:
             return run_study(config, watcher, ["optimizer.optimize"])
@@ -113,7 +130,7 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
     # Whoever calls this could run any code anyway.
     processors = given.get("processors") or ()
     named = processors.split(",") if isinstance(processors, str) else processors
-    allow(*filter(None, [given.get("sampler"), given.get("custom_ops"), *named]))
+    allow(*filter(None, [given.get("sampler"), given.get("custom_ops"), *named, *(str(m) for m in models)]))
     return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget})
 
 

@@ -449,13 +449,11 @@ def _disturbances(result: Result) -> list[str]:
 def _next(result: Result) -> list[Text]:
     if result.verdict is None:
         return []
-    plan = str(result.run_dir / "best" / "plan.json")
     folder = Text("run folder  ").append(str(result.run_dir))
-    if result.deployed is None:  # the evaluator has no files to run
-        if isinstance(result, WorkloadResult):
-            again = shlex.join(["optimize", "execute", str(result.run_dir)])
-            return [folder, Text("run it      ").append(again, style="cyan")]
-        return [folder]
+    if result.deployed is None or not any("cores" in p.options for p in result.platform.processors):
+        again = shlex.join(["optimize", "execute", str(result.run_dir)])  # no files for this machine
+        return [folder, Text("run it      ").append(again, style="cyan")]
+    plan = str(result.run_dir / "best" / "plan.json")
     runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
     quoted = json.dumps(plan, ensure_ascii=False)
     return [

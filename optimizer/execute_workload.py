@@ -88,9 +88,15 @@ def _lines(document: dict[str, Any]) -> list[str]:
         told = document["failures"].get(instance)
         shown_name = instance if instance.isprintable() else shown(instance)
         lines.append(f"{shown_name}: {told or f'{took_ms:.4g} ms'}")
-    if (outputs := document.get("outputs")) is not None:
-        verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
-        lines.append(f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole models'")
-    elif "outputs" in document:
-        lines.append("all of this is predicted: nothing was run")
-    return lines
+    return [*lines, *outputs_lines(document)]
+
+
+def outputs_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return in words what a document tells of ``outputs``: nothing where it does not look at them."""
+    if "outputs" not in document:
+        return []
+    if (outputs := document["outputs"]) is None:
+        predicted = document["predicted"]
+        return ["all of this is predicted: nothing was run" if predicted else "the evaluator returns no outputs"]
+    verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
+    return [f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole model's"]

@@ -41,10 +41,9 @@ def explain_run(path: Path) -> Explanation:
 
 def explain(study: Study) -> Explanation:
     """Explain a study that was read; see :func:`explain_run`."""
-    several = "workload" in study.result
-    if several or study.objective != LATENCY or study.result.get("front"):
+    if study.objective != LATENCY or study.result.get("front"):
         raise RunFolderError(
-            f"{study.path}: its plan {'is of several models' if several else 'was not chosen by the latency alone'}",
+            f"{study.path}: its plan was not chosen by the latency alone",
             "plans for the latency of one model are explained; optimize report shows what others were chosen by",
         )
     with model_of(study) as model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from evaluators.measurement.final import Ratio
@@ -150,20 +150,25 @@ def _baselines(found: Explanation) -> Table:
     return Table("Baselines", columns, rows)
 
 
-def render(found: Explanation) -> Group:
+def head(found: Explanation) -> str:
+    """Return what is explained."""
+    return f"{found.run}: {_borders(found.plan)}"
+
+
+def render(title: str, told: Iterable[Block]) -> Group:
     """Return what a person reads in a terminal."""
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
-    parts: list[RichText | RichTable] = [RichText(f"{found.run}: {_borders(found.plan)}", style="bold")]
-    for block in blocks(found):
+    parts: list[RichText | RichTable] = [RichText(title, style="bold")]
+    for block in told:
         parts.append(RichText())
         if isinstance(block, Text):
             parts.append(RichText(block.text))
         elif isinstance(block, Table):
-            title = RichText(block.caption, style="bold")
-            table = RichTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+            caption = RichText(block.caption, style="bold")
+            table = RichTable(title=caption, title_justify="left", box=None, pad_edge=False, header_style="bold")
             for i in block.used:
                 column = block.columns[i]
                 table.add_column(column.name, justify="right" if column.form else "left")

@@ -11,6 +11,7 @@ import shlex
 import socket
 import socketserver
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,11 @@ class PhoneServer(socketserver.ThreadingTCPServer):
             return 0, "Current Battery Service state:\n  level: 80\n  temperature: 315\n", ""
         elif name == "cat":
             return 0, "1804800\n", ""
+        elif name == "sh":
+            done = subprocess.run(
+                ["sh", str(self.file(rest[0])), *rest[1:]], capture_output=True, text=True, check=False
+            )
+            return done.returncode, done.stdout, done.stderr
         elif self.file(name).is_file():
             return self._benchmark(rest)
         else:

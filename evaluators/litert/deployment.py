@@ -119,6 +119,28 @@ def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
     return found | {graph.views[t][0] for t in found if t in graph.views}
 
 
+def runs_here(path: Path) -> bool:
+    """Return whether a plan of one model has files and names the cores of its processors, for LiteRT's lanes to run."""
+    document = _peek(path)
+    try:
+        return "files" in document and all("cores" in p["options"] for p in document["platform"]["processors"])
+    except (KeyError, TypeError):
+        return False
+
+
+def has_files(path: Path) -> bool:
+    """Return whether a plan, of one model or several, names stage files."""
+    return bool({"files", "seats"} & set(_peek(path)))
+
+
+def _peek(path: Path) -> Mapping[str, Any]:
+    try:
+        document = parsed_json(read_bounded(path / "plan.json" if path.is_dir() else path, _MAX_NBYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def read_deployment(path: Path) -> Deployment:
     """Read ``plan.json`` and check it and every stage file beside it.
 
@@ -221,7 +243,13 @@ def _stage_graph(document: Mapping[str, Any]) -> Graph:
 
 
 def platform_of(data: Mapping[str, Any]) -> Platform:
-    """Return the lanes that a plan's file describes; errors are those of wrong types and missing fields."""
+    """Return the lanes that a plan's file describes; errors are those of wrong types and missing fields.
+
+    Raises:
+        PlanError: they are those of another device.
+    """
+    if any("cores" not in entry["options"] for entry in data["processors"]):
+        raise PlanError(f"its processors are those of {data['name']}", "run it there, by the run_plan.py of its export")
     processors = []
     for entry in data["processors"]:
         if entry["kind"] not in ("cpu", "gpu", "npu"):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from optimizer.cli.parsing import Parser, add_common, add_model, tell
+from search_spaces.allowed_code import allow
 
 
 def models(parser: Parser, arguments: list[str]) -> int:
@@ -39,6 +40,7 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
 
     if options.picture is not None:
         check_picture(options.picture)
+    allow(options.model)
     found = inspect_graph(load(options.model, options.input_shape or (), signature=options.signature))
     if options.picture is not None:
         write_picture(found, options.picture)

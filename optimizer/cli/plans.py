@@ -49,16 +49,28 @@ def explain(parser: Parser, arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.explain import explain_run
+    from optimizer.console import make_console
+    from optimizer.execute_hosted import has_several
+    from optimizer.explain_text import blocks, head, render
 
-    found = explain_run(options.run)
-    if options.json:
-        print(json.dumps(found.to_json(), indent=2))
+    if has_several(options.run):
+        from optimizer.explain_workload import explain_workload
+
+        several = explain_workload(options.run)
+        document, title, told = (
+            several.to_json(),
+            f"{options.run}: {several.objective} of several models",
+            several.blocks(),
+        )
     else:
-        from optimizer.console import make_console
-        from optimizer.explain_text import render
+        from optimizer.explain import explain_run
 
-        make_console().print(render(found), crop=False)
+        found = explain_run(options.run)
+        document, title, told = found.to_json(), head(found), blocks(found)
+    if options.json:
+        print(json.dumps(document, indent=2))
+    else:
+        make_console().print(render(title, told), crop=False)
     return 0
 
 
@@ -95,11 +107,20 @@ def export(parser: Parser, arguments: list[str]) -> int:
     """Do ``optimize export``."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder (default: RUN/export)")
+    parser.add_argument(
+        "--target",
+        choices=("linux", "android", "openvino", "onnxruntime", "model-explorer"),
+        default="linux",
+        help="what runs it (default: linux)",
+    )
+    parser.add_argument("--fallback", action="store_true", help="with the whole model, for the runner to compare with")
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run
 
-    found = export_run(options.run, options.out or options.run / "export")
+    found = export_run(
+        options.run, options.out or options.run / "export", fallback=options.fallback, target=options.target
+    )
     if options.json:
         fallback = None if found.fallback is None else {"processor": found.fallback}
         print(

@@ -203,9 +203,8 @@ def _config(options: argparse.Namespace) -> StudyConfig:
         from optimizer.config import StudyConfig, parse_config
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
-    allow(
-        *filter(None, [options.sampler, options.custom_ops, *(options.processors or "").split(",")])
-    )  # typed, so that they may load code
+    typed = [options.sampler, options.custom_ops, *(options.model or ()), *(options.processors or "").split(",")]
+    allow(*map(str, filter(None, typed)))  # so that they may load code
     if options.model is not None:
         return parse_config(given)
     from optimizer.sharing import joined

@@ -1,32 +1,53 @@
-"""``optimize export``: stage files, plan, runners, and the settings that reproduce the plan, in one folder."""
+"""``optimize export``: stage files, plan, runners, and the settings that reproduce the plan, in one folder.
+
+Files that this machine ran are linked where the file system allows it, so that a run folder holds weights once. A plan
+that was predicted, or measured by an evaluator without files, is cut from its models here.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from evaluators.litert.deployment import read_deployment
+from evaluators.litert.deployment import has_files, read_deployment, write_deployment
 from evaluators.litert.runtimes import LITERT, PACKAGES
 from evaluators.litert.settings import compile_settings
-from evaluators.litert.workload_files import is_workload_plan
+from evaluators.litert.workload_files import is_workload_plan, read_workload_plan, write_workload
 from evaluators.objectives import OBJECTIVES
-from optimizer.export.run_plan import kernels
+from evaluators.workload import desk
+from evaluators.workload.lowered import Lowerings
+from optimizer.execute_hosted import open_problem
+from optimizer.export.run_plan import excludes, kernels
+from optimizer.export.targets import FILES, add_target
 from optimizer.files import disk_errors, write_atomic, write_json
-from optimizer.report.data import Study, read_study
+from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError, UsageError, printable
+from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
-from search_spaces.platform import Processor
+from search_spaces.platform import Platform, Processor
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.wording import plural
+from search_spaces.workload import Workload
+
+if TYPE_CHECKING:
+    from evaluators.litert.workload import LitertWorkload
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
 _CC = ("run_plan.cc", "CMakeLists.txt")
+_DESK = "desk.py"
+_OURS = (WHOLE, "plan.txt", _DESK, *FILES, *_CC)
+_USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
+"""Options of a device's processors that its description may leave out, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +56,7 @@ class Exported:
 
     Attributes:
         files: names, sorted.
-        fallback: the processor on which the runner in Python can run the whole model; None where none computes the same
-            outputs as the plan.
+        fallback: the processor on which the runner in Python can run the whole model; None where none was asked for.
     """
 
     folder: Path
@@ -44,66 +64,169 @@ class Exported:
     fallback: str | None
 
 
-def export_run(run: Path, out: Path) -> Exported:
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """What :func:`write_workload` reads of a session, of a plan that no session of ours has measured."""
+
+    workload: Workload
+    joined: JoinedGraph
+    platform: Platform
+    lowerings: Lowerings
+
+    def digest(self, graph: Graph) -> str:
+        """Return the digest of a model's file."""
+        if graph.source is None:
+            raise RunFolderError(f"model {graph.name!r} has no file", "stage files are cut from models that have one")
+        return graph.source.content_digest()
+
+
+def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "linux") -> Exported:
     """Write the best plan of a finished study to a folder.
 
-    The runners compare what stages take with what they took when the plan was found. The one in Python can also compare
-    the plan with the whole model on one processor.
+    The runners compare what stages take with what they took when the plan was found.
+
+    Args:
+        fallback: write the whole model, too, for the runner in Python to compare with; the folder holds weights twice.
+        target: what runs it; see :mod:`optimizer.export.targets`.
 
     Raises:
-        RunFolderError: the study is not finished, or has no stage files.
+        RunFolderError: the study is not finished, its model has no file, or it has no fallback.
         UsageError: the folder holds something else, or cannot be written.
     """
     study = read_study(run)
     best = run / "best"
     if not study.result.get("complete", True):
         raise RunFolderError(f"{run}: the study is not finished", f"resume with: optimize --out {run} and its options")
-    if "workload" in study.result:
-        files = f"its files in {best} are complete" if is_workload_plan(best) else "its evaluator writes no files"
-        raise RunFolderError(
-            f"{run}: a plan of several models is not exported; {files}", f"optimize execute {run} runs it"
-        )
-    if not (best / "stage_0.tflite").exists():
-        raise RunFolderError(
-            f"{run}: the study has no stage files: its evaluator, {study.result['evaluator']!r}, only predicts",
-            "search on the device: --evaluator litert",
-        )
-    read_deployment(best)  # what is handed on is checked once more
+    several = "workload" in study.result
+    if has_files(best):  # what is handed on is checked once more
+        read_workload_plan(best) if several else _check_deployment(best)
+    elif not several and (study.graph is None or study.graph.source is None):
+        why = study.missing or f"model {study.graph.name if study.graph else ''!r} has no file"
+        raise RunFolderError(f"{run}: {why}", "stage files are cut from the study's model")
     with disk_errors(out, "give --out a folder that you can write to"):
         out.mkdir(parents=True, exist_ok=True)
         strangers = sorted(p.name for p in out.iterdir())
         if strangers and "plan.json" not in strangers:
             raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
-        for stale in (*out.glob("stage_*.tflite"), *(out / name for name in (WHOLE, "plan.txt", *_CC))):
+        for stale in (*out.glob("stage_*.tflite"), *(out / name for name in _OURS)):
             stale.unlink(missing_ok=True)
-        for file in sorted(best.glob("stage_*.tflite")):
-            shutil.copyfile(file, out / file.name)
-        document = parsed_json(read_bounded(best / "plan.json"))
-        document["expected"] = _expected(study)
-        fallback = _fallback(study, document)
-        if fallback is not None and study.graph is not None:
-            cut_stage(study.graph, tuple(range(len(study.graph.operators)))).write(out / WHOLE)
-            document["fallback"] = {"file": WHOLE, "processor": _plain(fallback)}
+        for stale in out.glob("model_*"):
+            shutil.rmtree(stale)
+        document = _write_several(study, out) if several else _write_one(study, out)
+        if fallback:
+            _write_whole(study, document, out)
         write_json(out / "plan.json", document)
-        write_json(out / "delegates.json", _delegates(study, document))
-        if _runs_in_cc(document):
-            write_atomic(out / "plan.txt", printable(_in_words(document)).encode())
-        for name in ("run_plan.py", *(_CC if _runs_in_cc(document) else ())):
+        write_json(out / "delegates.json", _delegates(document))
+        if target == "android" and _runtimes(document) != [LITERT]:
+            raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
+        write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
+        for name in ("run_plan.py", *_CC):
             write_atomic(out / name, (_HERE / name).read_bytes())
-        write_atomic(out / "README.md", printable(_readme(study, document)).encode())
-    written = tuple(sorted(p.name for p in out.iterdir()))
-    return Exported(out, written, fallback.name if fallback is not None and WHOLE in written else None)
+        if several:
+            write_atomic(out / _DESK, _queue_law().encode())
+        more = add_target(target, study, document, out)
+        write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
+    written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
+    return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None)
 
 
-def _expected(study: Study) -> dict[str, Any]:
-    """Return what the plan took when it was found."""
+def _check_deployment(best: Path) -> None:
+    """Check files of one model; those of another device's processors have no cores to be read."""
+    if all("cores" in p["options"] for p in parsed_json(read_bounded(best / "plan.json"))["platform"]["processors"]):
+        read_deployment(best)
+
+
+def _write_one(study: Study, out: Path) -> dict[str, Any]:
+    """Bring the stage files of a plan of one model, and return the document beside them."""
+    best, graph = study.path / "best", study.graph
+    if has_files(best):
+        for file in (*sorted(best.glob("stage_*.tflite")), *best.glob("inputs.npz")):
+            _link(file, out / file.name)
+    elif graph is not None and graph.source is not None:
+        lowered = Lowering(graph).lower(study.best)
+        digest = lowered.graph.source.content_digest() if lowered.graph.source is not None else ""
+        write_deployment(out, lowered.graph, lowered.plan, _usual(study.platform), digest)
+    document: dict[str, Any] = parsed_json(read_bounded((best if has_files(best) else out) / "plan.json"))
+    document["expected"] = _expected(study, len(document["files"]))
+    return document
+
+
+def _write_several(study: Study, out: Path) -> dict[str, Any]:
+    """Bring the stage files of a plan of several models, and return the document above their folders."""
+    best = study.path / "best"
+    if is_workload_plan(best):
+        for file in sorted(best.glob("model_*/*")):
+            (out / file.parent.name).mkdir(exist_ok=True)
+            _link(file, out / file.parent.name / file.name)
+        document: dict[str, Any] = parsed_json(read_bounded(best / "plan.json"))
+    else:
+        with open_problem(study.path) as (_, problem, plan):
+            platform = _usual(problem.platform)
+            models = _Models(problem.workload, problem.joined, platform, Lowerings(problem.joined, platform))
+            write_workload(cast("LitertWorkload", models), out, plan)
+        document = parsed_json(read_bounded(out / "plan.json"))
+    found = study.result["workload"]["outcomes"]["best"]
+    names = ("instances_ms", "mean_ms", "makespan_ms")
+    document["expected"] = {"objective": study.result["objective"]} | {name: found[name] for name in names}
+    return document
+
+
+def _usual(platform: Platform) -> Platform:
+    """Return a platform whose processors have the options that runners read."""
+    lanes = (replace(p, options=_options(p)) for p in platform.processors)
+    return replace(platform, processors=tuple(lanes))
+
+
+def _options(processor: Processor) -> dict[str, Any]:
+    """Return a processor's options; those of a phone are flags of benchmark_model, and a mask of cores."""
+    known = dict(processor.options)
+    flags = dict(flag[2:].split("=", 1) for flag in known.get("flags", ()))
+    found: dict[str, Any] = {"threads": int(flags.get("num_threads", 1)), **_USUAL.get(processor.kind, {})}
+    if processor.kind == "gpu" and flags.get("gpu_precision_loss_allowed") == "false":
+        found["precision"] = "f32"
+    if "mask" in known:
+        mask = int(str(known["mask"]), 16)
+        found["cores"] = tuple(core for core in range(mask.bit_length()) if mask >> core & 1)
+    return found | known
+
+
+def _link(file: Path, to: Path) -> None:
+    """Give a file another name, or copy it to another file system; nothing writes into it under either."""
+    to.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.link(file, to)
+        return
+    shutil.copyfile(file, to)
+
+
+def _queue_law() -> str:
+    """Return the source of the law by which jobs queue, without what only a type checker reads."""
+    text = (Path(desk.__file__)).read_text(encoding="utf-8")
+    return text.replace("from search_spaces.plan import Dispatch\n", "")
+
+
+def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
+    """Write the whole model, as it runs on the processor that ran it fastest with the same outputs as the plan."""
+    found = None if "seats" in document else _fallback(study, document)
+    if found is None or study.graph is None:
+        raise RunFolderError(
+            f"{study.path}: the plan has no fallback",
+            "it takes several stages that use the same kernels, and a study of the latency that ran the model whole",
+        )
+    cut_stage(study.graph, tuple(range(len(study.graph.operators)))).write(out / WHOLE)
+    document["fallback"] = {"file": WHOLE, "processor": _plain(found)}
+
+
+def _expected(study: Study, stages: int) -> dict[str, Any]:
+    """Return what the plan took when it was found; of so many stages in files, splits have more than the plan."""
     objective = OBJECTIVES[str(study.result.get("objective", "latency")).split(",")[0]]
     entry = study.result["best"]
     found: dict[str, Any] = {"objective": objective.name}
     # Whatever was made small stands under the latency's name in a study that was read.
     if entry.get("latency_ms"):
         found[objective.key] = entry["latency_ms"]["median"]
-    if entry.get("stage_ms") and objective.law in ("latency", "period"):  # else these are no times
+    timed = entry.get("stage_ms") and objective.law in ("latency", "period")  # else these are no times
+    if timed and len(entry["stage_ms"]) == stages:
         found["stage_ms"] = entry["stage_ms"]
     return found
 
@@ -132,53 +255,73 @@ def _runtimes(document: Mapping[str, Any]) -> list[str]:
     return sorted({p["options"].get("runtime", LITERT) for p in document["platform"]["processors"]})
 
 
-def _runs_in_cc(document: Mapping[str, Any]) -> bool:
-    """Return whether the runner in C++ runs a plan: it knows LiteRT alone, and no tensors that are rows of others."""
-    return _runtimes(document) == [LITERT] and not document.get("views")
-
-
-def _delegates(study: Study, document: Mapping[str, Any]) -> dict[str, Any]:
+def _delegates(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return, for each processor of the plan, what its runtime is set to."""
-    used = [p["name"] for p in document["platform"]["processors"]]
+    lanes = _usual(recorded_platform(document["platform"])).processors
     return {
         "schema_version": 1,
         "accelerators": {"cpu": 1, "gpu": 2, "npu": 4},
-        "processors": {
-            name: {
-                "cores": list(study.platform[name].options.get("cores", ())),
-                "settings": compile_settings(study.platform[name], None),
-            }
-            for name in used
-        },
+        "processors": {p.name: {"cores": list(p.cores), "settings": compile_settings(p, None)} for p in lanes},
     }
 
 
-def _in_words(document: Mapping[str, Any]) -> str:
-    """Return the plan for programs that read no JSON: a line a tensor, a stage; key=value words."""
-    lanes = {p["name"]: p for p in document["platform"]["processors"]}
-    expected = document["expected"]
-    stage_ms = expected.get("stage_ms") or [0.0] * len(document["files"])
-    lines = [f"tensor {i} {tensor['nbytes']}" for i, tensor in enumerate(document["tensors"])]
-    lines += [f"{side} {_numbers(document[side])}" for side in ("inputs", "outputs")]
-    for entry, stage, ms in zip(document["files"], document["stages"], stage_ms, strict=True):
-        lines.append(f"stage {_stage_words(entry, lanes[stage['processor']], ms)}")
+def _in_words(document: Mapping[str, Any], folder: Path) -> str:
+    """Return the plan for programs that read no JSON: a line a processor, model, tensor, stage, instance."""
+    processors = document["platform"]["processors"]
+    number = {p["name"]: i for i, p in enumerate(processors)}
+    lines = [f"dispatch {document['dispatch']}"]
+    lines += [f"lane {_lane_words(p, processors)}" for p in processors]
+    if "seats" not in document:
+        used = [number[stage["processor"]] for stage in document["stages"]]
+        seat = {"name": document["model"]["name"], "model": 0, "requests": 1, "closed": True, "queue": 1}
+        seat |= {"releases_ns": [0], "priority": 0, "deadline_ns": 0, "lanes": [[lane] for lane in used]}
+        seat["after"] = [0] * len(used)  # stages of one model run in the order of the plan
+        models, seats = [(".", document)], [seat]
+    else:
+        count = 1 + max(seat["model"] for seat in document["seats"])
+        named = (f"model_{i}" for i in range(count))
+        models = [(name, parsed_json(read_bounded(folder / name / "plan.json"))) for name in named]
+        seats = [s | {"lanes": [[number[lane] for lane in job] for job in s["lanes"]]} for s in document["seats"]]
+    for name, model in models:
+        lines += [f"model {name}", *_model_lines(model)]
+    lines += [f"seat {_seat_words(seat)}" for seat in seats]
     return "\n".join(lines) + "\n"
 
 
-def _stage_words(entry: Mapping[str, Any], processor: Mapping[str, Any], expected_ms: float) -> str:
+def _lane_words(processor: Mapping[str, Any], processors: Sequence[Mapping[str, Any]]) -> str:
     options = processor["options"]
     words = {
-        "file": entry["file"],
         "kind": processor["kind"],
         **({"both": 1} if options.get("fallback") else {}),
         "threads": options.get("threads", 1),
         "cores": _numbers(options.get("cores", ())),
-        **({"precision": options["precision"]} if "precision" in options else {}),
-        "inputs": _numbers(entry["inputs"]),
-        "outputs": _numbers(entry["outputs"]),
-        "expected_ms": f"{expected_ms:.6g}",
+        **{name: options[name] for name in ("precision", "kernels", "runtime") if name in options},
+        "excludes": _numbers([i for i, other in enumerate(processors) if excludes(processor, other)]),
     }
     return " ".join(f"{key}={value}" for key, value in words.items())
+
+
+def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
+    views = {tensor: f" in={root},{first}" for tensor, root, first in model.get("views", ())}
+    for i, tensor in enumerate(model["tensors"]):
+        yield f"tensor {i} {tensor['nbytes']}{views.get(i, '')}"
+    for side in ("inputs", "outputs"):
+        yield f"{side} {_numbers(model[side])}"
+    stage_ms = model.get("expected", {}).get("stage_ms") or [0.0] * len(model["files"])
+    for entry, ms in zip(model["files"], stage_ms, strict=True):
+        reads, writes = _numbers(entry.get("reads", entry["inputs"])), _numbers(entry["outputs"])
+        yield f"stage file={entry['file']} inputs={reads} outputs={writes} expected_ms={ms:.6g}"
+
+
+def _seat_words(seat: Mapping[str, Any]) -> str:
+    words: dict[str, int | str] = {
+        name: int(seat[name]) for name in ("model", "requests", "closed", "priority", "deadline_ns", "queue")
+    }
+    words["releases_ns"] = _numbers(seat["releases_ns"])
+    words["lanes"] = ";".join(_numbers(job) for job in seat["lanes"])
+    jobs = range(len(seat["lanes"]))
+    words["needs"] = ";".join(_numbers([i for i in jobs if seat["after"][job] >> i & 1]) for job in jobs)
+    return " ".join([*(f"{key}={value}" for key, value in words.items()), f"name={'_'.join(seat['name'].split())}"])
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -195,29 +338,39 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _readme(study: Study, document: Mapping[str, Any]) -> str:
+def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
     needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
+    several = "seats" in document
+    rows = (
+        [
+            (seat["name"], f"model_{seat['model']}", " → ".join("/".join(job) for job in seat["lanes"]))
+            for seat in document["seats"]
+        ]
+        if several
+        else [
+            (str(i), entry["file"], stage["processor"])
+            for i, (entry, stage) in enumerate(zip(document["files"], document["stages"], strict=True))
+        ]
+    )
+    name, kind = (document["name"], "model") if several else (document["model"]["name"], "stage")
+    one = "`from run_plan import Models`" if several else "`from run_plan import Plan`"
     lines = [
-        f"# {escaped(document['model']['name'])} in {plural(len(document['files']), 'stage')}",
+        f"# {escaped(name)} in {plural(len(rows), kind)}",
         "",
         f"Found by study {escaped(study.manifest['study'])}; `plan.json` has the numbers it expects under `expected`.",
-        "",
-        "| stage | file | processor |",
+        "" if not study.predicted else f"They are predictions for {escaped(study.platform.name)}: nothing was run.\n",
+        "| instance | files | processors |" if several else "| stage | file | processor |",
         "|---|---|---|",
-    ]
-    lines += [
-        f"| {i} | {escaped(entry['file'])} | {escaped(stage['processor'])} |"
-        for i, (entry, stage) in enumerate(zip(document["files"], document["stages"], strict=True))
-    ]
-    lines += [
+        *(f"| {' | '.join(map(escaped, row))} |" for row in rows),
         "",
-        f"- `python run_plan.py` times it (needs {needs} and numpy); `from run_plan import Plan` runs it.",
+        f"- `python run_plan.py` times it (needs {needs} and numpy); {one} runs it.",
         *_fallback_lines(document),
     ]
-    if _runs_in_cc(document):
+    if _runtimes(document) == [LITERT]:  # the one in C++ refuses others in one line
         lines += [
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         ]
+    lines += [more] if more else []
     lines += ["- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.", ""]
     return "\n".join(lines)

@@ -1,27 +1,34 @@
-// Runs an exported plan with LiteRT's C++ API: every stage file on its processor, in the order of the plan.
+// Runs an exported plan with LiteRT's C++ API, of one model or of several that queue for the processors.
 //
-//   run_plan FOLDER [RUNS]                     times the plan on zeros, and compares the stages with what the plan expects
-//   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another; the outputs' bytes
-//                                              go to another one
+//   run_plan FOLDER [RUNS]                     times the plan on zeros, and compares with what it expects
+//   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another, of all models in
+//                                              their order; the outputs' bytes go to another one
 //
-// plan.txt in the folder is plan.json in words: one line a tensor, a stage. A stage that takes more than 1.2 times as
-// long as expected has drifted. The plan always runs: only the runner in Python can fall back to the whole model.
+// plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and instance. The stages of
+// one model run in the order of the plan, on one thread. Of several models, each processor is a thread that takes jobs by
+// the plan's law, as desk.py beside the plan tells it. A stage that takes more than 1.2 times as long as expected has
+// drifted. The plan always runs: only the runner in Python can fall back to the whole model.
 
 #include <sched.h>
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -36,7 +43,11 @@ namespace {
 
 constexpr double kSlower = 1.2;
 
-using Tensors = std::map<int, std::vector<std::uint8_t>>;  // their bytes, by number
+constexpr std::uint32_t kXnnpackFloat16 = 0xF;  // compute in float16 whatever the model says
+constexpr std::int64_t kNever = std::int64_t{1} << 62;
+
+using Bytes = std::vector<std::uint8_t>;
+using Words = std::map<std::string, std::string>;  // "key=value" words of a line
 
 template <typename T>
 T Must(litert::Expected<T> found, const std::string& what) {
@@ -52,45 +63,100 @@ void Must(litert::Expected<void> done, const std::string& what) {
   if (!done) throw std::runtime_error(what + ": " + std::string(done.Error().Message()));
 }
 
-// A stage as a line of plan.txt has it.
-struct StageLine {
-  std::string file, kind, precision;
+// A processor as a line of plan.txt has it.
+struct LaneLine {
+  std::string kind, precision, kernels;
   bool both = false;
   int threads = 1;
-  std::vector<int> cores, inputs, outputs;
+  std::vector<int> cores, excludes;
+};
+
+// A stage file, and the tensors that it reads and writes, by number.
+struct StageLine {
+  std::string file;
+  std::vector<int> inputs, outputs;
   double expected_ms = 0.0;
 };
 
-struct PlanText {
-  std::map<int, std::size_t> nbytes;  // of each tensor
+// A tensor, which may be rows of another one.
+struct TensorLine {
+  std::size_t nbytes = 0, first = 0;
+  int root = -1;
+};
+
+struct ModelLines {
+  std::string folder;
+  std::map<int, TensorLine> tensors;
   std::vector<int> inputs, outputs;
   std::vector<StageLine> stages;
 };
 
-std::vector<int> Numbers(const std::string& text) {
-  std::vector<int> found;
+// An instance of a model: who asks when, and which processors may take which of its jobs.
+struct SeatLine {
+  std::string name;
+  int model = 0, requests = 1, queue = 1;
+  bool closed = false;
+  std::int64_t priority = 0, deadline_ns = 0;
+  std::vector<std::int64_t> releases_ns;
+  std::vector<std::vector<int>> lanes;  // of each job those that may take it
+  std::vector<std::vector<int>> needs;  // of each job those that it waits for
+};
+
+struct PlanText {
+  std::string dispatch = "static";
+  std::vector<LaneLine> lanes;
+  std::vector<ModelLines> models;
+  std::vector<SeatLine> seats;
+};
+
+template <typename Number>
+std::vector<Number> Numbers(const std::string& text) {
+  std::vector<Number> found;
   std::stringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) found.push_back(std::stoi(part));
+  for (std::string part; std::getline(parts, part, ',');) found.push_back(static_cast<Number>(std::stoll(part)));
   return found;
 }
 
-// Reads "key=value" words.
-StageLine ReadStage(std::istream& words) {
-  StageLine stage;
-  for (std::string word; words >> word;) {
+Words ReadWords(std::istream& line) {
+  Words words;
+  for (std::string word; line >> word;) {
     const auto split = word.find('=');
-    const std::string key = word.substr(0, split), value = word.substr(split + 1);
-    if (key == "file") stage.file = value;
-    if (key == "kind") stage.kind = value;
-    if (key == "both") stage.both = value == "1";
-    if (key == "precision") stage.precision = value;
-    if (key == "threads") stage.threads = std::stoi(value);
-    if (key == "cores") stage.cores = Numbers(value);
-    if (key == "inputs") stage.inputs = Numbers(value);
-    if (key == "outputs") stage.outputs = Numbers(value);
-    if (key == "expected_ms") stage.expected_ms = std::stod(value);
+    if (split == std::string::npos) throw std::runtime_error("plan.txt: " + word + " is no key=value");
+    words[word.substr(0, split)] = word.substr(split + 1);
   }
-  return stage;
+  return words;
+}
+
+LaneLine ReadLane(const Words& words) {
+  LaneLine lane;
+  for (const auto& [key, value] : words) {
+    if (key == "kind") lane.kind = value;
+    else if (key == "precision") lane.precision = value;
+    else if (key == "kernels") lane.kernels = value;
+    else if (key == "both") lane.both = value == "1";
+    else if (key == "threads") lane.threads = std::stoi(value);
+    else if (key == "cores") lane.cores = Numbers<int>(value);
+    else if (key == "excludes") lane.excludes = Numbers<int>(value);
+    else throw std::runtime_error("a processor has " + key + "=" + value + ", which only run_plan.py can do");
+  }
+  return lane;
+}
+
+SeatLine ReadSeat(const Words& words) {
+  SeatLine seat;
+  seat.name = words.at("name");
+  seat.model = std::stoi(words.at("model"));
+  seat.requests = std::stoi(words.at("requests"));
+  seat.queue = std::stoi(words.at("queue"));
+  seat.closed = words.at("closed") == "1";
+  seat.priority = std::stoll(words.at("priority"));
+  seat.deadline_ns = std::stoll(words.at("deadline_ns"));
+  seat.releases_ns = Numbers<std::int64_t>(words.at("releases_ns"));
+  std::stringstream jobs(words.at("lanes")), needs(words.at("needs"));
+  for (std::string job; std::getline(jobs, job, ';');) seat.lanes.push_back(Numbers<int>(job));
+  for (std::string job; std::getline(needs, job, ';');) seat.needs.push_back(Numbers<int>(job));
+  seat.needs.resize(seat.lanes.size());  // the last ones may wait for none
+  return seat;
 }
 
 PlanText ReadPlan(const std::string& folder) {
@@ -98,23 +164,64 @@ PlanText ReadPlan(const std::string& folder) {
   if (!file) throw std::runtime_error(folder + "/plan.txt cannot be read");
   PlanText plan;
   for (std::string line; std::getline(file, line);) {
-    std::stringstream words(line);
-    std::string kind, rest;
-    words >> kind;
-    if (kind == "tensor") {
+    std::stringstream rest(line);
+    std::string kind, text;
+    rest >> kind;
+    if (kind == "dispatch") {
+      rest >> plan.dispatch;
+    } else if (kind == "lane") {
+      plan.lanes.push_back(ReadLane(ReadWords(rest)));
+    } else if (kind == "seat") {
+      plan.seats.push_back(ReadSeat(ReadWords(rest)));
+    } else if (kind == "model") {
+      rest >> text;
+      plan.models.emplace_back().folder = folder + "/" + text;
+    } else if (kind == "tensor") {
       int number = 0;
-      std::size_t nbytes = 0;
-      words >> number >> nbytes;
-      plan.nbytes[number] = nbytes;
+      TensorLine tensor;
+      rest >> number >> tensor.nbytes;
+      if (rest >> text) {  // in=ROOT,FIRST BYTE
+        const auto place = Numbers<std::int64_t>(text.substr(3));
+        tensor.root = static_cast<int>(place.at(0));
+        tensor.first = static_cast<std::size_t>(place.at(1));
+      }
+      plan.models.back().tensors[number] = tensor;
     } else if (kind == "inputs" || kind == "outputs") {
-      words >> rest;
-      (kind == "inputs" ? plan.inputs : plan.outputs) = Numbers(rest);
+      rest >> text;
+      (kind == "inputs" ? plan.models.back().inputs : plan.models.back().outputs) = Numbers<int>(text);
     } else if (kind == "stage") {
-      plan.stages.push_back(ReadStage(words));
+      const Words words = ReadWords(rest);
+      plan.models.back().stages.push_back({words.at("file"), Numbers<int>(words.at("inputs")),
+                                           Numbers<int>(words.at("outputs")), std::stod(words.at("expected_ms"))});
     }
   }
   return plan;
 }
+
+// The tensors of an instance. One that is rows of another one lies in it.
+class Tensors {
+ public:
+  explicit Tensors(const ModelLines& model) : lines_(&model.tensors) {
+    for (const auto& [number, line] : *lines_) {
+      if (line.root < 0) data_[number].assign(line.nbytes, 0);
+    }
+    for (const auto& [number, line] : *lines_) {
+      if (line.root >= 0 && line.first + line.nbytes > data_.at(line.root).size()) {
+        throw std::runtime_error("plan.txt: a tensor lies outside the one that it is a part of");
+      }
+    }
+  }
+
+  litert::Span<std::uint8_t> At(int number) {
+    const TensorLine& line = lines_->at(number);
+    Bytes& data = data_.at(line.root < 0 ? number : line.root);
+    return litert::Span<std::uint8_t>(data.data() + line.first, line.nbytes);
+  }
+
+ private:
+  const std::map<int, TensorLine>* lines_;
+  std::map<int, Bytes> data_;
+};
 
 void Pin(const std::vector<int>& cores) {
   cpu_set_t set;
@@ -126,107 +233,424 @@ void Pin(const std::vector<int>& cores) {
 // A stage file, compiled for its processor; threads of its kernels are made on its cores.
 class Stage {
  public:
-  Stage(litert::Environment& environment, const std::string& folder, StageLine line) : line_(std::move(line)) {
-    Pin(line_.cores);
+  Stage(litert::Environment& environment, const std::string& folder, const StageLine& line, const LaneLine& lane)
+      : line_(&line), lane_(&lane) {
+    Pin(lane.cores);
     auto options = Must(litert::Options::Create(), "options");
-    const auto accelerator = line_.kind == "gpu"   ? litert::HwAccelerators::kGpu
-                             : line_.kind == "npu" ? litert::HwAccelerators::kNpu
-                                                   : litert::HwAccelerators::kCpu;
-    if (line_.both) {  // LiteRT places on the CPU what the accelerator does not take
+    const auto accelerator = lane.kind == "gpu"   ? litert::HwAccelerators::kGpu
+                             : lane.kind == "npu" ? litert::HwAccelerators::kNpu
+                                                  : litert::HwAccelerators::kCpu;
+    if (lane.both) {  // LiteRT places on the CPU what the accelerator does not take
       Must(options.SetHardwareAccelerators(accelerator | litert::HwAccelerators::kCpu), "accelerators");
     } else {
       Must(options.SetHardwareAccelerators(accelerator), "accelerator");
     }
-    if (line_.kind == "cpu") {
-      Must(Must(options.GetCpuOptions(), "options of the CPU").SetNumThreads(line_.threads), "threads");
-    } else if (line_.kind == "gpu" && line_.precision == "f32") {
+    if (lane.kind == "cpu") {
+      auto& cpu = Must(options.GetCpuOptions(), "options of the CPU");
+      Must(cpu.SetNumThreads(lane.threads), "threads");
+      if (lane.kernels == "builtin") {
+        Must(cpu.SetKernelMode(kLiteRtCpuKernelModeBuiltin), "kernels");
+      } else if (lane.kernels == "reference") {
+        Must(cpu.SetKernelMode(kLiteRtCpuKernelModeReference), "kernels");
+      } else if (lane.kernels == "f16") {
+        Must(cpu.SetXNNPackFlags(kXnnpackFloat16), "kernels");
+      } else if (!lane.kernels.empty() && lane.kernels != "xnnpack") {
+        throw std::runtime_error("kernels " + lane.kernels + " are not known");
+      }
+    } else if (lane.kind == "gpu" && lane.precision == "f32") {
       Must(Must(options.GetGpuOptions(), "options of the GPU").SetPrecision(litert::GpuOptions::Precision::kFp32),
            "precision");
     }
-    model_.emplace(Must(litert::CompiledModel::Create(environment, folder + "/" + line_.file, options), line_.file));
-    into_ = Must(model_->CreateInputBuffers(), line_.file);
-    out_ = Must(model_->CreateOutputBuffers(), line_.file);
+    const std::string path = folder + "/" + line.file;
+    model_.emplace(Must(litert::CompiledModel::Create(environment, path, options), path));
+    into_ = Must(model_->CreateInputBuffers(), path);
+    out_ = Must(model_->CreateOutputBuffers(), path);
+    if (into_.size() != line.inputs.size() || out_.size() != line.outputs.size()) {
+      throw std::runtime_error(path + " has other inputs or outputs than the plan says");
+    }
   }
 
-  const StageLine& line() const { return line_; }
+  const StageLine& line() const { return *line_; }
+  const LaneLine& lane() const { return *lane_; }
 
-  // Runs the stage on tensors by number, and returns the milliseconds that it took.
+  // Runs the stage on an instance's tensors, and returns the milliseconds that it took.
   double Run(Tensors& tensors) {
-    Pin(line_.cores);
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < into_.size(); ++i) {
-      const auto& data = tensors.at(line_.inputs[i]);
-      Must(into_[i].Write<std::uint8_t>(litert::Span<const std::uint8_t>(data.data(), data.size())), "input of " + line_.file);
+      Must(into_[i].Write<std::uint8_t>(tensors.At(line_->inputs[i])), "input of " + line_->file);
     }
-    Must(model_->Run(into_, out_), line_.file);
+    Must(model_->Run(into_, out_), line_->file);
     for (std::size_t i = 0; i < out_.size(); ++i) {
-      auto& data = tensors.at(line_.outputs[i]);
-      Must(out_[i].Read<std::uint8_t>(litert::Span<std::uint8_t>(data.data(), data.size())), "output of " + line_.file);
+      Must(out_[i].Read<std::uint8_t>(tensors.At(line_->outputs[i])), "output of " + line_->file);
     }
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
 
  private:
-  StageLine line_;
+  const StageLine* line_;
+  const LaneLine* lane_;
   std::optional<litert::CompiledModel> model_;
   std::vector<litert::TensorBuffer> into_, out_;
 };
 
+std::int64_t Now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The law by which jobs queue for processors: that of desk.py.
+class Desk {
+ public:
+  enum Status { kIdle, kBusy, kOver };
+  enum State { kWaits, kQueued, kRuns, kDone };
+
+  struct Job {
+    State state = kWaits;
+    std::int64_t ready_ns = 0;
+  };
+
+  struct Seat {
+    Status status = kIdle;
+    int request = 0, come = 0, left = 0;
+    std::vector<Job> jobs;
+    std::vector<std::int64_t> came_ns, ended_ns;  // of each request; -1 where it was turned away, 0 before it ended
+  };
+
+  struct Start {
+    int seat = -1, job = -1, lane = -1;
+  };
+
+  explicit Desk(const PlanText& plan) : plan_(plan), busy_(plan.lanes.size()) {}
+
+  void Begin(std::int64_t now_ns) {
+    begin_ns_ = now_ns;
+    seats_.clear();
+    for (const SeatLine& line : plan_.seats) {
+      Seat seat;
+      seat.jobs.resize(line.lanes.size());
+      seat.came_ns.assign(line.requests, 0);
+      seat.ended_ns.assign(line.requests, 0);
+      seats_.push_back(std::move(seat));
+    }
+  }
+
+  const Seat& seat(int k) const { return seats_[k]; }
+
+  bool Over() const {
+    return std::all_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.status == kOver; });
+  }
+
+  std::int64_t NextArrival() const {
+    std::int64_t found = kNever;
+    for (std::size_t k = 0; k < seats_.size(); ++k) {
+      const auto& releases = plan_.seats[k].releases_ns;
+      if (seats_[k].status != kOver && seats_[k].come < static_cast<int>(releases.size())) {
+        found = std::min(found, begin_ns_ + releases[seats_[k].come]);
+      }
+    }
+    return found;
+  }
+
+  // Lets in who has come by now, and gives jobs to processors that are free.
+  std::vector<Start> Step(std::int64_t now_ns) {
+    std::vector<std::pair<std::tuple<std::int64_t, std::int64_t>, std::pair<int, int>>> queue;
+    for (int k = 0; k < static_cast<int>(seats_.size()); ++k) {
+      Arrive(k, now_ns);
+      for (int job = 0; job < static_cast<int>(seats_[k].jobs.size()); ++job) {
+        if (seats_[k].jobs[job].state == kQueued) queue.push_back({Key(k, job), {k, job}});
+      }
+    }
+    std::sort(queue.begin(), queue.end());
+    std::vector<bool> taken = busy_;
+    std::vector<Start> found;
+    for (const auto& [key, who] : queue) {
+      const auto [k, job] = who;
+      const auto& lanes = plan_.seats[k].lanes[job];
+      const auto free = std::find_if(lanes.begin(), lanes.end(), [&](int lane) {
+        const auto& excludes = plan_.lanes[lane].excludes;
+        return std::none_of(excludes.begin(), excludes.end(), [&](int other) { return taken[other]; });
+      });
+      if (free == lanes.end()) {
+        for (const int lane : lanes) taken[lane] = true;  // no later job may take them
+        continue;
+      }
+      taken[*free] = busy_[*free] = true;
+      seats_[k].jobs[job].state = kRuns;
+      found.push_back({k, job, *free});
+    }
+    return found;
+  }
+
+  void Finish(const Start& ran, std::int64_t now_ns) {
+    Seat& seat = seats_[ran.seat];
+    const SeatLine& line = plan_.seats[ran.seat];
+    busy_[ran.lane] = false;
+    seat.jobs[ran.job].state = kDone;
+    if (--seat.left > 0) {
+      for (std::size_t job = 0; job < line.needs.size(); ++job) {
+        const auto& needs = line.needs[job];
+        const bool over = std::all_of(needs.begin(), needs.end(), [&](int i) { return seat.jobs[i].state == kDone; });
+        if (seat.jobs[job].state == kWaits && over) seat.jobs[job] = {kQueued, now_ns};
+      }
+      return;
+    }
+    seat.ended_ns[seat.request] = now_ns;
+    int number = seat.request + 1;
+    if (line.closed && number < line.requests) {
+      seat.came_ns[number] = now_ns;
+      WorkOn(seat, line, number, now_ns);
+      return;
+    }
+    while (number < seat.come && seat.ended_ns[number] == -1) ++number;
+    if (number >= line.requests) {
+      seat.status = kOver;
+    } else if (number < seat.come) {
+      WorkOn(seat, line, number, now_ns);
+    } else {
+      seat.status = kIdle;
+      seat.request = number;
+    }
+  }
+
+ private:
+  // Begins with a request: jobs that wait for no other are ready.
+  static void WorkOn(Seat& seat, const SeatLine& line, int number, std::int64_t now_ns) {
+    seat.status = kBusy;
+    seat.request = number;
+    seat.left = static_cast<int>(seat.jobs.size());
+    for (std::size_t job = 0; job < seat.jobs.size(); ++job) {
+      seat.jobs[job] = {line.needs[job].empty() ? kQueued : kWaits, now_ns};
+    }
+  }
+
+  void Arrive(int k, std::int64_t now_ns) {
+    Seat& seat = seats_[k];
+    const SeatLine& line = plan_.seats[k];
+    while (seat.status != kOver && seat.come < static_cast<int>(line.releases_ns.size())) {
+      const int number = seat.come;
+      const std::int64_t came_ns = begin_ns_ + line.releases_ns[number];
+      if (came_ns > now_ns) break;
+      ++seat.come;
+      seat.came_ns[number] = came_ns;
+      if (seat.status == kIdle) {
+        WorkOn(seat, line, number, came_ns);
+      } else if (Waiting(seat) > line.queue) {
+        seat.ended_ns[number] = -1;
+      }
+    }
+  }
+
+  static int Waiting(const Seat& seat) {
+    int found = 0;
+    for (int number = seat.request + 1; number < seat.come; ++number) found += seat.ended_ns[number] == 0;
+    return found;
+  }
+
+  std::tuple<std::int64_t, std::int64_t> Key(int k, int job) const {
+    const Seat& seat = seats_[k];
+    const SeatLine& line = plan_.seats[k];
+    const std::int64_t came_ns = seat.came_ns[seat.request];
+    if (plan_.dispatch == "priority") return {-line.priority, came_ns};
+    if (plan_.dispatch == "edf") return {line.deadline_ns ? came_ns + line.deadline_ns : kNever, came_ns};
+    return {seat.jobs[job].ready_ns, 0};
+  }
+
+  const PlanText& plan_;
+  std::int64_t begin_ns_ = 0;
+  std::vector<Seat> seats_;
+  std::vector<bool> busy_;  // of each processor
+};
+
+// Several models on their processors, each of them a thread.
+class Models {
+ public:
+  Models(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors)
+      : plan_(plan), tensors_(tensors), desk_(plan), todo_(plan.lanes.size()), made_(plan.lanes.size()) {
+    desk_.Begin(Now());
+    for (std::size_t lane = 0; lane < plan.lanes.size(); ++lane) {
+      std::string problem;  // one after another: each makes the threads of its kernels on its own cores
+      std::thread([&] { problem = Load(environment, static_cast<int>(lane)); }).join();
+      if (!problem.empty()) throw std::runtime_error(problem);
+    }
+    for (std::size_t lane = 0; lane < plan.lanes.size(); ++lane) {
+      threads_.emplace_back([this, lane] { Serve(static_cast<int>(lane)); });
+    }
+  }
+
+  ~Models() {
+    {
+      const std::lock_guard<std::mutex> held(lock_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Runs all requests once, and adds their milliseconds to those of the instances.
+  void Run(std::vector<std::vector<double>>& took) {
+    std::unique_lock<std::mutex> held(lock_);
+    desk_.Begin(Now());
+    while (true) {
+      Step();
+      if (!problem_.empty()) throw std::runtime_error(problem_);
+      if (desk_.Over()) break;
+      const std::int64_t wait_ns = std::min<std::int64_t>(desk_.NextArrival() - Now(), 1'000'000'000);
+      changed_.wait_for(held, std::chrono::nanoseconds(std::max<std::int64_t>(wait_ns, 0)));
+    }
+    for (std::size_t k = 0; k < plan_.seats.size(); ++k) {
+      const Desk::Seat& seat = desk_.seat(static_cast<int>(k));
+      for (std::size_t i = 0; i < seat.ended_ns.size(); ++i) {
+        if (seat.ended_ns[i] > 0) took[k].push_back(static_cast<double>(seat.ended_ns[i] - seat.came_ns[i]) * 1e-6);
+      }
+    }
+  }
+
+ private:
+  std::string Load(litert::Environment& environment, int lane) {
+    try {
+      for (const SeatLine& seat : plan_.seats) {
+        const ModelLines& model = plan_.models.at(seat.model);
+        for (std::size_t job = 0; job < seat.lanes.size(); ++job) {
+          const bool mine = std::find(seat.lanes[job].begin(), seat.lanes[job].end(), lane) != seat.lanes[job].end();
+          auto& place = made_[lane][{seat.model, static_cast<int>(job)}];
+          if (mine && !place) {
+            place = std::make_unique<Stage>(environment, model.folder, model.stages.at(job), plan_.lanes[lane]);
+          }
+        }
+      }
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  void Step() {
+    for (const Desk::Start& start : desk_.Step(Now())) todo_[start.lane] = start;
+    changed_.notify_all();
+  }
+
+  void Serve(int lane) {
+    Pin(plan_.lanes[lane].cores);
+    std::unique_lock<std::mutex> held(lock_);
+    while (true) {
+      changed_.wait(held, [&] { return ended_ || todo_[lane].seat >= 0; });
+      if (ended_) return;
+      const Desk::Start start = std::exchange(todo_[lane], Desk::Start{});
+      const int k = start.seat;
+      held.unlock();
+      std::string problem;
+      try {
+        made_[lane].at({plan_.seats[k].model, start.job})->Run(tensors_[k]);
+      } catch (const std::exception& error) {
+        problem = plan_.seats[k].name + ": " + error.what();
+      }
+      held.lock();
+      if (!problem.empty()) {
+        problem_ = problem;
+        changed_.notify_all();
+        continue;
+      }
+      desk_.Finish(start, Now());
+      Step();
+    }
+  }
+
+  const PlanText& plan_;
+  std::vector<Tensors>& tensors_;
+  Desk desk_;
+  std::vector<Desk::Start> todo_;
+  std::vector<std::map<std::pair<int, int>, std::unique_ptr<Stage>>> made_;
+  std::vector<std::thread> threads_;
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::string problem_;
+  bool ended_ = false;
+};
+
 double Median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
 }
 
-// Fills tensors, one after another, with what is in a file.
-void ReadInputs(const std::string& path, const std::vector<int>& numbers, Tensors& tensors) {
+// Fills the inputs of all instances, one after another, with what is in a file.
+void ReadInputs(const std::string& path, const PlanText& plan, std::vector<Tensors>& tensors) {
   std::ifstream file(path, std::ios::binary);
-  for (const int number : numbers) {
-    auto& data = tensors.at(number);
-    file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(data.size()));
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    for (const int number : plan.models.at(plan.seats[k].model).inputs) {
+      const auto data = tensors[k].At(number);
+      file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(data.size()));
+    }
   }
   if (!file || file.peek() != std::ifstream::traits_type::eof()) {
     throw std::runtime_error(path + " does not hold as many bytes as the inputs");
   }
 }
 
-void WriteOutputs(const std::string& path, const std::vector<int>& numbers, const Tensors& tensors) {
+void WriteOutputs(const std::string& path, const PlanText& plan, std::vector<Tensors>& tensors) {
   std::ofstream file(path, std::ios::binary);
-  for (const int number : numbers) {
-    const auto& data = tensors.at(number);
-    file.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    for (const int number : plan.models.at(plan.seats[k].model).outputs) {
+      const auto data = tensors[k].At(number);
+      file.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
+    }
   }
   if (!file.flush()) throw std::runtime_error(path + " cannot be written");
 }
 
-int Run(const std::string& folder, int runs, const std::string& inputs, const std::string& outputs) {
-  const PlanText plan = ReadPlan(folder);
-  auto environment = Must(litert::Environment::Create({}), "LiteRT");
-  std::vector<Stage> stages;
-  for (const StageLine& line : plan.stages) stages.emplace_back(environment, folder, line);
-  Tensors tensors;
-  for (const auto& [number, nbytes] : plan.nbytes) tensors[number].assign(nbytes, 0);
-  if (!inputs.empty()) ReadInputs(inputs, plan.inputs, tensors);
-
+// Times the stages of one model in the order of the plan.
+void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& tensors, int runs) {
+  const ModelLines& model = plan.models.at(0);
+  std::vector<std::unique_ptr<Stage>> stages;
+  for (std::size_t i = 0; i < model.stages.size(); ++i) {
+    const LaneLine& lane = plan.lanes.at(plan.seats.at(0).lanes.at(i).at(0));
+    stages.push_back(std::make_unique<Stage>(environment, model.folder, model.stages[i], lane));
+  }
   std::vector<std::vector<double>> took(stages.size());
   std::vector<double> totals;
   for (int run = -3; run < runs; ++run) {
     double total = 0.0;
     for (std::size_t i = 0; i < stages.size(); ++i) {
-      const double ms = stages[i].Run(tensors);
+      Pin(stages[i]->lane().cores);
+      const double ms = stages[i]->Run(tensors);
       total += ms;
       if (run >= 0) took[i].push_back(ms);
     }
     if (run >= 0) totals.push_back(total);
   }
-  if (!outputs.empty()) WriteOutputs(outputs, plan.outputs, tensors);
   std::cout << Median(totals) << " ms an inference\n";
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    const double ms = Median(took[i]), expected = stages[i].line().expected_ms;
-    std::cout << "stage " << i << " " << stages[i].line().kind << ": " << ms << " ms";
+    const double ms = Median(took[i]), expected = stages[i]->line().expected_ms;
+    std::cout << "stage " << i << " " << stages[i]->lane().kind << ": " << ms << " ms";
     if (expected > 0.0) std::cout << ", " << ms / expected << " times as long as expected";
     if (expected > 0.0 && ms > kSlower * expected) std::cout << ": drifted";
     std::cout << "\n";
   }
+}
+
+// Times the requests of several models.
+void RunSeveral(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors, int runs) {
+  std::vector<std::vector<double>> took(plan.seats.size()), first(plan.seats.size());
+  Models models(environment, plan, tensors);
+  models.Run(first);
+  for (int run = 0; run < runs; ++run) models.Run(took);
+  for (std::size_t k = 0; k < took.size(); ++k) {
+    std::cout << plan.seats[k].name << ": " << Median(took[k]) << " ms a request\n";
+  }
+}
+
+int Run(const std::string& folder, int runs, const std::string& inputs, const std::string& outputs) {
+  const PlanText plan = ReadPlan(folder);
+  auto environment = Must(litert::Environment::Create({}), "LiteRT");
+  std::vector<Tensors> tensors;
+  for (const SeatLine& seat : plan.seats) tensors.emplace_back(plan.models.at(seat.model));
+  if (!inputs.empty()) ReadInputs(inputs, plan, tensors);
+  if (plan.dispatch == "static") {
+    RunOne(environment, plan, tensors.at(0), runs);
+  } else {
+    RunSeveral(environment, plan, tensors, runs);
+  }
+  if (!outputs.empty()) WriteOutputs(outputs, plan, tensors);
   return 0;
 }
 

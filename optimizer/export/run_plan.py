@@ -1,6 +1,6 @@
 """Run an exported plan: needs the runtimes of its processors, numpy, and the files beside this one.
 
-The runtimes are ai-edge-litert, and openvino for processors that are named so.
+The runtimes are ai-edge-litert, and openvino or tflite-runtime for processors that are named so.
 
 ::
 
@@ -13,6 +13,12 @@ The runtimes are ai-edge-litert, and openvino for processors that are named so.
         for outputs in plan.stream(images):
             ...
 
+    from run_plan import Models     # of a plan of several models
+    with Models(".") as models:
+        models.set_inputs("detector 1", image)
+        seconds = models.run()      # of each request, by instance
+        outputs = models.outputs("detector 1")
+
 Each processor of the plan is a thread, pinned to its cores, with its stages in the order of the plan; a stage begins
 when all that it reads is there. ``drift()`` returns how the stages' times compare with the plan's expectation.
 
@@ -24,6 +30,7 @@ whole model where it is significantly faster. It requires that both compute the 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -42,6 +49,9 @@ import numpy as np
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _Tensors = list["np.ndarray[Any, Any]"]
 
+XNNPACK_FLOAT16 = 0xF
+"""XNNPACK's flags to compute in float16 whatever the model says, beside those that are on by themselves."""
+
 SLOWER = 1.2
 """A stage that takes this many times as long as expected has drifted."""
 
@@ -56,6 +66,10 @@ MIN_PAIRS, MAX_PAIRS, PAIRS_S = 10, 100, 5.0
 
 CHECKED_INPUTS = 4
 """Random inputs on which plan and fallback must compute the same outputs."""
+
+
+class StartError(RuntimeError):
+    """A processor of the plan, or its runtime, is not there, or does not take its stage."""
 
 
 class FallbackError(ValueError):
@@ -115,12 +129,16 @@ class Stage:
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         path, kind, options = str(folder / entry["file"]), processor["kind"], processor["options"]
+        make: Callable[[str, str, Mapping[str, Any]], None] = self._make_interpreter
         if options.get("runtime") == "openvino":
-            self._make_openvino(path, kind, options)
-        elif kind != "cpu":
-            self._make_compiled(path, kind, both=bool(options.get("fallback")))
-        else:
-            self._make_interpreter(path, options)
+            make = self._make_openvino
+        elif kind != "cpu" or options.get("kernels") == "f16":
+            make = self._make_compiled
+        try:
+            make(path, kind, options)
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[-1]
+            raise StartError(f"{processor['name']} does not take {entry['file']}: {why}") from error
 
     def _make_openvino(self, path: str, kind: str, options: Mapping[str, Any]) -> None:
         import openvino
@@ -131,14 +149,17 @@ class Stage:
             config |= {"NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": options["precision"]}
             config["EXECUTION_MODE_HINT"] = "ACCURACY" if exact else "PERFORMANCE"
         if kind == "cpu":
-            config |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
+            config |= {"INFERENCE_NUM_THREADS": str(options.get("threads", 1)), "ENABLE_HYPER_THREADING": "YES"}
         device = "CPU" if kind == "cpu" else options["device"]
         device = f"HETERO:{device},CPU" if options.get("fallback") else device
         self._request = openvino.Core().compile_model(path, device, config).create_infer_request()
         self.run = self._run_openvino
 
-    def _make_interpreter(self, path: str, options: Mapping[str, Any]) -> None:
-        from ai_edge_litert import interpreter
+    def _make_interpreter(self, path: str, _: str, options: Mapping[str, Any]) -> None:
+        if options.get("runtime") == "tflite-runtime":
+            from tflite_runtime import interpreter
+        else:
+            from ai_edge_litert import interpreter
 
         resolver = interpreter.OpResolverType
         kernels = {
@@ -146,21 +167,28 @@ class Stage:
             "reference": resolver.BUILTIN_REF,
         }.get(options.get("kernels", "xnnpack"), resolver.AUTO)
         self._interpreter = interpreter.Interpreter(
-            path, num_threads=options["threads"], experimental_op_resolver_type=kernels
+            path, num_threads=options.get("threads", 1), experimental_op_resolver_type=kernels
         )
         self._interpreter.allocate_tensors()
         self._into = [d["index"] for d in self._interpreter.get_input_details()]
         self._out = [d["index"] for d in self._interpreter.get_output_details()]
         self.run = self._run_interpreter
 
-    def _make_compiled(self, path: str, kind: str, *, both: bool) -> None:
+    def _make_compiled(self, path: str, kind: str, options: Mapping[str, Any]) -> None:
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+        from ai_edge_litert.options import CpuOptions, GpuOptions, Options
 
-        accelerator = HardwareAccelerator.GPU if kind == "gpu" else HardwareAccelerator.NPU
-        if both:  # LiteRT places on the CPU what the accelerator does not take
+        accelerator = getattr(HardwareAccelerator, kind.upper())
+        if options.get("fallback"):  # LiteRT places on the CPU what the accelerator does not take
             accelerator |= HardwareAccelerator.CPU
-        self._model = CompiledModel.from_file(path, accelerator)
+        flags = XNNPACK_FLOAT16 if options.get("kernels") == "f16" else None
+        how = Options(
+            hardware_accelerators=accelerator,
+            cpu_options=CpuOptions(num_threads=options.get("threads", 1), xnnpack_flags=flags),
+            gpu_options=GpuOptions(enforce_f32=options.get("precision") == "f32"),
+        )
+        self._model = CompiledModel.from_file(path, options=how)
         self._buffers = self._model.create_input_buffers(0), self._model.create_output_buffers(0)
         self.run = self._run_compiled
 
@@ -185,10 +213,50 @@ class Stage:
         return [self._interpreter.get_tensor(index) for index in self._out]
 
 
+def _raise(error: BaseException | None) -> None:
+    """Raise what a thread could not."""
+    if error is not None:
+        raise error
+
+
+class _Memory:
+    """The tensors of one inference by their numbers; some lie in others, as rows of them."""
+
+    def __init__(self, document: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._entries: list[dict[str, Any]] = document["tensors"]
+        # Of each tensor that is rows of another one: the other one, and the first byte.
+        self._views = {t: (root, first) for t, root, first in document.get("views", ())}
+        self._held: dict[int, np.ndarray[Any, Any]] = dict(zip(document["inputs"], inputs, strict=True))
+        for root in {root for root, _ in self._views.values()} - set(self._held):
+            self._held[root] = np.empty(self._entries[root]["shape"], self._entries[root]["dtype"])
+
+    def __getitem__(self, tensor: int) -> np.ndarray[Any, Any]:
+        if tensor not in self._views:
+            return self._held[tensor]
+        root, first = self._views[tensor]
+        entry = self._entries[tensor]
+        rows: np.ndarray[Any, Any] = self._held[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
+        found: np.ndarray[Any, Any] = rows.view(entry["dtype"]).reshape(entry["shape"])
+        return found
+
+    def __setitem__(self, tensor: int, array: np.ndarray[Any, Any]) -> None:
+        if tensor in self._views:
+            self[tensor][...] = array
+        else:
+            self._held[tensor] = array
+
+    def run(self, stage: Stage, entry: Mapping[str, Any]) -> None:
+        """Run a stage of the plan."""
+        like = [self._entries[t] for t in entry["outputs"]]
+        outputs = stage.run([self[t] for t in entry.get("reads", entry["inputs"])], like)
+        for tensor, array in zip(entry["outputs"], outputs, strict=True):
+            self[tensor] = array
+
+
 class _Inference:
     """The tensors of one inference, and who waits for them."""
 
-    def __init__(self, tensors: dict[int, np.ndarray[Any, Any]], stages: int) -> None:
+    def __init__(self, tensors: _Memory, stages: int) -> None:
         self.tensors = tensors
         self.done = [threading.Event() for _ in range(stages)]
         self.spent_s = [0.0] * stages
@@ -206,8 +274,7 @@ class _Lane(threading.Thread):
         self._cores, self._work = set(cores), work
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self.start()
-        if (error := self._ready.get()) is not None:
-            raise error
+        _raise(self._ready.get())
 
     def run(self) -> None:
         try:
@@ -245,9 +312,6 @@ class Plan:
         self.expected: dict[str, Any] = self.document.get("expected", {})
         self._files: list[dict[str, Any]] = self.document["files"]
         self._tensors: list[dict[str, Any]] = self.document["tensors"]
-        # Tensors of split stages that are rows of another tensor: the other one, and the first byte.
-        self._views = {t: (root, first) for t, root, first in self.document.get("views", ())}
-        self._roots = {root for root, _ in self._views.values()} - set(self.document["inputs"])
         self._writer = {t: i for i, entry in enumerate(self._files) for t in entry["outputs"]}
         self._whole: _Lane | None = None
         self.comparison: Comparison | None = None
@@ -298,25 +362,9 @@ class Plan:
         if inference.error is not None:
             return
         begin = time.perf_counter()
-        reads = [self._array(inference, t) for t in entry.get("reads", entry["inputs"])]
-        outputs = stage.run(reads, self._of(entry["outputs"]))
+        inference.tensors.run(stage, entry)
         inference.end_s = time.perf_counter()
         inference.spent_s[index] = inference.end_s - begin
-        for tensor, array in zip(entry["outputs"], outputs, strict=True):
-            if tensor in self._views:
-                self._array(inference, tensor)[...] = array
-            else:
-                inference.tensors[tensor] = array
-
-    def _array(self, inference: _Inference, tensor: int) -> np.ndarray[Any, Any]:
-        """Return a tensor, or the memory of a part of another one."""
-        if tensor not in self._views:
-            return inference.tensors[tensor]
-        root, first = self._views[tensor]
-        entry = self._tensors[tensor]
-        rows: np.ndarray[Any, Any] = inference.tensors[root].reshape(-1).view(np.uint8)[first : first + entry["nbytes"]]
-        found: np.ndarray[Any, Any] = rows.view(entry["dtype"]).reshape(entry["shape"])
-        return found
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -410,16 +458,12 @@ class Plan:
 
     def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Lane | None = None) -> _Inference:
         """Start an inference: of the plan, or of the whole model on its thread."""
-        numbers = self.document["inputs"]
         arrays = [inputs[name] for name in self.inputs] if isinstance(inputs, Mapping) else [inputs]
         for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
         stages = len(self._files) if whole is None else 1
-        tensors = dict(zip(numbers, arrays, strict=True))
-        if whole is None:
-            tensors |= {t: np.empty(self._tensors[t]["shape"], self._tensors[t]["dtype"]) for t in self._roots}
-        inference = _Inference(tensors, stages)
+        inference = _Inference(_Memory(self.document, arrays), stages)
         for lane in self._lanes if whole is None else (whole,):
             lane.todo.put(inference)
         return inference
@@ -430,7 +474,7 @@ class Plan:
         if inference.error is not None:
             raise inference.error
         numbers = self.document["outputs"]
-        return {self._tensors[t]["name"]: self._array(inference, t) for t in numbers}
+        return {self._tensors[t]["name"]: inference.tensors[t] for t in numbers}
 
     def _whole_loader(self, fallback: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
         reads, writes = self.document["inputs"], self.document["outputs"]
@@ -441,7 +485,8 @@ class Plan:
             def work(inference: _Inference) -> None:
                 try:
                     outputs = stage.run([inference.tensors[t] for t in reads], self._of(writes))
-                    inference.tensors |= dict(zip(writes, outputs, strict=True))
+                    for tensor, array in zip(writes, outputs, strict=True):
+                        inference.tensors[tensor] = array
                 except BaseException as error:
                     inference.error = error
                 finally:
@@ -494,6 +539,193 @@ class Plan:
         self.close()
 
 
+class _Instance:
+    """One model of a plan of several: its tensors, and its stages on each processor that may take them.
+
+    Attributes:
+        document: the model's plan.json.
+        tensors: those of the last request.
+    """
+
+    def __init__(self, folder: Path, seat: Mapping[str, Any]) -> None:
+        self.folder, self.seat = folder, seat
+        self.document: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        self.give([np.zeros(t["shape"], t["dtype"]) for t in self.entries("inputs")])
+
+    def entries(self, side: str) -> list[dict[str, Any]]:
+        """Return what the plan tells of the inputs, or the outputs."""
+        return [self.document["tensors"][i] for i in self.document[side]]
+
+    def give(self, inputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Take the inputs of all requests to come; a request works in the tensors of the one before."""
+        self.tensors = _Memory(self.document, inputs)
+
+
+class Models:
+    """A plan of several models, loaded; close it, or use it in a ``with``.
+
+    Requests come when the plan says, and their jobs queue for the processors by the plan's law, which is ``desk.py``.
+    Each processor is a thread. A model that fails is left out from then on; ``failures`` tells why.
+
+    Args:
+        folder: holds plan.json and a folder for each model.
+    """
+
+    def __init__(self, folder: str | Path = ".") -> None:
+        self.document: dict[str, Any] = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
+        self.expected: dict[str, Any] = self.document.get("expected", {})
+        self.failures: dict[str, str] = {}
+        processors = self.document["platform"]["processors"]
+        self._names = [p["name"] for p in processors]
+        seats = self.document["seats"]
+        self._instances = [_Instance(Path(folder) / f"model_{int(seat['model'])}", seat) for seat in seats]
+        self._law = threading.Condition()
+        self._desk = _desk(self.document, self._names, processors)
+        self._todo: list[queue.SimpleQueue[int | None]] = [queue.SimpleQueue() for _ in processors]
+        self._lanes: list[threading.Thread] = []
+        try:
+            for number, processor in enumerate(processors):
+                ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+                lane = threading.Thread(target=self._serve, args=(number, processor, ready), daemon=True)
+                lane.start()
+                self._lanes.append(lane)
+                _raise(ready.get())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def inputs(self) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
+        """Shape and type of each input by name, of each instance by name."""
+        return {
+            each.seat["name"]: {t["name"]: (tuple(t["shape"]), np.dtype(t["dtype"])) for t in each.entries("inputs")}
+            for each in self._instances
+        }
+
+    def set_inputs(self, name: str, inputs: np.ndarray[Any, Any] | Arrays) -> None:
+        """Give an instance the inputs of its requests: one array, or a mapping by name."""
+        instance = self._instance(name)
+        entries = instance.entries("inputs")
+        arrays = [inputs[t["name"]] for t in entries] if isinstance(inputs, Mapping) else [inputs]
+        for array, t in zip(arrays, entries, strict=True):
+            if array.shape != tuple(t["shape"]) or array.dtype != np.dtype(t["dtype"]):
+                raise ValueError(f"input {t['name']!r} of {name!r} is not {t['shape']} {t['dtype']}")
+        instance.give(arrays)
+
+    def outputs(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the outputs of an instance's last request by name."""
+        instance = self._instance(name)
+        numbers = instance.document["outputs"]
+        return {t["name"]: instance.tensors[i] for i, t in zip(numbers, instance.entries("outputs"), strict=True)}
+
+    def run(self) -> dict[str, list[float | None]]:
+        """Run all requests once; return each one's seconds by instance, None where it was turned away or failed."""
+        desk = self._desk
+        with self._law:
+            desk.begin(time.perf_counter_ns())
+            for number, instance in enumerate(self._instances):
+                if instance.seat["name"] in self.failures:
+                    desk.fail(number)
+            while True:
+                self._step()
+                if desk.over:
+                    break
+                left_s = (desk.next_arrival_ns() - time.perf_counter_ns()) * 1e-9
+                self._law.wait(min(max(left_s, 0.0), 60.0))
+        return {
+            each.seat["name"]: [(ended - came) * 1e-9 if ended > 0 else None for came, ended in desk.requests(k)]
+            for k, each in enumerate(self._instances)
+        }
+
+    def _step(self) -> None:
+        """Let in who has come, and give jobs to processors that are free."""
+        now_ns = time.perf_counter_ns()
+        self._desk.arrive(now_ns)
+        for number, lane in self._desk.start(now_ns):
+            self._todo[lane].put(number)
+
+    def _serve(self, number: int, processor: Mapping[str, Any], ready: queue.SimpleQueue[BaseException | None]) -> None:
+        try:
+            cores = set(processor["options"].get("cores", ()))
+            if cores and hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, cores & os.sched_getaffinity(0) or os.sched_getaffinity(0))
+            made = self._loaded(processor)
+        except BaseException as error:
+            ready.put(error)
+            return
+        ready.put(None)
+        while (number_of_job := self._todo[number].get()) is not None:
+            who, job = self._desk.whose(number_of_job)
+            each, problem = self._instances[who], ""
+            try:
+                each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
+            except BaseException as error:
+                problem = str(error) or type(error).__name__
+            with self._law:
+                if problem:
+                    self.failures[each.seat["name"]] = problem
+                    self._desk.fail(who)
+                self._desk.finish(number, time.perf_counter_ns())
+                self._step()
+                if self._desk.over:
+                    self._law.notify()
+
+    def _loaded(self, processor: Mapping[str, Any]) -> dict[tuple[int, int], Stage]:
+        """Return the stages that a processor may run, by model and job; instances of a model share them."""
+        made: dict[tuple[int, int], Stage] = {}
+        for instance in self._instances:
+            for job, lanes in enumerate(instance.seat["lanes"]):
+                key = int(instance.seat["model"]), job
+                if processor["name"] in lanes and key not in made:
+                    made[key] = Stage(instance.folder, instance.document["files"][job], processor)
+        return made
+
+    def _instance(self, name: str) -> _Instance:
+        return next(each for each in self._instances if each.seat["name"] == name)
+
+    def close(self) -> None:
+        """End the threads."""
+        for todo in self._todo:
+            todo.put(None)
+        for lane in self._lanes:
+            lane.join()
+        self._lanes = []
+
+    def __enter__(self) -> Models:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the queue of a plan of several models; its law is the file that was exported beside this one."""
+    spec = importlib.util.spec_from_file_location("desk", Path(__file__).with_name("desk.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError("desk.py is missing beside run_plan.py")
+    law = importlib.util.module_from_spec(spec)
+    sys.modules["desk"] = law  # its dataclasses look their module up
+    spec.loader.exec_module(law)
+    excluded = [sum(1 << j for j, b in enumerate(processors) if excludes(a, b)) for a in processors]
+    seats = [
+        law.Seat(
+            tuple(tuple(names.index(name) for name in lanes) for lanes in seat["lanes"]),
+            tuple(seat["releases_ns"]),
+            seat["requests"],
+            **{key: seat[key] for key in ("closed", "priority", "deadline_ns", "queue")},
+            after=tuple(seat["after"]),
+        )
+        for seat in document["seats"]
+    ]
+    return law.Desk(seats, excluded, document["dispatch"])
+
+
+def excludes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two processors cannot run at the same time: a resource has not enough for both."""
+    shared = (share + other["resources"].get(name, 0.0) > 1.0 for name, share in one["resources"].items())
+    return one["name"] == other["name"] or any(shared)
+
+
 def _exported_fallback(folder: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is exported of the fallback; it must use the same kernels as each stage of the plan."""
     found: dict[str, Any] | None = document.get("fallback")
@@ -537,8 +769,7 @@ def _groups(processors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     group = {name: name for name in processors}
     for a, one in processors.items():
         for b, other in processors.items():
-            shared = any(s + other["resources"].get(r, 0.0) > 1.0 for r, s in one["resources"].items())
-            if a != b and shared:
+            if a != b and excludes(one, other):
                 old, new = group[b], group[a]
                 group = {name: new if root == old else root for name, root in group.items()}
     return group
@@ -559,29 +790,57 @@ def main() -> int:
     if options.fallback and options.stream:
         parser.error("--fallback is not supported with --stream: it compares single inferences")
     try:
-        plan = Plan(options.folder, fallback=options.fallback)
+        document = json.loads((options.folder / "plan.json").read_text(encoding="utf-8"))
+        if "seats" not in document:
+            return _time_plan(options.folder, options.runs, stream=options.stream, fallback=options.fallback)
+        if options.fallback or options.stream:
+            parser.error("--stream and --fallback are not supported with a plan of several models")
+        return _time_models(options.folder, options.runs)
     except FallbackError as error:
         parser.error(f"--fallback: {error}")
-    with plan:
+    except (OSError, ValueError, StartError) as error:
+        print(f"run_plan: {error}", file=sys.stderr)
+        return 4
+
+
+def _time_plan(folder: Path, runs: int, *, stream: bool, fallback: bool) -> int:
+    """Time a plan of one model on zeros."""
+    with Plan(folder, fallback=fallback) as plan:
         if plan.comparison is not None and not plan.fallen_back:
             print(f"the whole model on one processor is {plan.comparison}: the plan runs")
         zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()}
         for _ in range(3):
             plan.run(zeros)
         plan.runs.clear()
-        if options.stream:
+        if stream:
             begin = time.perf_counter()
-            count = sum(1 for _ in plan.stream(zeros for _ in range(options.runs)))
+            count = sum(1 for _ in plan.stream(zeros for _ in range(runs)))
             each_ms = (time.perf_counter() - begin) / count * 1e3
             print(f"a result every {each_ms:.2f} ms, {1e3 / each_ms:.4g} a second")
             return 0
-        for _ in range(options.runs):
+        for _ in range(runs):
             plan.run(zeros)
         print(plan.advice())
         for index, drift in enumerate(plan.drift()):
             stage = plan.document["stages"][index]
             print(f"stage {index} on {stage['processor']}: {drift:.2f} times as long as expected")
     return 0
+
+
+def _time_models(folder: Path, runs: int) -> int:
+    """Time a plan of several models on zeros."""
+    took: dict[str, list[float]] = {}
+    with Models(folder) as models:
+        models.run()
+        for _ in range(runs):
+            for name, seconds in models.run().items():
+                took.setdefault(name, []).extend(s for s in seconds if s is not None)
+        for name, known in took.items():
+            told = f"{statistics.mean(known) * 1e3:.2f} ms" if known else "no request was answered"
+            expected_ms = models.expected.get("instances_ms", {}).get(name)
+            more = f", expected were {expected_ms:.2f} ms" if expected_ms else ""
+            print(f"{name}: {models.failures.get(name) or told + more}")
+    return 1 if models.failures else 0
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def read_study(path: Path) -> Study:
     manifest = read_manifest(path)
     if manifest is None:
         raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
-    result = _result(path)
+    result = read_result(path)
     records = read_log(path / LOG).records
     trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
@@ -209,7 +209,7 @@ def read_study(path: Path) -> Study:
     graph, joined, missing = _models(config, result)
     try:
         verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
-        platform = _platform(result["platform"])
+        platform = recorded_platform(result["platform"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path}: damaged: {error!r}", "make the report of another run") from error
     return Study(
@@ -330,7 +330,12 @@ def _samples(entry: Mapping[str, Any]) -> Samples:
     return Samples(tuple(v / 1e3 for v in entry["values"]))
 
 
-def _result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the document of ``--json`` of a finished study; numbers of any objective stand under the latency's names.
+
+    Raises:
+        RunFolderError: the study is not finished, damaged, or written by a newer version.
+    """
     file = path / "result.json"
     with disk_errors(file):
         if not file.is_file():
@@ -408,7 +413,8 @@ def _brought(config: Mapping[str, Any], source: str) -> Graph | None:
     return evaluator.graph_of(source) if evaluator.capabilities.graphs else None
 
 
-def _platform(data: Mapping[str, Any]) -> Platform:
+def recorded_platform(data: Mapping[str, Any]) -> Platform:
+    """Return a platform that a document of ours holds."""
     return Platform(
         str(data["name"]),
         tuple(

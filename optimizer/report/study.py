@@ -380,10 +380,8 @@ def _again(study: Study) -> Iterator[Block]:
     command = [str(word) for word in study.manifest.get("command", [])]
     yield Text("The study, from the beginning, with a new --out:")
     yield Code(shlex.join(command))
-    lines = [f"optimize report {shlex.quote(str(study.path))}"]
-    if (study.path / "best" / "stage_0.tflite").exists():
-        lines.insert(0, f"optimize execute {shlex.quote(str(study.path))}")
-    yield Text("The best plan from its files, and this report:")
+    lines = [f"optimize {command} {shlex.quote(str(study.path))}" for command in ("execute", "report")]
+    yield Text("The best plan again, and this report:")
     yield Code("\n".join(lines))
     settings = {k: v for k, v in study.config.items() if v not in (None, "", [], ()) and k != "schema_version"}
     yield Table("Settings", (Column("setting"), Column("value")), tuple((k, _plain(v)) for k, v in settings.items()))

@@ -25,8 +25,8 @@ def load(
 ) -> Graph:
     """Return a model of the zoo by its name, built where it is not in the cache yet, or read a ``.tflite`` file.
 
-    A name of the zoo comes first (:mod:`search_spaces.models.zoo.names` says what names there are); ``./vgg16`` is
-    always a file.
+    Models of other frameworks are converted (:mod:`search_spaces.models.convert`). A name of the zoo comes first
+    (:mod:`search_spaces.models.zoo.names` says what names there are); ``./vgg16`` is always a file.
 
     Args:
         source: the name or the path.
@@ -69,6 +69,10 @@ def _read(source: str, signature: str | None) -> Graph:
         spec = parse_name(source)
         name = spec.canonical
         return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name, signature)
+    from search_spaces.models.convert import converted, kind_of
+
+    if (kind := kind_of(source)) is not None:
+        return read_model(converted(source, kind), source, signature)
     if _looks_like_path(source):
         return read_model(Path(source), signature=signature)
     from search_spaces.models.plugin import built, model_names

@@ -69,12 +69,16 @@ class Lowered:
         return without_copies(self.graph, self.plan, platform) if self.split else as_it_is(self.graph, self.plan)
 
 
+def as_it_stands(graph: Graph, plan: Plan) -> Lowered:
+    """Return a plan without lowering it: one that rewrites nothing, or whose session does."""
+    return Lowered(graph, plan, tuple(range(len(plan.stages))), tuple((o, 0) for o in range(len(graph.operators))))
+
+
 class Lowering:
     """Lowers the plans of one model, and keeps what it rewrote lately: triples of any, models of the last ones."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._origins: tuple[Origin, ...] = tuple((o, 0) for o in range(len(graph.operators)))
         self._triples: dict[tuple[int, Ranks], Triple] = {}
         self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
         self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
@@ -88,7 +92,7 @@ class Lowering:
             ModelError: the model has no file, and the plan splits operators.
         """
         if not (plan.is_split or plan.ranks):
-            return Lowered(self._graph, plan, tuple(range(len(plan.stages))), self._origins)
+            return as_it_stands(self._graph, plan)
         made = self.decomposed(plan.ranks)
         if not plan.is_split:
             members = _members(made.origins, len(self._graph.operators))

@@ -69,7 +69,7 @@ def test_runs_that_cannot_be_compared(runs: dict[str, Path], second: str, capsys
     assert "Traceback" not in err
 
 
-def test_a_plan_of_several_models_is_called_that(
+def test_a_damaged_plan_of_several_models_is_one_line(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({"kind": KIND}))

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from evaluators.android.farm import find_handset
 from evaluators.base import Evaluator
 from evaluators.litert.session import LitertEvaluator
 from evaluators.registry import make_evaluator
+from evaluators.remote.devices import ENVIRONMENT
 from evaluators.testing import EvaluatorContract
 from optimizer.campaign import plan_studies
 from optimizer.campaign_file import read_campaign
@@ -44,6 +46,7 @@ GUIDES = [
     "optimizer/README.md",
     "optimizer/SECURITY.md",
     "optimizer/samplers/README.md",
+    "optimizer/export/README.md",
     "search_spaces/CONCEPTS.md",
     "tests/README.md",
 ]
@@ -82,6 +85,20 @@ NOT_RUN = {
             "--model resnet50 --platform here.json --evaluator cost-model --budget 50",
         )
     },
+    **dict.fromkeys(
+        (
+            "optimize squeezenet1_1 --evaluator adb --device pixel --budget 50 --study phone",
+            "optimize export runs/phone --target android --out plan",
+            "adb push plan /data/local/tmp",
+            "adb shell sh /data/local/tmp/plan/run.sh",
+        ),
+        "needs a phone; test_android.py goes this way against a double of the adb server",
+    ),
+    **{
+        f"python {words}": "test_export.py and test_foreign_plans.py do so"
+        for words in ("run_plan.py", "openvino_plan.py", "onnx_plan.py net.onnx")
+    },
+    "optimize net.onnx": "needs a converter; test_convert.py converts",
     "optimize compare RUN RUN": "waits for a steady machine; test_compare.py compares two runs",
     "optimize report": "a mention",
     **{f"optimize {name}": "a mention" for name in ("execute", "export", "storage")},
@@ -102,6 +119,7 @@ NOT_RUN = {
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "seed_003_branches OUT.json",
             "sampler_cases OUT.json",
+            "converters FOLDER OUT.json",
             "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )
     },
@@ -158,6 +176,7 @@ OTHERS = {
     "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'", "ruff check .",
     "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[exact]'",
     "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install '.[openvino]'", "pip install",
+    "pip install ai-edge-litert numpy",
 }  # fmt: skip
 """What .ci/run does in a new virtual environment, and extras, which need a network."""
 
@@ -276,10 +295,15 @@ def _arrays(outputs: object) -> list[NDArray[Any]]:
 
 
 @pytest.mark.parametrize("block", [b for b in blocks() if b.kind == "yaml"], ids=str)
-def test_files_in_the_guides_are_valid(block: Block, tmp_path: Path) -> None:
+def test_files_in_the_guides_are_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.yaml"
     path.write_text(block.body)
-    if block.mark.startswith("platform"):
+    if block.mark == "devices":
+        monkeypatch.setenv(ENVIRONMENT, str(path))
+        (tmp_path / "tools" / "arm64").mkdir(parents=True)
+        (tmp_path / "tools" / "arm64" / "benchmark_model").touch()
+        assert [p.name for p in find_handset("pixel").platform.processors] == ["big", "gpu"]
+    elif block.mark.startswith("platform"):
         find = LitertEvaluator().processor if block.mark.endswith("litert") else None
         assert read_platform(path, find).processors
     else:

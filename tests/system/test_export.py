@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from evaluators.litert import PlanRunner
+from evaluators.litert import PlanRunner, WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
@@ -27,7 +27,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.models import load
 from search_spaces.plan import Plan, Share, Stage
 from tests.commands import SEARCHED
-from tests.sentences import fails, says
+from tests.sentences import fails
 
 pytestmark = pytest.mark.litert
 ROOT = Path(__file__).parents[2]
@@ -87,8 +87,12 @@ def test_it_imports_only_the_runtime_and_numpy(exported: Path) -> None:
     assert "ms an inference, expected were" in told
 
 
-def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...]) -> Path:
-    """Export a study of these processors with a plan of our choice in the place of its best one."""
+def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...], *more: str) -> Path:
+    """Export a study of these processors with a plan of our choice in the place of its best one.
+
+    Args:
+        more: options of the export.
+    """
     names = tuple(dict.fromkeys(processors))
     words = ["--model", MODEL, "--processors", ",".join(names), "--max-stages", "1", "--budget", "2"]
     assert main([*words, "-q", "--out", str(run)]) in SEARCHED
@@ -99,7 +103,7 @@ def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...])
     result = json.loads((run / "result.json").read_text())
     result["best"]["stage_ms"] = None
     (run / "result.json").write_text(json.dumps(result))
-    assert main(["export", str(run)]) == 0
+    assert main(["export", str(run), *more]) == 0
     return run / "export"
 
 
@@ -117,8 +121,7 @@ def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: 
     folder = run / "export"
     document = json.loads((folder / "plan.json").read_text())
     assert document["views"]
-    assert not (folder / "plan.txt").exists()  # the runner in C++ knows no tensors that lie in others
-    assert not (folder / "run_plan.cc").exists()
+    assert " in=" in (folder / "plan.txt").read_text()  # tensors that are rows of others
     with PlanRunner(folder) as runner, RunPlan(folder) as mine:
         samples = [random_inputs(mine) for _ in range(5)]
         wanted = [{k: v.tobytes() for k, v in runner.run(sample).items()} for sample in samples]
@@ -162,7 +165,7 @@ def many_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan that hands every tensor from one core to the other: the whole model is far faster."""
     operators = len(load(MODEL).operators)
     processors = tuple(("cpu0", "cpu1")[i % 2] for i in range(operators))
-    return exported_with(tmp_path_factory.mktemp("many") / "run", tuple(range(1, operators)), processors)
+    return exported_with(tmp_path_factory.mktemp("many") / "run", tuple(range(1, operators)), processors, "--fallback")
 
 
 def test_a_fallback_is_used_only_on_request(many_stages: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +199,7 @@ def test_a_plan_stays_where_the_fallback_is_not_faster(tmp_path: Path, capsys: p
     def crowd(fallback: dict[str, Any]) -> None:
         fallback["processor"]["options"]["threads"] = 6  # on one core
 
-    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"))
+    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"), "--fallback")
     slow = edited(folder, tmp_path / "slow", fallback=crowd)
     capsys.readouterr()
     with RunPlan(slow, fallback=True) as plan:
@@ -229,6 +232,8 @@ def test_a_fallback_that_computes_otherwise_is_refused(
     with RunPlan(mixed) as plan:  # the plan itself runs
         plan.run(random_inputs(plan))
     capsys.readouterr()
+    assert main(["export", str(tmp_path / "run"), "--fallback"]) == 2
+    assert "the plan has no fallback; it takes several stages that use the same kernels" in capsys.readouterr().err
     command = [sys.executable, "-I", str(mixed / "run_plan.py"), "--fallback"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -269,27 +274,64 @@ def runner_in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run_plan"
 
 
+def in_cpp(program: Path, folder: Path, inputs: bytes) -> tuple[bytes, str]:
+    """Run an exported plan by the runner in C++; return the bytes of its outputs, or what it says is wrong."""
+    (folder / "inputs").write_bytes(inputs)
+    command = list(map(str, (program, folder, 5, folder / "inputs", folder / "outputs")))
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    if told.returncode:
+        return b"", told.stderr.splitlines()[-1]
+    return (folder / "outputs").read_bytes(), ""
+
+
 @pytest.mark.timeout(900)
 def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cpp: Path, tmp_path: Path) -> None:
-    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"))
-    assert [stage["processor"] for stage in json.loads((folder / "plan.json").read_text())["stages"]] == [
-        "cpu0",
-        "cpu1",
-    ]
-    rng = np.random.default_rng(5)
-    with PlanRunner(folder) as runner:
-        arrays = {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in runner.inputs.items()}
-        wanted = b"".join(value.tobytes() for value in runner.run(arrays).values())
-    (tmp_path / "inputs").write_bytes(b"".join(array.tobytes() for array in arrays.values()))
-    command = list(map(str, (runner_in_cpp, folder, 5, tmp_path / "inputs", tmp_path / "outputs")))
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert "ms an inference" in told.stdout
-    assert (tmp_path / "outputs").read_bytes() == wanted
-    (tmp_path / "inputs").write_bytes(b"too few")
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert "does not hold as many bytes as the inputs" in told.stderr
+    run = tmp_path / "run"
+    exported_with(run, (20,), ("cpu0", "cpu1:builtin"))
+    graph = load(MODEL)
+    rest = tuple(range(2, len(graph.operators)))
+    sides = (Share("height", 0, 6), Share("height", 6, 15))
+    split = [Stage((0, 1), lane, share) for lane, share in zip(("cpu0", "cpu1:builtin"), sides, strict=True)]
+    plans = [chain_plan(graph, (20,), ("cpu0", "cpu1:builtin")), Plan(graph.digest, (*split, Stage(rest, "cpu0")))]
+    evaluator = LitertEvaluator()
+    for plan in plans:
+        with evaluator.prepare(choose_platform(evaluator, ("cpu0", "cpu1:builtin"))) as session:
+            session.deploy(run / "best", graph, plan)
+        assert main(["export", str(run)]) == 0
+        with RunPlan(run / "export") as runner:
+            arrays = random_inputs(runner)
+            wanted = b"".join(value.tobytes() for value in runner.run(arrays).values())
+        given = b"".join(array.tobytes() for array in arrays.values())
+        assert in_cpp(runner_in_cpp, run / "export", given) == (wanted, "")
+    assert "does not hold as many bytes as the inputs" in in_cpp(runner_in_cpp, run / "export", b"too few")[1]
+    text = (run / "export" / "plan.txt").read_text()
+    (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=openvino threads=1 ", 1))
+    assert "runtime=openvino, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", given)[1]
+
+
+@pytest.mark.timeout(900)
+def test_the_runner_in_cpp_queues_several_models(runner_in_cpp: Path, tmp_path: Path) -> None:
+    workload = tmp_path / "workload.yaml"
+    workload.write_text(
+        "name: two\nmodels:\n"
+        f"  - {{model: {MODEL}, name: one, count: 2, arrival: {{kind: periodic, period_ms: 2, requests: 5}}}}\n"
+        "  - {model: googlenet@0.25/64, name: other, arrival: {kind: closed, requests: 3}}\n"
+    )
+    run = tmp_path / "run"
+    words = ["--workload", str(workload), "--processors", "cpu0,cpu1", "--allow", "cuts,branches,splits"]
+    words += ["--budget", "4", "-q", "--out", str(run)]
+    assert main(words) in SEARCHED
+    assert main(["export", str(run)]) == 0
+    rng = np.random.default_rng(0)
+    with WorkloadRunner(run / "best") as runner:
+        given = b""
+        for name, model in zip(runner.names, runner.files.models, strict=True):
+            arrays = [rng.standard_normal(model.graph.tensors[t].shape).astype("f4") for t in model.graph.inputs]
+            runner.set_inputs(name, arrays)
+            given += b"".join(array.tobytes() for array in arrays)
+        runner.run()
+        wanted = b"".join(value.tobytes() for name in runner.names for value in runner.outputs(name))
+    assert in_cpp(runner_in_cpp, run / "export", given) == (wanted, "")
 
 
 def test_other_objectives_expect_no_times_where_they_have_none(tmp_path: Path) -> None:
@@ -302,10 +344,3 @@ def test_other_objectives_expect_no_times_where_they_have_none(tmp_path: Path) -
     with RunPlan(run / "export") as plan:
         plan.run({name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()})
         assert "expected" not in plan.advice()
-
-
-def test_a_prediction_has_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "3", "-q"]
-    assert main([*words, "--max-stages", "2", "--out", str(tmp_path / "run")]) == 0
-    assert main(["export", str(tmp_path / "run")]) == 2
-    says(capsys.readouterr().err)

@@ -44,7 +44,7 @@ class BoardEvaluator:
 
 
 class BoardSession:
-    capabilities = Capabilities(outputs=True)  # verify() compares them
+    capabilities = Capabilities(deploy=True, outputs=True)  # verify() compares them
 
     def __init__(self, platform, folder, stack):
         self.platform, self.folder, self.stack = platform, folder, stack
@@ -55,9 +55,14 @@ class BoardSession:
     def load(self, graph, plan, *, fresh=False):
         if graph.source is None or not self.folder.is_dir():
             raise UnavailableError("the model has no file, or the session is closed")
-        folder = Path(mkdtemp(dir=self.folder))
+        return self.on_board(Path(mkdtemp(dir=self.folder)), graph, plan)
+
+    def on_board(self, folder, graph, plan):
         write_deployment(folder, graph, plan, self.platform, graph.source.content_digest())
         return self.stack.enter_context(closing(BoardPlan(self, graph, folder)))
+
+    def deploy(self, folder, graph, plan):
+        return self.on_board(folder, graph, plan).verify()
 
 
 class BoardPlan:
