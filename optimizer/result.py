@@ -297,6 +297,13 @@ class Result:
             "unique_plans": self.history.measured,
             "cache_hits": self.history.repeats,
             "space": {"freedoms": list(self.freedoms), "plans": self.cardinality, "exhausted": self.exhausted},
+            "deployed": {
+                "identical": self.deployed.identical,
+                "max_rel_error": self.deployed.max_rel_error,
+                "tolerance": self.deployed.tolerance,
+            }
+            if self.deployed is not None
+            else None,
             "disturbances": self.disturbances,
             "placements": dict(self.placements),
             "wall_s": self.wall_s,

@@ -162,13 +162,11 @@ def _wrong(cell: Cell, found: Mapping[str, Any]) -> str:
         return f"the space has {found['space']['freedoms']}"
     if ("workload" in found) != cell.several:
         return "it is about another number of models"
-    best = found["best"]
-    if not found["predicted"]:
-        if best["max_rel_error"] is None and cell.evaluator != "table":
-            return "outputs were not compared"
-        if best["max_rel_error"] is not None and best["max_rel_error"] > best["tolerance"]:
-            return f"outputs are off by {best['max_rel_error']:g}"
-    return ""
+    compared = [each for each in (found["best"], found["deployed"]) if each and each["max_rel_error"] is not None]
+    if not found["predicted"] and not compared and cell.evaluator != "table":
+        return "outputs were not compared"
+    off = next((each["max_rel_error"] for each in compared if each["max_rel_error"] > each["tolerance"]), None)
+    return "" if off is None else f"outputs are off by {off:g}"
 
 
 def table(came: Sequence[Came]) -> str:

@@ -55,8 +55,12 @@ def add_target(target: str, study: Study, document: Mapping[str, Any], out: Path
     if study.graph is None:
         raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
     if target == "model-explorer":
-        write_json(out / "partition.json", node_data(study.graph, study.best))
-        return "- `model-explorer MODEL.tflite --node_data_paths=partition.json` shows it on the model."
+        stage_s = [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
+        layers = node_data(study.graph, study.best, study.costs, stage_s)
+        for name, layer in layers.items():
+            write_json(out / f"{name}.json", layer)
+        paths = ",".join(f"{name}.json" for name in layers)
+        return f"- `model-explorer MODEL.tflite --node_data_paths={paths}` shows it on the model."
     if study.best.is_split or study.best.ranks:
         what = "ONNX Runtime places nodes as they are, neither split nor decomposed"
         raise RunFolderError(f"{study.path}: {what}", "search without --allow splits and ranks")
