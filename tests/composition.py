@@ -191,20 +191,30 @@ def table(came: Sequence[Came]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _read(log: Path) -> list[Came]:
+    found = []
+    for each in json.loads(log.read_text()):
+        cell = each.pop("cell")
+        found.append(Came(Cell(**{**cell, "aims": tuple(cell["aims"])}), **each))
+    return found
+
+
 def main() -> None:
-    """Try cells, print each, write the table and what came as JSON."""
+    """Try cells, print each, write the table and what came as JSON; what ran before is not run again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--evaluator", nargs="+", default=list(ON), choices=list(ON))
     parser.add_argument("--every", type=int, default=1, help="try each Nth cell only")
     options = parser.parse_args()
+    log = options.file.with_suffix(".json")
+    known = {each.cell: each for each in (_read(log) if log.is_file() else ()) if each.how != "wrong"}
     came = []
     for cell in list(cells(options.evaluator))[:: options.every]:
-        came.append(tried(cell))
+        came.append(known.get(cell) or tried(cell))
         last = came[-1]
         sys.stdout.write(f"{last.how:8} {last.took_s:5.1f} s  {' '.join(cell.words)}  {last.why}\n")
         sys.stdout.flush()
-        options.file.with_suffix(".json").write_text(json.dumps([asdict(each) for each in came], indent=1))
+        log.write_text(json.dumps([asdict(each) for each in came], indent=1))
     options.file.write_text(table(came))
 
 

@@ -119,7 +119,7 @@ def _add_search(parser: Parser) -> None:
         metavar="NAME",
         action="append",
         help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
-        " several; of several models: mean latency, worst, makespan, misses, throughput",
+        " several. Of several models latency is the mean, and there are also worst, makespan and misses",
     )
     add("--max-stages", metavar="K", help="stages of a plan at most (default 4)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
