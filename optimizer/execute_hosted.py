@@ -101,7 +101,7 @@ def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
         manifest = read_manifest(run) or {"fixed": {}}
         digest = f"{problem.joined.graph.digest}+{problem.workload.digest}"
         if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
-            raise RunFolderError(f"{run}: its models are others now, or are asked otherwise", "search again")
+            raise RunFolderError(f"{run}: its models or their options have changed", "search again")
         yield evaluator, problem, plan
 
 

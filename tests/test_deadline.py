@@ -33,7 +33,7 @@ def test_what_the_model_expects_to_miss_it_is_not_run(capsys: pytest.CaptureFixt
     deadline_ms = 3.0 * best_ms(capsys)
     assert main([*STUDY, "--deadline", f"{deadline_ms}"]) == 0
     proposed = [t for t in trials() if t["origin"] == "random" and t["repeat_of"] is None]
-    late = [t for t in proposed if t["failure"].startswith("infeasible: latency as the model expects it: ")]
+    late = [t for t in proposed if t["failure"].startswith("infeasible: misses --deadline ")]
     assert len(late) > 5
     for trial in (t for t in proposed if t["measurement"]):
         assert max(trial["measurement"]["latency_s"]["values_s"]) * 1e3 < TRUST * deadline_ms * 1.01
