@@ -30,7 +30,6 @@ UNDECIDED = 0.02
 """Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
 study ends undecided: with an interval of some ±12 % around equal plans."""
 
-_LOADING_SHARE = 0.1  # of the final, for loading all plans once
 _MEMORY_SHARE = 0.5  # of the memory that is free, for instances that are kept
 
 CRITERIA = ("layer length", "layer type", "parameter count")
@@ -272,8 +271,10 @@ def decide(
         return lambda: session.load(how.graph, plan)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
-    policy = replace(how.policy, slow_load_s=_slow_load_s(how, len(trials), free_nbytes))
-    slow = [i for i, t in enumerate(trials) if t.measurement and t.measurement.load_s > policy.slow_load_s]
+    policy = replace(how.policy, room=_room(how, free_nbytes))
+    loads_s = [t.measurement.load_s if t.measurement else 0.0 for t in trials]
+    least_s = policy.loads_slowly_s(loads_s)
+    slow = [i for i, load_s in enumerate(loads_s) if load_s > least_s]
     how.progress(f"final comparison of the {plural(len(plans), 'best plan')}")
     final = run_final(
         [load(p) for p in plans],
@@ -318,16 +319,13 @@ def decide(
     )
 
 
-def _slow_load_s(how: FinalSettings, count: int, free_nbytes: int | None) -> float:
-    """Return from how many seconds on loading is slow, so that two instances of a plan are kept.
+def _room(how: FinalSettings, free_nbytes: int | None) -> int:
+    """Return of how many plans memory has room to keep two instances.
 
-    Rebuilding all plans is to take a small share of the final. Instances are only kept where memory has room for them:
-    a runtime holds weights twice, as they are in the file and as its kernels want them.
+    A runtime holds weights twice, as they are in the file and as its kernels want them.
     """
     weights_nbytes = sum(t.nbytes for t in how.graph.tensors if t.constant)
-    if 4 * count * weights_nbytes > _MEMORY_SHARE * (free_nbytes or 0):
-        return how.policy.slow_load_s
-    return min(how.policy.slow_load_s, _LOADING_SHARE * how.policy.max_s / count)
+    return int(_MEMORY_SHARE * (free_nbytes or 0) / max(1, 4 * weights_nbytes))
 
 
 def finalists(

@@ -298,6 +298,32 @@ def test_slowly_loading_plans_keep_two_instances() -> None:
     assert opened == [0]
 
 
+def test_instances_are_kept_once_there_is_room_for_those_that_are_left() -> None:
+    built = [0] * 4
+    rng, opened = np.random.default_rng(0), [0]
+
+    class Noisy(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+            latency_s = self.latency_s * np.exp(0.05 * rng.standard_normal(n))
+            return Batch(latency_s, latency_s[:, None])
+
+    def slow(which: int, latency_s: float) -> Load:
+        def load() -> Candidate:
+            built[which] += 1
+            opened[0] += 1
+            time.sleep(0.21)
+            return Noisy(latency_s, opened)
+
+        return load
+
+    loads = [slow(i, latency_s) for i, latency_s in enumerate((0.002, 0.002, 0.02, 0.02))]
+    policy = FinalPolicy(room=2, max_s=4.0, disturbed_s=0.0, min_rounds=6, max_rounds=6, turn_s=0.002, settle_s=0.0)
+    found = run_final(loads, policy, rng, watched=lambda _: [0, 1])
+    assert found.rounds >= 3  # 6 where the machine is not busy
+    assert built[0] == built[1] <= 4  # anew while there are four, then two that are kept
+    assert opened == [0]
+
+
 @dataclass
 class Predicted(Candidate):
     """A prediction: every run is the same, and says what it may be wrong about."""

@@ -60,6 +60,7 @@ _ERRORS_IN_HALF = 2.5  # standard errors in the half of a simultaneous interval,
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
+_LOADING_SHARE = 0.1  # of the final, for loading all plans once
 
 Array = NDArray[np.float64]
 
@@ -78,6 +79,8 @@ class FinalPolicy:
         turn_s: how long a turn's measured runs take together, about; 0 for one run.
         settle_s: how long the discarded runs of a turn take at least, about; 0 for none.
         slow_load_s: where loading takes longer, at most two instances of a plan are built, and kept.
+        room: of how many plans there is memory to keep instances; those of so few are also kept where loading them all
+            takes more than a tenth of the final.
         loaded: how many plans are loaded at once.
         least: how many plans take part in the first round however long that takes.
 
@@ -96,8 +99,14 @@ class FinalPolicy:
     turn_s: float = 0.02
     settle_s: float = 0.01
     slow_load_s: float = 1.0
+    room: int = 0
     loaded: int = 8
     least: int = 10
+
+    def loads_slowly_s(self, loads_s: Sequence[float]) -> float:
+        """Return from how many seconds on loading is slow, of plans that took so long to load."""
+        long = sum(loads_s) > _LOADING_SHARE * self.max_s
+        return 0.0 if long and len(loads_s) <= self.room else self.slow_load_s
 
     def __post_init__(self) -> None:
         if not 0.0 < self.precision < 1.0:
@@ -616,10 +625,15 @@ class _Runner:
         first_s = float(settle.latency_s[0])
         self._typical_s.setdefault(plan, first_s)
         self._spent_s += max(time.monotonic() - begin, took_s + first_s)
-        if slow or took_s > self._policy.slow_load_s:
+        if slow or took_s > self._policy.slow_load_s or self._has_room():
             self._kept.setdefault(plan, []).append(candidate)
             self._instances[plan] = len(self._kept[plan])
         return candidate
+
+    def _has_room(self) -> bool:
+        """Return whether instances are kept since loading all plans takes long, and memory has room for so few."""
+        loading_s = sum(self._load_s.get(plan, 0.0) for plan in self._running)
+        return len(self._running) <= self._policy.room and loading_s > _LOADING_SHARE * self._policy.max_s
 
     def _affordable(self, plan: int) -> bool:
         """Return whether there is time for a second instance of a plan that loads slowly."""
