@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from optimizer.cli import main
 from optimizer.exact.front import undominated
 from search_spaces.registry import FREEDOMS
 from tests.commands import SEARCHED, answered
+from tests.composition import AIMS, Cell, cells, tried
+from tests.remote_agents import ROOT
 from tests.sentences import says
 from tests.test_composition import MODEL, STUDY
 
@@ -127,6 +130,26 @@ settings: {power: [1large=2, 1small=0.5, gpu=12]}
     (tmp_path / "wrong.yaml").write_text("name: x\nmatrix: {model: vgg16, objective: speed}\n")
     assert main(["run", "wrong.yaml"]) == 2
     says(capsys.readouterr().err)
+
+
+SAMPLE = [*list(cells(["cost-model"]))[::13], *list(cells(["table"]))[5::37]]
+
+
+@pytest.mark.parametrize(
+    "cell", SAMPLE, ids=lambda cell: " ".join(cell.words[3:4] + list(cell.aims)) + f" {cell.evaluator}"
+)
+def test_a_cell_of_the_table_runs_or_is_refused_for_a_reason_that_is_listed(cell: Cell) -> None:
+    came = tried(cell, {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert came.how in {"runs", "refused"}, came.why
+    assert came.how == "runs" or cell.evaluator == "table"
+
+
+@pytest.mark.litert
+@pytest.mark.parametrize("which", [1, 3])
+def test_two_models_with_every_freedom_are_measured(which: int) -> None:
+    cell = Cell(EVERY, several=True, aims=AIMS[which], evaluator="litert")
+    came = tried(cell, {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert came.how == "runs", came.why
 
 
 @pytest.mark.litert

@@ -129,7 +129,13 @@ NOT_RUN = {
     "pytest --golden FILE…": "writes the golden file",
     "python -m tests.benchmarks.readme_picture experiments/results/several_models.svg": "a test here compares it",
     "python -m tests.pins check": "test_pins.py does so",
-    "python -m tests.composition experiments/results/composition.md --evaluator litert cost-model table": "half an hour",
+    **{
+        f"python -m tests.composition {words}": "half an hour"
+        for words in (
+            "FILE --evaluator NAME",
+            "experiments/results/composition.md --evaluator litert cost-model table",
+        )
+    },
     "python -m tests.benchmarks.NAME": "measures for minutes",
     "pytest --benchmark-only tests/benchmarks": "a benchmark",
 }
