@@ -132,7 +132,7 @@ settings: {power: [1large=2, 1small=0.5, gpu=12]}
     says(capsys.readouterr().err)
 
 
-SAMPLE = [*list(cells(["cost-model"]))[::13], *list(cells(["table"]))[5::37]]
+SAMPLE = [*list(cells(["cost-model"]))[::37], *list(cells(["table"]))[5::53]]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_cell_of_the_table_runs_or_is_refused_for_a_reason_that_is_listed(cell
 
 
 @pytest.mark.litert
-@pytest.mark.parametrize("which", [1, 3])
+@pytest.mark.parametrize("which", [3])
 def test_two_models_with_every_freedom_are_measured(which: int) -> None:
     cell = Cell(EVERY, several=True, aims=AIMS[which], evaluator="litert")
     came = tried(cell, {**os.environ, "PYTHONPATH": str(ROOT)})
