@@ -124,9 +124,9 @@ class Replay:
         processes = self._processes()
         for process in sorted(working):
             for lane in processes.get(process, ()):
-                job = desk.on(lane)
-                seat = desk.whose(job)[0]
-                started_ns = desk.started_ns(job) if job >= 0 else 0  # and 0 between two jobs
+                if (job := desk.on(lane)) < 0:
+                    continue
+                seat, started_ns = desk.whose(job)[0], desk.started_ns(job)  # 0 between two jobs
                 if started_ns and (now_ns - started_ns) * 1e-9 > self._limits_s[seat]:
                     working.discard(process)
                     self._crew.end(process)

@@ -192,7 +192,7 @@ class PredictedSession(Session):
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block")
         found = self.simulator.run(plan)
-        stage_s = stage_means_s(found, self.simulator.setting(plan), len(plan.stages))
+        stage_s = stage_means_s(found, self.simulator.setting(plan, known=True), len(plan.stages))
         return PredictedRun(found, stage_s, self._objective, self.simulator.errors(plan))
 
 
