@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -205,16 +206,18 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--evaluator", nargs="+", default=list(ON), choices=list(ON))
     parser.add_argument("--every", type=int, default=1, help="try each Nth cell only")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; their latencies mean less (default 1)")
     options = parser.parse_args()
     log = options.file.with_suffix(".json")
     known = {each.cell: each for each in (_read(log) if log.is_file() else ()) if each.how != "wrong"}
-    came = []
-    for cell in list(cells(options.evaluator))[:: options.every]:
-        came.append(known.get(cell) or tried(cell))
-        last = came[-1]
-        sys.stdout.write(f"{last.how:8} {last.took_s:5.1f} s  {' '.join(cell.words)}  {last.why}\n")
-        sys.stdout.flush()
-        log.write_text(json.dumps([asdict(each) for each in came], indent=1))
+    came: list[Came] = []
+    wanted = list(cells(options.evaluator))[:: options.every]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for last in pool.map(lambda cell: known.get(cell) or tried(cell), wanted):
+            came.append(last)
+            sys.stdout.write(f"{last.how:8} {last.took_s:5.1f} s  {' '.join(last.cell.words)}  {last.why}\n")
+            sys.stdout.flush()
+            log.write_text(json.dumps([asdict(each) for each in came], indent=1))
     options.file.write_text(table(came))
 
 
