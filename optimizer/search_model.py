@@ -26,7 +26,7 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.exact.ranks import RankCosts, Shape, best_ranked
-from optimizer.exact.weighed import least_work, weighed
+from optimizer.exact.weighed import weighed
 from optimizer.objective import known_weights
 from optimizer.profile import Profile
 from search_spaces.branch_space import BranchSpace
@@ -230,10 +230,7 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
             least = max(least, chains.cost_s)
         return Relaxation(least, least)
     found = relax(graph, cheapest, range(len(graph.operators)) if splits else ())
-    if how.objective.law == "period":
-        work_s = max(found.work_s, least_work(replace(cheapest, overhead_s=np.zeros_like(costs.overhead_s)), "period"))
-        return Relaxation(work_s, work_s)
-    return found
+    return Relaxation(found.work_s, found.work_s) if how.objective.law == "period" else found
 
 
 def composed_beliefs(
