@@ -135,9 +135,10 @@ def read_subject(config: StudyConfig, watcher: Watcher) -> Subject:
         return SeveralModels.read(config, evaluator)
     from optimizer.model_study import OneModel
 
+    found = OneModel.read(config, evaluator)
     if hint := error_hint(evaluator, config):
         watcher.message(hint)
-    return OneModel.read(config, evaluator)
+    return found
 
 
 def _search(study: Study, session: Session) -> Result:
