@@ -56,11 +56,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     if brought is not None:
         return brought, platform
     graph = load(
-        config.model,
-        config.input_shape,
-        signature=config.signature,
-        inputs=config.input,
-        custom_ops=config.custom_ops,
+        config.model, config.input_shape, signature=config.signature, inputs=config.input, custom_ops=config.custom_ops
     )
     return graph, platform
 

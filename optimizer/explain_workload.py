@@ -93,11 +93,7 @@ class WorkloadExplanation:
         )
         busiest = max(self.busy, key=lambda name: self.busy[name])
         yield Text(f"The busiest processor is {busiest}: it works for {self.busy[busiest]:.0%} of the makespan.")
-        yield Table(
-            "How busy processors are",
-            (Column("processor"), Column("busy", ".0%")),
-            tuple(self.busy.items()),
-        )
+        yield Table("How busy processors are", (Column("processor"), Column("busy", ".0%")), tuple(self.busy.items()))
         rows = tuple(
             (job.instance, job.operators, job.processor, name, _ms(more), "" if more is not None else "does not run")
             for job in self.jobs

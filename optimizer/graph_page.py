@@ -198,12 +198,7 @@ def _cut_rows(found: Inspection) -> Iterator[list[_Cell]]:
     graph = found.graph
     for cut in found.cuts:
         ends = (operator_text(graph, cut.position - 1), operator_text(graph, cut.position))
-        yield [
-            (cut.position, str(cut.position)),
-            (cut.nbytes, human_bytes(cut.nbytes)),
-            *ends,
-            handed_over(graph, cut),
-        ]
+        yield [(cut.position, str(cut.position)), (cut.nbytes, human_bytes(cut.nbytes)), *ends, handed_over(graph, cut)]
 
 
 def _branch_rows(found: Inspection) -> Iterator[list[_Cell]]:
@@ -233,11 +228,7 @@ def _operator_rows(found: Inspection) -> Iterator[list[_Cell]]:
 
 
 def _section(
-    anchor: str,
-    title: str,
-    columns: Sequence[tuple[str, bool]],
-    rows: Iterable[Sequence[_Cell]],
-    linked: str = "",
+    anchor: str, title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[_Cell]], linked: str = ""
 ) -> str:
     """Return a heading and a table; ``linked`` is the prefix of ids in the picture that the first column leads to."""
     heads = "".join(

@@ -281,11 +281,7 @@ def _sweep(path: Path) -> None:
 
 
 def _write(
-    path: Path,
-    config: StudyConfig,
-    fixed: Mapping[str, Any],
-    session: dict[str, Any],
-    manifest: dict[str, Any] | None,
+    path: Path, config: StudyConfig, fixed: Mapping[str, Any], session: dict[str, Any], manifest: dict[str, Any] | None
 ) -> None:
     """Write the settings, then the manifest: a folder with a manifest is complete."""
     import yaml

@@ -88,10 +88,7 @@ def _tables(url: str, heartbeat_s: int) -> BaseStorage:
         warnings.simplefilter("ignore")  # heartbeats are called experimental: our choice, not the user's concern
         try:
             made = RDBStorage(
-                url,
-                engine_kwargs=engine,
-                heartbeat_interval=heartbeat_s,
-                grace_period=SILENT_BEATS * heartbeat_s,
+                url, engine_kwargs=engine, heartbeat_interval=heartbeat_s, grace_period=SILENT_BEATS * heartbeat_s
             )
         except ImportError as error:
             raise UnavailableError(

@@ -76,11 +76,7 @@ TABLE: dict[str, tuple[str, str, Work]] = {
         "Write the report of a study or campaign as a web page.",
         report,
     ),
-    "rewrite": (
-        "write a model with operators split, or convolutions decomposed",
-        "Write a rewritten model.",
-        rewrite,
-    ),
+    "rewrite": ("write a model with operators split, or convolutions decomposed", "Write a rewritten model.", rewrite),
     "run": (
         "run a campaign of studies from a YAML file",
         "Run a campaign: a matrix of studies, described in a YAML file.",

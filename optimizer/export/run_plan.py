@@ -162,10 +162,9 @@ class Stage:
             from ai_edge_litert import interpreter
 
         resolver = interpreter.OpResolverType
-        kernels = {
-            "builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-            "reference": resolver.BUILTIN_REF,
-        }.get(options.get("kernels", "xnnpack"), resolver.AUTO)
+        kernels = {"builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES, "reference": resolver.BUILTIN_REF}.get(
+            options.get("kernels", "xnnpack"), resolver.AUTO
+        )
         self._interpreter = interpreter.Interpreter(
             path, num_threads=options.get("threads", 1), experimental_op_resolver_type=kernels
         )

@@ -40,10 +40,7 @@ def node_data(
             if costs is not None and stage.processor in index:
                 own = f" · operator {costs.operator_s[index[stage.processor], operator] * 1e3:.4g} ms"
             if operator in names:
-                partition[names[operator]] = {
-                    "value": f"{told}{own}",
-                    "bgColor": COLOURS[f"p{number % PARTS}"][0],
-                }
+                partition[names[operator]] = {"value": f"{told}{own}", "bgColor": COLOURS[f"p{number % PARTS}"][0]}
     layers: dict[str, dict[str, Any]] = {"partition": {"name": "partition", "results": partition}}
     if costs is None:
         return layers
