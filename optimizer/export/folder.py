@@ -21,12 +21,12 @@ from evaluators.litert.workload_files import is_workload_plan, read_workload_pla
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload import desk
 from evaluators.workload.lowered import Lowerings
-from optimizer.execute_hosted import open_problem
 from optimizer.export.run_plan import excludes, kernels
 from optimizer.export.targets import FILES, add_target
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
+from optimizer.tools.execute import open_problem
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError, UsageError, printable
 from search_spaces.graph import Graph
@@ -62,6 +62,19 @@ class Exported:
     folder: Path
     files: tuple[str, ...]
     fallback: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        fallback = None if self.fallback is None else {"processor": self.fallback}
+        return {"schema_version": 1, "folder": str(self.folder), "files": self.files, "fallback": fallback}
+
+    @property
+    def text(self) -> str:
+        """What a person reads."""
+        lines = [f"{self.folder}: {', '.join(self.files)}", f"time it with: python {self.folder / 'run_plan.py'}"]
+        if self.fallback is not None:
+            lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)

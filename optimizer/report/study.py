@@ -10,16 +10,16 @@ from typing import Any
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY
 from optimizer.console import describe_operators, slower_text
-from optimizer.graph_picture import render_svg
-from optimizer.inspect import inspect_graph
 from optimizer.ranks_text import describe_ranks
 from optimizer.report import plots
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text
 from optimizer.report.explorer import node_data
+from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
 from optimizer.report.trace import trace
 from optimizer.report.workload import workload_blocks
+from optimizer.tools.inspect import inspect_graph
 from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
 from search_spaces.wording import human_bytes, many, percent, plural
@@ -197,8 +197,7 @@ def _plan_table(study: Study, plan: Plan) -> Table:
 
 
 def _why(study: Study) -> Iterator[Block]:
-    from optimizer.explain import explain
-    from optimizer.explain_text import blocks
+    from optimizer.tools.explain import blocks, explain
 
     if study.objective != LATENCY or study.result.get("front"):
         yield Text("Why a plan is the best is explained for the latency only.", "note")

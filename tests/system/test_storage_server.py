@@ -21,7 +21,7 @@ from optimizer.certificates import make_certificates
 from optimizer.cli import main
 from optimizer.shared import SharedStudy
 from optimizer.shared_storage import close_storage, open_storage, patiently
-from optimizer.storage_server import MOST_NBYTES
+from optimizer.tools.storage_server import MOST_NBYTES
 from search_spaces.errors import UnavailableError, UsageError
 from tests.sentences import fails, says
 from tests.shared_chaos import ROOT

@@ -1,0 +1,425 @@
+"""Calibrate a cost model of this machine: choose what to time, time it, fit, and say how wrong the fit is.
+
+A profile can be corrected with what a study measured on the real device (:func:`refine`).
+What was timed is in a log beside the profile, record by record; an interrupted calibration goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Evaluator, Session
+from evaluators.cost_model.calibrate_cuts import CutProfile, time_cuts
+from evaluators.cost_model.calibrate_nets import GENERATOR, network
+from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
+from evaluators.cost_model.calibrate_profile import (
+    KEPT_OUT,
+    MOST_NETS,
+    Fits,
+    Timed,
+    build_profile,
+    errors_on_models,
+    next_network,
+)
+from evaluators.cost_model.calibrate_time import Bench
+from evaluators.cost_model.files import SUFFIXES, profile_digest, read_profile, to_json
+from evaluators.cost_model.fit import errors_of, nonnegative_prices
+from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.registry import make_evaluator
+from optimizer.devices import choose_platform
+from optimizer.files import write_atomic
+from optimizer.history import Trial
+from optimizer.provenance import provenance
+from optimizer.run import CONFIG, LOG, read_manifest
+from optimizer.storage import Record, TrialLog, read_log
+from search_spaces.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.platform import Platform
+from search_spaces.wording import percent
+from search_spaces.yaml_file import read_settings
+
+LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
+_SHARE_OF_MODELS, _SHARE_OF_PAIRS = 0.2, 0.15
+_LEAST_NETS = 6
+_MOST_REFUSED = 20
+LEAST_STAGES = 6
+
+Rows = dict[str, list[tuple[float, float]]]
+"""Processor of the profile → predicted seconds without the invocation, and measured seconds, of each stage."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the log holds.
+
+    Attributes:
+        timed: what was timed on each kind of processor.
+        refused: how many networks a kind of processor did not take.
+        links, contention: what pairs of processors do to each other.
+        cuts: what a cut costs on each kind of processor.
+    """
+
+    timed: list[Timed] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    links: list[LinkProfile] = field(default_factory=list)
+    contention: list[ContentionProfile] = field(default_factory=list)
+    cuts: list[CutProfile] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        """Take in a record of the log.
+
+        Raises:
+            ProfileError: it is damaged.
+        """
+        into: dict[str, tuple[list[Any], Callable[..., Any]]] = {
+            "timed": (self.timed, lambda **data: Timed.from_json(data)),
+            "link": (self.links, LinkProfile),
+            "contention": (self.contention, ContentionProfile),
+            "cut": (self.cuts, CutProfile),
+        }
+        try:
+            if record.kind == "refused":
+                self.refuse(str(record.data["like"]))
+            elif record.kind in into:
+                held, make = into[record.kind]
+                held.append(make(**record.data))
+        except (KeyError, TypeError) as error:
+            raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
+
+    def refuse(self, like: str) -> None:
+        """Count a network that a kind of processor did not take."""
+        self.refused[like] = self.refused.get(like, 0) + 1
+
+    def has(self, like: str, name: str) -> bool:
+        """Return whether a model was timed on a kind of processor."""
+        return any(t.like == like and t.name == name for t in self.timed)
+
+    def has_contention(self, victim: str, other: str) -> bool:
+        """Return whether it was timed how much slower one kind of processor is beside another."""
+        return any((c.victim, c.other) == (victim, other) for c in self.contention)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A finished calibration.
+
+    Attributes:
+        profile, platform: what the file holds.
+        out: the file.
+        interrupted: whether the person ended it early.
+    """
+
+    profile: CostProfile
+    platform: Platform
+    out: Path
+    interrupted: bool = False
+
+
+def calibrate(
+    out: Path,
+    processors: Sequence[str] | None = None,
+    minutes: float = 10.0,
+    *,
+    evaluator: str = "litert",
+    command: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Calibrate the processors of this machine and write their profile to ``out``.
+
+    Raises:
+        UsageError: an option is wrong, or the log beside ``out`` is of another machine or of other processors.
+        ProfileError: there was time for too little to fit.
+        UnavailableError: the device failed.
+    """
+    if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
+        raise UsageError(f"--minutes {minutes:g}: give {LEAST_MINUTES:g} to {MOST_MINUTES:g} minutes")
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"--out {out}: a profile is a .json or .yaml file", f"give {out.with_suffix('.json')}")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}", "make it first")
+    measurer = make_evaluator(evaluator)
+    platform = choose_platform(measurer, processors)
+    end_s = time.monotonic() + 60.0 * minutes
+    log, contents = TrialLog.open(out.with_suffix(".log"))
+    interrupted = False
+    with ExitStack() as stack:
+        stack.callback(log.close)
+        measured = Measured()
+        session = stack.enter_context(measurer.prepare(platform))
+        _check_log(log, contents.records, _identity(measurer, session, platform))
+        for record in contents.records:
+            measured.add(record)
+        if measured.timed:
+            tell(f"{len(measured.timed)} timings of an earlier start are used")
+        bench = stack.enter_context(Bench(measurer, session, platform))
+        try:
+            _measure(measured, bench, log, end_s, tell)
+        except KeyboardInterrupt:
+            interrupted = True
+    return _finish(measured, platform, out, [*command], interrupted=interrupted)
+
+
+def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dict[str, Any]:
+    machine = provenance()
+    return {
+        "evaluator": evaluator.name,
+        "cpu": machine["machine"]["cpu"],
+        "runtime": session.fingerprint().get("runtime"),
+        "processors": [[p.name, p.like] for p in platform.processors],
+        "generator of networks": GENERATOR,
+    }
+
+
+def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any]) -> None:
+    """Check that a log is of this machine; a new one is told what it is of."""
+    if not records:
+        log.append("calibration", identity)
+        return
+    known = dict(records[0].data) if records[0].kind == "calibration" else {}
+    for name, value in identity.items():
+        if known.get(name) != value:
+            raise RunFolderError(
+                f"{log.path}: belongs to a calibration with another {name}: {known.get(name)}, not {value}",
+                "give another --out, or remove the log",
+            )
+
+
+def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell: Callable[[str], None]) -> None:
+    """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
+    left_s = max(0.0, end_s - time.monotonic())
+    kinds = [members[0] for members in bench.platform.classes().values()]
+    _measure_pairs(measured, bench, log, end_s - left_s * (1.0 - _SHARE_OF_PAIRS), tell)
+    _measure_cuts(measured, bench, log, tell)
+    nets_end_s = end_s - left_s * _SHARE_OF_MODELS
+    fits: Fits = {}
+    for number in range(MOST_NETS):
+        for lane in kinds:
+            mine = [t for t in measured.timed if t.like == lane.like and t.seed is not None]
+            if len(mine) > number or (time.monotonic() > nets_end_s and number >= _LEAST_NETS):
+                continue
+            seed = next_network(mine, measured.refused.get(lane.like, 0), fits=fits)
+            tell(f"timing network {number + 1} on {lane.name}")
+            try:
+                timed = bench.time(lane, network(f"net{seed}", seed))
+            except UnavailableError as error:
+                measured.refuse(lane.like)
+                log.append("refused", {"like": lane.like, "seed": seed, "reason": error.what})
+                if measured.refused[lane.like] > _MOST_REFUSED:
+                    raise
+                continue
+            measured.timed.append(replace(timed, seed=seed))
+            log.append("timed", measured.timed[-1].to_json())
+        if time.monotonic() > nets_end_s and number >= _LEAST_NETS:
+            break
+    for name in KEPT_OUT:
+        for lane in kinds:
+            if measured.has(lane.like, name) or time.monotonic() > end_s:
+                continue
+            tell(f"timing {name} on {lane.name}, which is kept out of the fit")
+            try:
+                measured.timed.append(bench.time_zoo(lane, name))
+            except UnavailableError as error:
+                tell(f"{name} is left out on {lane.name}: {error.what}")
+                continue
+            log.append("timed", measured.timed[-1].to_json())
+
+
+def _measure_pairs(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell: Callable[[str], None]) -> None:
+    """Time what the log lacks of each pair of processors: handing over, and running at once where they can."""
+    for pair in pairs(bench.platform):
+        source, target = pair
+        linked = any(is_of(link, *pair) for link in measured.links)
+        crowded = source.excludes(target) or measured.has_contention(source.like, target.like)
+        if linked and crowded:
+            continue
+        if time.monotonic() > end_s:
+            break
+        if not linked:
+            tell(f"timing transfers from {source.name} to {target.name}")
+            measured.links.append(time_link(bench.session, bench.loaded, *pair))
+            log.append("link", asdict(measured.links[-1]))
+        if not crowded:
+            tell(f"timing {source.name} beside {target.name}")
+            measured.contention.append(time_contention(bench.session, bench.loaded, *pair))
+            log.append("contention", asdict(measured.contention[-1]))
+
+
+def _measure_cuts(measured: Measured, bench: Bench, log: TrialLog, tell: Callable[[str], None]) -> None:
+    """Time what the log lacks of what a cut costs on each kind of processor."""
+    for like, members in bench.platform.classes().items():
+        if not any(cut.like == like for cut in measured.cuts):
+            tell(f"timing cuts on {members[0].name}")
+            try:
+                measured.cuts.append(time_cuts(bench.session, bench.loaded, members[0]))
+            except UnavailableError as error:
+                tell(f"the cost of a cut on {members[0].name} could not be measured: {error.what}")
+                continue
+            log.append("cut", asdict(measured.cuts[-1]))
+
+
+def _finish(
+    measured: Measured, platform: Platform, out: Path, command: Sequence[str], *, interrupted: bool
+) -> Calibration:
+    try:
+        profile = build_profile(platform, measured.timed, measured.links, measured.contention, measured.cuts)
+    except ProfileError as error:
+        if interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    profile = replace(
+        profile,
+        provenance={"command": list(command), **provenance(), "timings": len(measured.timed)},
+        errors=errors_on_models(profile, measured.timed),
+    )
+    write_profile(out, profile, platform)
+    return Calibration(profile, platform, out, interrupted)
+
+
+def write_profile(out: Path, profile: CostProfile, platform: Platform) -> None:
+    """Write a profile's file, whole or not at all.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    write_atomic(out, (json.dumps(to_json(profile, platform), indent=1) + "\n").encode())
+
+
+def refine(file: Path, run: Path) -> Calibration:
+    """Scale each processor's prices, and set its cost of a stage, by the stages that a study measured on it.
+
+    Raises:
+        ProfileError: the profile does not know the study's processors, or the study measured too little.
+        RunFolderError: there is no run in that folder.
+        UsageError: a file cannot be read.
+    """
+    profile, platform = read_profile(file)
+    graph, trials = _run(run)
+    before = _predictions(profile, platform, graph, trials)
+    rows = _stages(profile, platform, graph, trials)
+    if not any(len(of) >= LEAST_STAGES for of in rows.values()):
+        raise ProfileError(
+            f"{run}: measured {max(map(len, rows.values()), default=0)} stages on a processor of the profile",
+            f"{LEAST_STAGES} or more are needed: give the study a larger --budget",
+        )
+    processors = dict(profile.processors)
+    for key, of in rows.items():
+        if len(of) >= LEAST_STAGES:
+            processors[key] = _scaled(processors[key], of)
+    refined = replace(profile, processors=processors)
+    after = _predictions(refined, platform, graph, trials)
+    measured = [t.measurement.median_s for t in trials if t.measurement]
+    step = {
+        "run": run.name,
+        "model": graph.name,
+        "profile_digest": profile_digest(profile),
+        "plans": len(measured),
+        "before": errors_of(before, measured),
+        "after": errors_of(after, measured),
+    }
+    known: Any = profile.provenance.get("refined", ())
+    refined = replace(
+        refined,
+        provenance={**profile.provenance, "refined": [*known, step]},
+        errors={**profile.errors, "study": step["after"]},
+    )
+    write_profile(file, refined, platform)
+    return Calibration(refined, platform, file)
+
+
+def _run(run: Path) -> tuple[Graph, list[Trial]]:
+    if read_manifest(run) is None:
+        raise RunFolderError(f"{run}: there is no run in this folder", "give the folder that optimize --out made")
+    config = read_settings(run / CONFIG)
+    if "model" not in config:
+        raise RunFolderError(f"{run / CONFIG}: is damaged: it names no model")
+    if config.get("evaluator") == "cost-model":
+        raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
+    graph = load(str(config["model"]), tuple(config.get("input_shape") or ()), signature=config.get("signature"))
+    trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
+    kept = [t for t in trials if t.measurement is not None and not t.raced and t.measurement.cold == 1.0]
+    return graph, kept
+
+
+def _predictions(profile: CostProfile, platform: Platform, graph: Graph, trials: Sequence[Trial]) -> list[float]:
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    return [simulator.latency_s(t.plan) for t in trials if t.measurement]
+
+
+def _stages(profile: CostProfile, platform: Platform, graph: Graph, trials: Sequence[Trial]) -> Rows:
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    found: Rows = {}
+    for trial in trials:
+        if trial.measurement is None:
+            continue
+        try:
+            trial.plan.validate(graph, platform)
+        except PlanError as error:
+            raise ProfileError(f"the study's plans are not for the profile's platform: {error.what}") from error
+        for stage, task, measured in zip(
+            trial.plan.stages, simulator.tasks(trial.plan), trial.measurement.stage_s, strict=True
+        ):
+            key = profile_key(profile, platform[stage.processor])
+            if measured > 0:
+                found.setdefault(key, []).append((task.work_s - profile[key].invocation_s, measured))
+    return found
+
+
+def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) -> ProcessorProfile:
+    """Return a processor whose stages take what was measured, as nearly as one factor and one constant allow."""
+    predicted, measured = np.array(rows).T
+    table = np.stack([predicted, np.ones_like(predicted)], axis=1)
+    factor, invocation = nonnegative_prices(table, measured)
+    if factor <= 0:
+        return processor
+    kernels = {
+        key: replace(model, prices={name: price * float(factor) for name, price in model.prices.items()})
+        for key, model in processor.kernels.items()
+    }
+    return replace(
+        processor,
+        kernels=kernels,
+        dispatch_s=processor.dispatch_s * float(factor),
+        io_s_per_byte=processor.io_s_per_byte * float(factor),
+        invocation_s=float(invocation),
+    )
+
+
+def render(found: Calibration) -> str:
+    """Return where the profile is and how wrong it is, in lines."""
+    lanes = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
+    lines = [f"{found.out}: {', '.join(lanes.get(k, k) for k in found.profile.processors)} of {found.platform.name}"]
+    for like, errors in found.profile.errors.items():
+        if not isinstance(errors, Mapping) or "models" not in errors:
+            continue
+        who = lanes.get(like, like)
+        lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
+        if errors.get("operators"):
+            lines.append(f"{who}: their operators {_errors(errors['operators'])}")
+    regret = found.profile.errors.get("regret")
+    if isinstance(regret, Mapping):
+        lines.append(
+            f"choosing a processor by it costs {percent(regret['mean'], 1)} on average, "
+            f"at most {percent(regret['most'], 1)}"
+        )
+    if len(lines) == 1:
+        lines.append("no model was kept out of the fit, so how wrong it is is not known; give it more --minutes")
+    return "\n".join(lines)
+
+
+def _errors(errors: Mapping[str, Any]) -> str:
+    return (
+        f"({errors['cases']:.0f}): median error {percent(errors['median'], 1)}, 90th percentile "
+        f"{percent(errors['p90'], 1)}; "
+        f"within 10 %: {percent(errors['within_10'])}; rank correlation {errors['kendall']:.2f}"
+    )
