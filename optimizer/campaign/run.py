@@ -263,7 +263,7 @@ def _check_state(folder: Path, name: str) -> None:
     if not (folder / STATE).exists():
         return
     try:
-        there = read_state(folder)["name"]
+        there = str(read_state(folder, ("name",))["name"])
     except DamagedStateError:
         return
     if there != name:

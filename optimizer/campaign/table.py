@@ -7,7 +7,7 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,12 @@ class DamagedStateError(RunFolderError):
     """The state of a campaign cannot be read."""
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path, needed: Collection[str] = ("studies", "name", "campaign")) -> dict[str, Any]:
     """Return the document of a campaign's folder.
 
     Raises:
-        RunFolderError: it is no campaign, damaged, or written by a newer version.
+        DamagedStateError: it cannot be read.
+        RunFolderError: it is no campaign, or written by a newer version.
     """
     file = folder / STATE
     with disk_errors(file):
@@ -70,13 +71,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state = dict(parsed_json(content))
         version = int(state["schema_version"])
-        complete = {"studies", "name", "campaign"} <= state.keys()
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedStateError(
-            f"{file}: damaged: {error}", "run the campaign again: what is finished is kept"
-        ) from error
-    if not complete:
-        raise RunFolderError(f"{file}: not the state of a campaign", "give the folder of a campaign")
+        hint = "run the campaign again: what is finished is kept"
+        raise DamagedStateError(f"{file}: damaged: {error}", hint) from error
+    if not state.keys() >= set(needed):
+        raise DamagedStateError(f"{file}: not the state of a campaign", "give the folder of a campaign")
     if version > SCHEMA_VERSION:
         raise RunFolderError(
             f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"

@@ -162,9 +162,8 @@ class Stage:
             from ai_edge_litert import interpreter
 
         resolver = interpreter.OpResolverType
-        kernels = {"builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES, "reference": resolver.BUILTIN_REF}.get(
-            options.get("kernels", "xnnpack"), resolver.AUTO
-        )
+        others = {"builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES, "reference": resolver.BUILTIN_REF}
+        kernels = others.get(options.get("kernels", ""), resolver.AUTO)
         self._interpreter = interpreter.Interpreter(
             path, num_threads=options.get("threads", 1), experimental_op_resolver_type=kernels
         )
@@ -210,12 +209,6 @@ class Stage:
             self._interpreter.set_tensor(index, array)
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(index) for index in self._out]
-
-
-def _raise(error: BaseException | None) -> None:
-    """Raise what a thread could not."""
-    if error is not None:
-        raise error
 
 
 class _Memory:
@@ -265,15 +258,20 @@ class _Inference:
 
 
 class _Lane(threading.Thread):
-    """A processor: takes its stages of one inference after the other."""
+    """A processor: does one thing after the other, an inference or a job.
 
-    def __init__(self, name: str, cores: Iterable[int], work: Callable[[], Callable[[_Inference], None]]) -> None:
+    Args:
+        work: loads what the processor needs, in its thread, and returns what does one thing.
+    """
+
+    def __init__(self, name: str, cores: Iterable[int], work: Callable[[], Callable[[Any], None]]) -> None:
         super().__init__(name=name, daemon=True)
-        self.todo: queue.SimpleQueue[_Inference | None] = queue.SimpleQueue()
+        self.todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._cores, self._work = set(cores), work
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self.start()
-        _raise(self._ready.get())
+        if (error := self._ready.get()) is not None:
+            raise error
 
     def run(self) -> None:
         try:
@@ -284,8 +282,8 @@ class _Lane(threading.Thread):
             self._ready.put(error)
             return
         self._ready.put(None)
-        while (inference := self.todo.get()) is not None:
-            work(inference)
+        while (thing := self.todo.get()) is not None:
+            work(thing)
 
     def close(self) -> None:
         """End the thread after what it has to do."""
@@ -319,12 +317,13 @@ class Plan:
         # Processors that share cores take turns by the order of the plan: they share a thread.
         group = _groups(processors)
         mine: dict[str, list[int]] = {}
-        for index, stage in enumerate(self.document["stages"]):
-            mine.setdefault(group[stage["processor"]], []).append(index)
+        names = [stage["processor"] for stage in self.document["stages"]]
+        for index, processor in enumerate(names):
+            mine.setdefault(group[processor], []).append(index)
         self._lanes: list[_Lane] = []
         try:
             for name, stages in mine.items():
-                cores = {c for i in stages for c in processors[self._stage(i)["processor"]]["options"].get("cores", ())}
+                cores = {c for i in stages for c in processors[names[i]]["options"].get("cores", ())}
                 self._lanes.append(_Lane(name, cores, self._loader(stages, processors)))
             if fallback:
                 self.compare_with_fallback()
@@ -332,13 +331,10 @@ class Plan:
             self.close()
             raise
 
-    def _stage(self, index: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.document["stages"][index]
-        return found
-
     def _loader(self, stages: list[int], processors: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
         def load() -> Callable[[_Inference], None]:
-            made = {i: Stage(self._folder, self._files[i], processors[self._stage(i)["processor"]]) for i in stages}
+            names = [stage["processor"] for stage in self.document["stages"]]
+            made = {i: Stage(self._folder, self._files[i], processors[names[i]]) for i in stages}
 
             def work(inference: _Inference) -> None:
                 for index in stages:
@@ -580,15 +576,11 @@ class Models:
         self._instances = [_Instance(Path(folder) / f"model_{int(seat['model'])}", seat) for seat in seats]
         self._law = threading.Condition()
         self._desk = _desk(self.document, self._names, processors)
-        self._todo: list[queue.SimpleQueue[int | None]] = [queue.SimpleQueue() for _ in processors]
-        self._lanes: list[threading.Thread] = []
+        self._lanes: list[_Lane] = []
         try:
             for number, processor in enumerate(processors):
-                ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-                lane = threading.Thread(target=self._serve, args=(number, processor, ready), daemon=True)
-                lane.start()
-                self._lanes.append(lane)
-                _raise(ready.get())
+                cores = processor["options"].get("cores", ())
+                self._lanes.append(_Lane(processor["name"], cores, self._loader(number, processor)))
         except BaseException:
             self.close()
             raise
@@ -641,33 +633,31 @@ class Models:
         now_ns = time.perf_counter_ns()
         self._desk.arrive(now_ns)
         for number, lane in self._desk.start(now_ns):
-            self._todo[lane].put(number)
+            self._lanes[lane].todo.put(number)
 
-    def _serve(self, number: int, processor: Mapping[str, Any], ready: queue.SimpleQueue[BaseException | None]) -> None:
-        try:
-            cores = set(processor["options"].get("cores", ()))
-            if cores and hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(0, cores & os.sched_getaffinity(0) or os.sched_getaffinity(0))
+    def _loader(self, number: int, processor: Mapping[str, Any]) -> Callable[[], Callable[[int], None]]:
+        def load() -> Callable[[int], None]:
             made = self._loaded(processor)
-        except BaseException as error:
-            ready.put(error)
-            return
-        ready.put(None)
-        while (number_of_job := self._todo[number].get()) is not None:
-            who, job = self._desk.whose(number_of_job)
-            each, problem = self._instances[who], ""
-            try:
-                each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
-            except BaseException as error:
-                problem = str(error) or type(error).__name__
-            with self._law:
-                if problem:
-                    self.failures[each.seat["name"]] = problem
-                    self._desk.fail(who)
-                self._desk.finish(number, time.perf_counter_ns())
-                self._step()
-                if self._desk.over:
-                    self._law.notify()
+
+            def work(number_of_job: int) -> None:
+                who, job = self._desk.whose(number_of_job)
+                each, problem = self._instances[who], ""
+                try:
+                    each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
+                except BaseException as error:
+                    problem = str(error) or type(error).__name__
+                with self._law:
+                    if problem:
+                        self.failures[each.seat["name"]] = problem
+                        self._desk.fail(who)
+                    self._desk.finish(number, time.perf_counter_ns())
+                    self._step()
+                    if self._desk.over:
+                        self._law.notify()
+
+            return work
+
+        return load
 
     def _loaded(self, processor: Mapping[str, Any]) -> dict[tuple[int, int], Stage]:
         """Return the stages that a processor may run, by model and job; instances of a model share them."""
@@ -684,10 +674,8 @@ class Models:
 
     def close(self) -> None:
         """End the threads."""
-        for todo in self._todo:
-            todo.put(None)
         for lane in self._lanes:
-            lane.join()
+            lane.close()
         self._lanes = []
 
     def __enter__(self) -> Models:
