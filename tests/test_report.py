@@ -24,7 +24,7 @@ from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
 from optimizer.report.study import _outputs, study_document
 from optimizer.report.svg import Scale, standalone
-from optimizer.report.trace import trace
+from optimizer.report.viewers import trace
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from tests.sentences import says

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.files import write_atomic, write_json
 from optimizer.report.data import Study
-from optimizer.report.explorer import node_data
+from optimizer.report.viewers import node_data
 from search_spaces.errors import RunFolderError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizer.campaign.file import AXES
 from optimizer.campaign.table import GROUP, Row, Tables, gather, mean_excess, named, read_state
-from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text
+from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
 from optimizer.report.plots import forest
 from optimizer.report.svg import Plot, Scale, around, text_width
 from search_spaces.wording import percent, plural
@@ -71,8 +71,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         return
     axes = _shown_axes(tables.summary)
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
-    head = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best", ".4g"), Column("unit"))
-    ratio = (Column("times as fast", ".4f"), Column("95 % from", ".4f"), Column("to", ".4f"), Column("significant"))
+    head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
+    ratio = headed("times as fast|.4f; 95 % from|.4f; to|.4f; significant")
     rows = tuple(
         (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary
@@ -101,18 +101,25 @@ def _paper(tables: Tables) -> Iterator[Block]:
     if not tables.expected:
         return
     yield Text("Published figures beside ours; other machines give other times, so ratios tell more than milliseconds.")
-    columns = (Column("what"), Column("paper", ".4g"), Column("ours", ".4g"), Column("least", ".4g"),
-               Column("most", ".4g"), Column("ours / paper", ".3f"), Column("tolerance", ".0%"), Column("within"),
-               Column("source"))  # fmt: skip
+    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; tolerance|.0%; within; source")
     yield Table(
         "Published and measured",
         columns,
         tuple(
-            (r["name"], r["paper"], r["ours"], r["ours_low"], r["ours_high"], r["ratio"], r["tolerance"],
-             "not measured" if r["within"] is None else "yes" if r["within"] else "no", r["source"])
+            (
+                r["name"],
+                r["paper"],
+                r["ours"],
+                r["ours_low"],
+                r["ours_high"],
+                r["ratio"],
+                r["tolerance"],
+                "not measured" if r["within"] is None else "yes" if r["within"] else "no",
+                r["source"],
+            )
             for r in tables.expected
         ),
-    )  # fmt: skip
+    )
 
 
 def _curves(tables: Tables) -> Iterator[Block]:
@@ -139,7 +146,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
             below -= 7
         ends.append(below)
         plot.text(line[-1][0] + 10, below + 4, sampler)
-    columns = (Column("sampler"), *(Column(f"after {n}", ".2%") for n in at))
+    columns = headed("sampler", *(Column(f"after {n}", ".2%") for n in at))
     rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())
     yield Figure(
         "curves",
@@ -152,9 +159,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
 
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
-    columns = (Column("study"), Column("state"), Column("best", ".4g"), Column("95 % from", ".4g"),
-               Column("to", ".4g"), Column("unit"), Column("K", "d"),
-               Column("gap to the model", "+.1%"), Column("remark"))  # fmt: skip
+    columns = headed("study; state; best|.4g; 95 % from|.4g; to|.4g; unit; K|d; gap to the model|+.1%; remark")
     rows: list[tuple[Cell, ...]] = []
     for study in state["studies"]:
         row = best.get(study["name"], {})
@@ -167,8 +172,7 @@ def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
 def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
-    columns = (Column("study"), Column("plan"), Column("stages", "d"), Column("median", ".4g"),
-               Column("95 % from", ".4g"), Column("to", ".4g"), Column("unit"), Column("samples", "d"))  # fmt: skip
+    columns = headed("study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d")
     rows = tuple(
         (r["study"], r["plan"], r["stages"], r["value"], r["value_low"], r["value_high"], r["unit"], r["samples"])
         for r in tables.results
@@ -180,10 +184,9 @@ def _plans(tables: Tables) -> Iterator[Block]:
 
 
 def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
-    parts = {**dict(state.get("machine", {})), "Python": state.get("python"), **dict(state.get("packages", {}))}
-    rows = [("time", str(state.get("created_utc", "")))]
-    rows += [(str(k), v if isinstance(v, str) else json.dumps(v)) for k, v in parts.items()]
-    yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
+    parts = {"Python": state.get("python"), **dict(state.get("packages", {}))}
+    told = {"time": str(state.get("created_utc", "")), **dict(state.get("machine", {})), **parts}
+    yield listed("Environment", ("what", "value"), told)
 
 
 def _again(state: Mapping[str, Any]) -> Iterator[Block]:
@@ -213,7 +216,7 @@ def _explained(tables: Tables) -> Iterator[Block]:
         "is itself a sum of work and bytes: what it shows is its own law.",
         "note",
     )
-    columns = (Column("where"), Column("models", "d"), *(Column(f"R² {name}", ".4f") for name in _INDICATORS.values()))
+    columns = headed("where; models|d", *(Column(f"R² {name}", ".4f") for name in _INDICATORS.values()))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (_group(r), r["models"], *(r[name] for name in _INDICATORS)) for r in tables.explained
     )
@@ -223,9 +226,10 @@ def _explained(tables: Tables) -> Iterator[Block]:
 
 
 def _indicators(rows: Sequence[Row]) -> Table:
-    columns = (Column("model"), Column("where"), Column("million MACs", ",.1f"), Column("million parameters", ",.3f"),
-               Column("million first-level accesses", ",.1f"), Column("million memory accesses", ",.2f"),
-               Column("best plan, ms", ".4g"))  # fmt: skip
+    columns = headed(
+        "model; where; million MACs|,.1f; million parameters|,.3f",
+        "million first-level accesses|,.1f; million memory accesses|,.2f; best plan, ms|.4g",
+    )
     cells = tuple(
         (r["model"], _where(r), *(r[name] / 1e6 for name in list(_INDICATORS)[:4]), r["latency_ms"]) for r in rows
     )

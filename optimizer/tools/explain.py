@@ -29,7 +29,7 @@ from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.report.data import Study, read_study
-from optimizer.report.document import Block, Column, Table, Text, shown
+from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import cut_points
 from search_spaces.errors import InfeasibleError, OptimizeError, RunFolderError
@@ -405,7 +405,7 @@ def _final(found: Document) -> str:
     return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
 
 
-_KNOWN = (Column("predicted change, ms", "+.4g"), Column("measured, ms", _TIME), Column("remark"))
+_KNOWN = headed("predicted change, ms|+.4g", Column("measured, ms", _TIME), "remark")
 
 
 def _known(told: Mapping[str, Any]) -> tuple[float | None, float | None, str]:
@@ -419,7 +419,7 @@ def _cuts(found: Document) -> Table:
         for cut in found["cuts"]
         for side in ("left", "right")
     )
-    return Table("What moving a cut would cost", (Column("cut"), Column("move"), *_KNOWN), rows, group=1)
+    return Table("What moving a cut would cost", headed("cut; move", *_KNOWN), rows, group=1)
 
 
 def _parts(found: Document) -> Table:
@@ -429,7 +429,7 @@ def _parts(found: Document) -> Table:
         for part in found["parts"]
         for name, told in (part["elsewhere"] or alone).items()
     )
-    columns = (Column("operators"), Column("processor"), Column("took, ms", _TIME), Column("moved to"), *_KNOWN)
+    columns = headed("operators; processor", Column("took, ms", _TIME), "moved to", *_KNOWN)
     return Table("What each stage would cost on another processor", columns, rows, group=3)
 
 
@@ -444,7 +444,7 @@ def _limits(found: Document) -> Table:
             word = "needed"
         rows.append((limit["what"], without, None if saves is None else -saves, word))
     name = "best plan without it, predicted, ms"
-    columns = (Column("limit"), Column(name, _TIME), Column("change, ms", "+.4g"), Column("remark"))
+    columns = headed("limit", Column(name, _TIME), "change, ms|+.4g; remark")
     return Table("Which limits cost time", columns, tuple(rows))
 
 
@@ -459,8 +459,8 @@ def _by_stages(found: Document) -> Table:
         )
         for k in found["by_stages"]
     )
-    predicted = (Column("predicted, ms", _TIME), Column("best in the model"))
-    columns = (Column("K", "d"), *predicted, Column("measured, ms", _TIME), Column("best measured"))
+    predicted = headed(Column("predicted, ms", _TIME), "best in the model")
+    columns = headed("K|d", *predicted, Column("measured, ms", _TIME), "best measured")
     return Table("The best plan for every K", columns, rows)
 
 
@@ -469,7 +469,7 @@ def _baselines(found: Document) -> Table:
     for name, told in found["baselines"].items():
         more, measured, why_not = _known(told)
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
-    columns = (Column("plan"), *_KNOWN[:2], Column("times as long", ".4f"), _KNOWN[2])
+    columns = headed("plan", *_KNOWN[:2], "times as long|.4f", _KNOWN[2])
     return Table("Baselines", columns, tuple(rows))
 
 

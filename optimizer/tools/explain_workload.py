@@ -15,7 +15,7 @@ from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.console import describe_operators
 from optimizer.report.data import read_result
-from optimizer.report.document import Block, Column, Table, Text
+from optimizer.report.document import Block, Column, Table, Text, headed
 from optimizer.run import LOG
 from optimizer.storage import read_log
 from optimizer.tools.execute import ReloadedWorkload, reloaded_workload
@@ -115,19 +115,19 @@ def blocks(found: Document) -> Iterator[Block]:
     )
     busiest = max(busy, key=lambda name: busy[name])
     yield Text(f"The busiest processor is {busiest}: it works for {busy[busiest]:.0%} of the makespan.")
-    yield Table("How busy processors are", (Column("processor"), Column("busy", ".0%")), tuple(busy.items()))
+    yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
     change = Column("change, ms", "+.4g")
     rows = tuple(
         (job["instance"], job["operators"], job["processor"], name, more, "" if more is not None else "does not run")
         for job in found["jobs"]
         for name, more in job["elsewhere_predicted_more_ms"].items()
     )
-    columns = (Column("model"), Column("job"), Column("on"), Column("moved to"), change, Column("remark"))
+    columns = headed("model; job; on; moved to", change, "remark")
     yield Table("What each job would cost elsewhere", columns, rows)
     orders = tuple((name, value_ms - predicted_ms) for name, value_ms in found["dispatch_predicted_ms"].items())
-    yield Table("Other orders of the queue", (Column("jobs are taken by"), change), orders)
+    yield Table("Other orders of the queue", headed("jobs are taken by", change), orders)
     yield Table(
         "What else a person would have tried",
-        (Column("plan"), Column("measured, ms", ".4g"), Column("predicted, ms", ".4g")),
+        headed("plan; measured, ms|.4g; predicted, ms|.4g"),
         tuple((name, each["measured_ms"], each["predicted_ms"]) for name, each in found["baselines"].items()),
     )

@@ -1,4 +1,4 @@
-"""A plan as node data for Model Explorer: ``model-explorer m.tflite --node_data_paths=partition.json,…``."""
+"""A study's plans for other viewers: node data for Model Explorer, timelines for Perfetto and Chrome."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optimizer.exact.chain_costs import ChainCosts
+from optimizer.report.data import Bar
 from optimizer.report.svg import COLOURS, PARTS
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -17,7 +18,7 @@ _SCALE = ("#eff3ff", "#bdd7e7", "#6baed6", "#3182bd", "#08519c")  # a factor of 
 def node_data(
     graph: Graph, plan: Plan, costs: ChainCosts | None = None, stage_s: Sequence[float] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Return name of a file → layer; operators go by the name of their first output.
+    """Return name of a file → layer of ``model-explorer m.tflite --node_data_paths=partition.json,…``; operators go by the name of their first output.
 
     ``partition`` has stage and processor of each operator, with the milliseconds of both. Where the times of single
     operators are known there is a layer of them for each processor, all on one scale of colours.
@@ -56,3 +57,45 @@ def node_data(
             ],
         }
     return layers
+
+
+def trace(bars: Sequence[Bar], platform: Sequence[str]) -> dict[str, Any]:
+    """Return the Trace Event Format document of timelines.
+
+    Args:
+        platform: names of the processors, in their order.
+    """
+    events: list[dict[str, Any]] = []
+    for process, bar in enumerate(bars, 1):
+        events.append(_name("process_name", process, 0, f"{bar.name}, {bar.source}"))
+        start_s = min(e.start_s for e in bar.timeline.events)
+        for thread, lane in enumerate(platform, 1):
+            if any(e.lane == lane for e in bar.timeline.events):
+                events.append(_name("thread_name", process, thread, lane))
+        for event, inference in zip(
+            bar.timeline.events, bar.inferences or (0,) * len(bar.timeline.events), strict=True
+        ):
+            operators = bar.plan.stages[event.stage].operators
+            # Both ends on one grid of nanoseconds, which is Perfetto's: spans that follow each other cannot overlap.
+            begin_ns, end_ns = (round((at_s - start_s) * 1e9) for at_s in (event.start_s, event.end_s))
+            events.append(
+                {
+                    "name": f"stage {event.stage}",
+                    "cat": bar.source,
+                    "ph": "X",
+                    "ts": begin_ns / 1e3,
+                    "dur": (end_ns - begin_ns) / 1e3,
+                    "pid": process,
+                    "tid": platform.index(event.lane) + 1,
+                    "args": {
+                        "inference": inference,
+                        "operators": f"{operators[0]} to {operators[-1]}",
+                        "copied_us": event.copied_s * 1e6,
+                    },
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"schema_version": 1}}
+
+
+def _name(what: str, process: int, thread: int, text: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": text}}
