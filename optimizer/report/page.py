@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
@@ -14,45 +16,65 @@ def _colours(index: int) -> str:
     return "".join(f"--{name}:{pair[index]};" for name, pair in COLOURS.items())
 
 
-_ROOT = f"""
+_ROOT = f"""\
 :root{{color-scheme:light dark;{_colours(0)}--page:#f5f6f8;--focus:#1d5fd0;--edge:#5a626c80}}
 @media (prefers-color-scheme:dark){{:root{{{_colours(1)}--page:#0f1114;--focus:#8ab4f8;--edge:#a3abb580}}}}
 """
 
 
 def render(document: Document) -> str:
-    """Return the page."""
+    """Return the page of a report."""
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-    title, subtitle = escape(document.title), escape(document.subtitle)
-    links = "".join(f'<a href="#{s.name}">{escape(s.title)}</a>' for s in document.sections)
     body = "\n".join(
         f'<section id="{s.name}" aria-labelledby="{s.name}-h"><h2 id="{s.name}-h">{escape(s.title)}</h2>\n'
         + "\n".join(part for block in s.blocks for part in _block(block))
         + "\n</section>"
         for s in document.sections
     )
+    parts = {s.name: s.title for s in document.sections}
+    style = f"{_ROOT}{style}{PLOT_STYLE}\n"
+    return page(document.title, document.title, document.subtitle, parts, body, style)
+
+
+def page(
+    title: str, heading: str, subtitle: str, parts: Mapping[str, str], body: str, style: str, script: str = ""
+) -> str:
+    """Return an HTML document that needs nothing else.
+
+    Args:
+        parts: id on the page → what it is called, for the links at the top.
+        body: HTML, as it is.
+        script: the only one that the browser may run.
+    """
+    links = "\n".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in parts.items())
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    code = ""
+    if script:
+        code = f"<script>\n{script}</script>\n"
+        digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{_ROOT}{style}{PLOT_STYLE}
-</style>
+<title>{escape(title)}</title>
+<style>
+{style}</style>
 </head>
 <body>
 <a class="skip" href="#main">To the content</a>
 <header>
-<h1>{title}</h1>
-<p class="sub">{subtitle}</p>
+<h1>{escape(heading)}</h1>
+<p class="sub">{escape(subtitle)}</p>
 <nav aria-label="Parts of this page">{links}</nav>
 </header>
 <main id="main">
 {body}
 </main>
-</body>
+{code}</body>
 </html>
 """
 

@@ -18,7 +18,9 @@ _SCALE = ("#eff3ff", "#bdd7e7", "#6baed6", "#3182bd", "#08519c")  # a factor of 
 def node_data(
     graph: Graph, plan: Plan, costs: ChainCosts | None = None, stage_s: Sequence[float] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Return name of a file → layer of ``model-explorer m.tflite --node_data_paths=partition.json,…``; operators go by the name of their first output.
+    """Return name of a file → layer of Model Explorer; operators go by the name of their first output.
+
+    ``model-explorer m.tflite --node_data_paths=partition.json,…`` shows them.
 
     ``partition`` has stage and processor of each operator, with the milliseconds of both. Where the times of single
     operators are known there is a layer of them for each processor, all on one scale of colours.

@@ -19,7 +19,7 @@ from evaluators.litert.deployment import read_deployment, runs_here
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.workload_files import is_workload_plan, read_workload_plan
 from evaluators.litert.workload_runner import WorkloadRunner
-from evaluators.measurement.comparison import Comparison, compare
+from evaluators.measurement.comparison import compare
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio
 from optimizer.console import interval_ms, slower_text
@@ -51,37 +51,28 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _FromFiles(Candidate):
-    """A plan of one model run from its files."""
+    """A plan run from its files, by a runner that is one of those that are running."""
 
-    runner: PlanRunner
-    running: list[PlanRunner]
+    runner: PlanRunner | WorkloadRunner
+    running: list[Any]
+    measure: Callable[[int, float], Batch]
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        return self.runner.measure(n, stop_above_s)
+        return self.measure(n, stop_above_s)
 
     def close(self) -> None:
         self.runner.close()
         self.running.remove(self.runner)
 
 
-@dataclass(frozen=True, slots=True)
-class _Workload(Candidate):
-    """A plan of several models run from its files; its latency is the mean of the models'."""
-
-    runner: WorkloadRunner
-    running: list[WorkloadRunner]
-
-    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        values: list[float] = []
-        while len(values) < n and not (values and values[-1] > stop_above_s):
-            values.append(self.runner.run().value_s("mean"))
-            if self.runner.failures:
-                raise UnavailableError(next(iter(self.runner.failures.values())))
-        return Batch(np.array(values), np.array(values)[:, None])
-
-    def close(self) -> None:
-        self.runner.close()
-        self.running.remove(self.runner)
+def _measure_workload(runner: WorkloadRunner, n: int, stop_above_s: float) -> Batch:
+    """Return the mean latency of the models in each of some runs."""
+    values: list[float] = []
+    while len(values) < n and not (values and values[-1] > stop_above_s):
+        values.append(runner.run().value_s("mean"))
+        if runner.failures:
+            raise UnavailableError(next(iter(runner.failures.values())))
+    return Batch(np.array(values), np.array(values)[:, None])
 
 
 def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[str], None] = lambda _: None) -> str:
@@ -117,47 +108,55 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
             progress=progress,
         )
     if as_json:
-        return _document(first, second, found)
-    told = ["all of this is predicted: nothing was run"] if one.predicted else []
+        return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
+    lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
+    ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
+    how = f"over {found.rounds} rebuilt pairs"
+    if ratio.significant:
+        faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
+        lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")
+    else:
+        lines.append(f"not significant: the two plans are {slower_text(ratio)}, {how}")
+    lines += in_words(found.disturbance, found.repeated, os.cpu_count() or 1)
+    if one.predicted:
+        lines.append("all of this is predicted: nothing was run")
     if one.content != other.content:
-        told.append("their model files differ: operators of one are split, or have other weights")
-    return "\n".join([_text(first, second, found), *told])
+        lines.append("their model files differ: operators of one are split, or have other weights")
+    return "\n".join(lines)
 
 
 def _source(path: Path, stack: ExitStack) -> _Source:
     """Return where a plan comes from; what it opens is closed with the stack."""
+    running: list[Any] = []
     if is_workload_plan(path):
-        files = read_workload_plan(path)
-        several: list[WorkloadRunner] = []
+        names = ", ".join(read_workload_plan(path).names)
 
         def load_several() -> Candidate:
-            several.append(WorkloadRunner(path))
-            several[-1].run()
-            return _Workload(several[-1], several)
+            runner = WorkloadRunner(path)
+            running.append(runner)
+            runner.run()
+            return _FromFiles(runner, running, partial(_measure_workload, runner))
 
-        names = ", ".join(files.names)
-        return _Source((names,), names, load_several, lambda: [p for runner in several for p in runner.processes()])
+        return _Source((names,), names, load_several, lambda: [p for runner in running for p in runner.processes()])
     run = None if runs_here(path) else study_of(path)
     if run is None:
         deployed = read_deployment(path)
-        running: list[PlanRunner] = []
 
         def load() -> Candidate:
             runner = PlanRunner(path)
             runner.run_seeded()
             running.append(runner)
-            return _FromFiles(runner, running)
+            return _FromFiles(runner, running, runner.measure)
 
-        return _Source(
-            _interface(deployed.graph),
-            deployed.content_digest,
-            load,
-            lambda: [p for runner in running for p in runner.candidate.lane_processes()],
-        )
+        def processes() -> list[int]:
+            return [p for runner in running for p in runner.candidate.lane_processes()]
+
+        return _Source(_interface(deployed.graph), deployed.content_digest, load, processes)
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
-        names = ", ".join(component.name for component in hosted.problem.joined.components)
-        load_hosted = partial(hosted.session.load, hosted.problem.joined.graph, hosted.plan, fresh=True)
+        joined = hosted.problem.joined
+        names = ", ".join(component.name for component in joined.components)
+        load_hosted = partial(hosted.session.load, joined.graph, hosted.plan, fresh=True)
         return _Source((names,), names, load_hosted, predicted=is_predicted(run))
     found = stack.enter_context(reloaded(run))
     content = found.graph.source.content_digest() if found.graph.source is not None else ""
@@ -169,19 +168,3 @@ def _interface(graph: Graph) -> tuple[Any, ...]:
     """Return what a model has in common with its rewrites: its name, and what it takes and gives."""
     ends = ([(graph.tensors[t].shape, graph.tensors[t].dtype) for t in some] for some in (graph.inputs, graph.outputs))
     return graph.name, *ends
-
-
-def _text(first: str, second: str, found: Comparison) -> str:
-    lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
-    ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
-    how = f"over {found.rounds} rebuilt pairs"
-    if ratio.significant:
-        faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
-        lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")
-    else:
-        lines.append(f"not significant: the two plans are {slower_text(ratio)}, {how}")
-    return "\n".join([*lines, *in_words(found.disturbance, found.repeated, os.cpu_count() or 1)])
-
-
-def _document(first: str, second: str, found: Comparison) -> str:
-    return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
