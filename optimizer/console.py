@@ -26,8 +26,6 @@ from search_spaces.errors import printable
 from search_spaces.wording import human_bytes, many, percent, plural, seconds
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from evaluators.measurement.final import Ratio
     from evaluators.samples import Samples
     from optimizer.history import History, Trial
@@ -91,7 +89,7 @@ class ProgressWatcher:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def message(self, text: str) -> None:

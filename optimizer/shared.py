@@ -23,17 +23,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.history import plain_attributes
 from optimizer.shared_storage import PATIENCE_S, SILENT_BEATS, patiently
 from search_spaces.bounded import parsed_json
 from search_spaces.errors import UsageError
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
 
 BEAT, CLAIM, PLAN, RECORD, KIND, WORKER = "beat", "claim", "plan", "record", "kind", "worker"
 SETTINGS, PROFILE = "settings", "profile"
@@ -81,7 +83,6 @@ class SharedStudy:
         patience_s: float = PATIENCE_S,
         objectives: int = 1,
     ) -> None:
-        from optuna.study import Study, StudyDirection
 
         self._storage = storage
         self._patience_s = patience_s
@@ -100,7 +101,6 @@ class SharedStudy:
         self._beat.start()
 
     def _study_id(self, name: str, directions: list[Any]) -> int:
-        from optuna.exceptions import DuplicatedStudyError
 
         with suppress(DuplicatedStudyError):
             return self._storage.create_new_study(directions, name)
@@ -116,14 +116,15 @@ class SharedStudy:
 
     def fact(self, key: str, make: Callable[[], Any]) -> Any:
         """Return a fact on the study that all workers share; where there is none yet, it is made and kept."""
-        known = self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
-        if key not in known:
+
+        def known() -> dict[str, Any]:
+            return self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
+
+        if key not in known():
             made = make()
-            known = self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
-            if key not in known:
+            if key not in known():  # nobody else has made it meanwhile
                 self._patiently(lambda: self._storage.set_study_user_attr(self._id, key, made))
-                known = self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
-        return known[key]
+        return known()[key]
 
     def look(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return kind and record of what was finished since the last look, by anybody, in the order of numbers.
@@ -167,7 +168,8 @@ class SharedStudy:
             room: how many trials of kind ``trial`` the study may have at most.
         """
         token = uuid.uuid4().hex
-        self._patiently(lambda: self._create(token, digest, kind, params, distributions))
+        attributes = {CLAIM: token, PLAN: digest, KIND: kind, WORKER: self._worker}
+        self._patiently(lambda: self._create(attributes, params, distributions))
         trials = self._trials()
         mine = [t for t in trials if t.user_attrs.get(CLAIM) == token]
         first = mine[0]
@@ -189,8 +191,6 @@ class SharedStudy:
             record: plain values. ``values`` are what Optuna is told, one for each objective, or None for a failure;
                 ``attributes`` are the attributes that samplers read, as those of constraints that the plan breaks.
         """
-        from optuna.exceptions import UpdateFinishedTrialError
-
         text = json.dumps(record, allow_nan=False)
         try:
             self._patiently(lambda: self._storage.set_trial_user_attr(claim.trial_id, RECORD, text))
@@ -211,18 +211,11 @@ class SharedStudy:
         return self._patiently(lambda: self._storage.get_all_trials(self._id, deepcopy=False))
 
     def _create(
-        self,
-        token: str,
-        digest: str,
-        kind: str,
-        params: Mapping[str, Any],
-        distributions: Mapping[str, BaseDistribution],
+        self, attributes: dict[str, str], params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]
     ) -> None:
-        from optuna.trial import TrialState, create_trial
-
-        if any(t.user_attrs.get(CLAIM) == token for t in self._storage.get_all_trials(self._id, deepcopy=False)[-64:]):
+        last = self._storage.get_all_trials(self._id, deepcopy=False)[-64:]
+        if any(t.user_attrs.get(CLAIM) == attributes[CLAIM] for t in last):
             return
-        attributes = {CLAIM: token, PLAN: digest, KIND: kind, WORKER: self._worker}
         used = {name: distributions[name] for name in params}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -233,9 +226,6 @@ class SharedStudy:
 
     def _settle(self, trial_id: int, record: Mapping[str, Any]) -> None:
         """Set the attributes and the state that a record stands for; somebody else may have done so."""
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         values = record.get("values")
         state = TrialState.FAIL if values is None else TrialState.COMPLETE
         with suppress(UpdateFinishedTrialError):
@@ -265,17 +255,12 @@ class SharedStudy:
         )
 
     def _yield(self, trial_id: int) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
 
         with suppress(UpdateFinishedTrialError):
             self._patiently(lambda: self._storage.set_trial_state_values(trial_id, TrialState.FAIL))
 
     def _sign(self, trial_id: int) -> None:
         """Give a sign of life; through a proxy, which has none of Optuna's, by an attribute that its server heeds."""
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.storages._heartbeat import BaseHeartbeat
-
         storage = self._storage
         if isinstance(storage, BaseHeartbeat):
             self._patiently(lambda: storage.record_heartbeat(trial_id))
@@ -291,7 +276,6 @@ class SharedStudy:
                     self._sign(trial_id)
 
     def _fail_stale(self) -> None:
-        from optuna.storages import fail_stale_trials
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -18,8 +18,6 @@ from search_spaces.errors import OptimizeError
 from search_spaces.wording import many, percent
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from optimizer.campaign.run import CampaignRun
     from optimizer.campaign.studies import Planned, State
     from optimizer.history import History, Trial
@@ -55,7 +53,7 @@ class ProgressCampaign:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def started(self, planned: Planned) -> Watcher:
@@ -111,39 +109,31 @@ class _StudyWatcher:
 
 def dry_run(run: CampaignRun) -> dict[str, Any]:
     """Return what a campaign would do: studies, their sizes, and about how long they take; nothing is measured."""
-    studies = []
-    for state in run.states:
-        planned = state.planned
+    studies: list[dict[str, Any]] = []
+    for planned, status in ((state.planned, state.status) for state in run.states):
+        operators, plans, problem, seconds = None, None, "", 0.0
+        budget = planned.config.budget
         try:
             operators, plans, here = _size(planned)
-            problem = ""
         except OptimizeError as error:
-            operators, plans, here, problem = None, None, True, str(error)
-        budget = planned.config.budget
-        trials = min(budget, plans) if plans is not None else budget
-        seconds = (
-            _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S)
-            if here
-            else _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
-        )
+            problem = str(error)
+        else:
+            trials = min(budget, plans)
+            measured_s = _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S)
+            seconds = measured_s if here else _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
         studies.append(
             {
                 "study": planned.name,
                 "operators": operators,
                 "plans": plans,
                 "budget": budget,
-                "expected_s": 0.0 if state.status == "done" or problem else seconds,
-                "state": "will fail" if problem else state.status,
+                "expected_s": 0.0 if status == "done" else seconds,
+                "state": "will fail" if problem else status,
                 "problem": problem,
             }
         )
-    return {
-        "schema_version": 1,
-        "name": run.file.campaign.name,
-        "folder": str(run.folder),
-        "studies": studies,
-        "expected_s": sum(float(s["expected_s"] or 0.0) for s in studies),
-    }
+    document = {"schema_version": 1, "name": run.file.campaign.name, "folder": str(run.folder), "studies": studies}
+    return document | {"expected_s": sum(s["expected_s"] for s in studies)}
 
 
 def _size(planned: Planned) -> tuple[int, int, bool]:
@@ -159,10 +149,12 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
         from optimizer.workload_problem import read_problem
 
         problem = read_problem(config, evaluator)
-        return len(problem.joined.graph.operators), problem.space.cardinality(), evaluator.capabilities.measures_here
-    graph, platform = choose_model_and_platform(evaluator, config)
-    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
-    return len(graph.operators), space.cardinality(), evaluator.capabilities.measures_here
+        count, plans = len(problem.joined.graph.operators), problem.space.cardinality()
+    else:
+        graph, platform = choose_model_and_platform(evaluator, config)
+        count = len(graph.operators)
+        plans = make_space(config.allow, graph, platform, most_stages(config, count)).cardinality()
+    return count, plans, evaluator.capabilities.measures_here
 
 
 def render_dry_run(document: Mapping[str, Any]) -> Group:

@@ -21,7 +21,7 @@ from optimizer.exact.chain import ChainCosts
 from optimizer.files import disk_errors
 from optimizer.history import OPTIMUM, Trial
 from optimizer.profile import Profile
-from optimizer.run import LOG, read_manifest
+from optimizer.run import CONFIG, LOG, read_manifest
 from optimizer.storage import read_log
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, UsageError
@@ -205,7 +205,9 @@ def read_study(path: Path) -> Study:
     trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
     profiles = [r for r in records if r.kind == "profile"]
-    config = _config(path)
+    config: dict[str, Any] = {}
+    with suppress(UsageError):
+        config = read_settings(path / CONFIG)
     graph, joined, missing = _models(config, result)
     try:
         verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
@@ -256,18 +258,14 @@ def points(study: Study) -> tuple[Point, ...]:
 
 def best_by_stages(found: tuple[Point, ...]) -> dict[int, float]:
     """Return the least median latency for each number of stages, ascending."""
-    best: dict[int, float] = {}
-    for point in found:
-        best[point.stages] = min(best.get(point.stages, float("inf")), point.latency_s)
-    return dict(sorted(best.items()))
+    counts = sorted({point.stages for point in found})
+    return {count: min(p.latency_s for p in found if p.stages == count) for count in counts}
 
 
 def spreads(study: Study) -> tuple[Spread, ...]:
     """Return the samples of the baselines, of the best plan, and of the plan that came nearest where it is another."""
-    found = []
-    for name, entry in study.result["baselines"].items():
-        if entry["latency_ms"] is not None:
-            found.append(Spread(name, _samples(entry["latency_ms"])))
+    known = ((name, entry["latency_ms"]) for name, entry in study.result["baselines"].items())
+    found = [Spread(name, Samples(tuple(v / 1e3 for v in ms["values"]))) for name, ms in known if ms is not None]
     if (challenger := _challenger(study)) is not None:
         name, plan = challenger
         standing = study.verdict.standing(plan) if study.verdict is not None else None
@@ -326,10 +324,6 @@ def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan
     return Bar(name, source, plan, Timeline(tuple(e for e, _ in streamed)), tuple(n for _, n in streamed))
 
 
-def _samples(entry: Mapping[str, Any]) -> Samples:
-    return Samples(tuple(v / 1e3 for v in entry["values"]))
-
-
 def read_result(path: Path) -> dict[str, Any]:
     """Return the document of ``--json`` of a finished study; numbers of any objective stand under the latency's names.
 
@@ -378,13 +372,6 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
     return LATENCY
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        return read_settings(path / "config.yaml")
-    except UsageError:
-        return {}
-
-
 def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:
     """Return the model, or of several what joins them, where they are still what they were; else why there is none."""
     from search_spaces.models import load
@@ -397,20 +384,16 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
             joined = merge(source, list(zip(map(str, workload["instances"]), graphs, strict=True)))
             found = joined.graph
         else:
-            found = _brought(config, source) or load(source, shapes, signature=config.get("signature"))
+            brought = None
+            if source.endswith((".yaml", ".yml")):  # the evaluator may have brought the model
+                evaluator = make_evaluator(str(config.get("evaluator")))
+                brought = evaluator.graph_of(source) if evaluator.capabilities.graphs else None
+            found = brought or load(source, shapes, signature=config.get("signature"))
     except OptimizeError as error:
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
         return None, None, f"{source} is another model now"
     return (None, joined, "") if joined is not None else (found, None, "")
-
-
-def _brought(config: Mapping[str, Any], source: str) -> Graph | None:
-    """Return the model that the evaluator brought, if it did; none does from a model's own file."""
-    if not source.endswith((".yaml", ".yml")):
-        return None
-    evaluator = make_evaluator(str(config.get("evaluator")))
-    return evaluator.graph_of(source) if evaluator.capabilities.graphs else None
 
 
 def recorded_platform(data: Mapping[str, Any]) -> Platform:

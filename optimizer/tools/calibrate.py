@@ -36,6 +36,7 @@ from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.transfers import prices, profile_key
 from evaluators.registry import make_evaluator
+from evaluators.samples import Measurement
 from optimizer.devices import choose_platform
 from optimizer.files import write_atomic
 from optimizer.history import Trial
@@ -45,7 +46,8 @@ from optimizer.storage import Record, TrialLog, read_log
 from search_spaces.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.models import load
-from search_spaces.platform import Platform
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
 from search_spaces.wording import percent
 from search_spaces.yaml_file import read_settings
 
@@ -54,6 +56,13 @@ _SHARE_OF_MODELS, _SHARE_OF_PAIRS = 0.2, 0.15
 _LEAST_NETS = 6
 _MOST_REFUSED = 20
 LEAST_STAGES = 6
+
+_KINDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "timed": ("timed", Timed.from_json),
+    "link": ("links", lambda data: LinkProfile(**data)),
+    "contention": ("contention", lambda data: ContentionProfile(**data)),
+    "cut": ("cuts", lambda data: CutProfile(**data)),
+}  # kind of a record → where it is held, and what it is made into
 
 Rows = dict[str, list[tuple[float, float]]]
 """Processor of the profile → predicted seconds without the invocation, and measured seconds, of each stage."""
@@ -82,18 +91,12 @@ class Measured:
         Raises:
             ProfileError: it is damaged.
         """
-        into: dict[str, tuple[list[Any], Callable[..., Any]]] = {
-            "timed": (self.timed, lambda **data: Timed.from_json(data)),
-            "link": (self.links, LinkProfile),
-            "contention": (self.contention, ContentionProfile),
-            "cut": (self.cuts, CutProfile),
-        }
         try:
             if record.kind == "refused":
                 self.refuse(str(record.data["like"]))
-            elif record.kind in into:
-                held, make = into[record.kind]
-                held.append(make(**record.data))
+            elif record.kind in _KINDS:
+                name, make = _KINDS[record.kind]
+                getattr(self, name).append(make(record.data))
         except (KeyError, TypeError) as error:
             raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
 
@@ -164,7 +167,7 @@ def calibrate(
             tell(f"{len(measured.timed)} timings of an earlier start are used")
         bench = stack.enter_context(Bench(measurer, session, platform))
         try:
-            _measure(measured, bench, log, end_s, tell)
+            _Calibrator(measured, bench, log, tell).measure(end_s)
         except KeyboardInterrupt:
             interrupted = True
     return _finish(measured, platform, out, [*command], interrupted=interrupted)
@@ -195,77 +198,87 @@ def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any
             )
 
 
-def _measure(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell: Callable[[str], None]) -> None:
-    """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
-    left_s = max(0.0, end_s - time.monotonic())
-    kinds = [members[0] for members in bench.platform.classes().values()]
-    _measure_pairs(measured, bench, log, end_s - left_s * (1.0 - _SHARE_OF_PAIRS), tell)
-    _measure_cuts(measured, bench, log, tell)
-    nets_end_s = end_s - left_s * _SHARE_OF_MODELS
-    fits: Fits = {}
-    for number in range(MOST_NETS):
-        for lane in kinds:
-            mine = [t for t in measured.timed if t.like == lane.like and t.seed is not None]
-            if len(mine) > number or (time.monotonic() > nets_end_s and number >= _LEAST_NETS):
-                continue
-            seed = next_network(mine, measured.refused.get(lane.like, 0), fits=fits)
-            tell(f"timing network {number + 1} on {lane.name}")
-            try:
-                timed = bench.time(lane, network(f"net{seed}", seed))
-            except UnavailableError as error:
-                measured.refuse(lane.like)
-                log.append("refused", {"like": lane.like, "seed": seed, "reason": error.what})
-                if measured.refused[lane.like] > _MOST_REFUSED:
-                    raise
-                continue
-            measured.timed.append(replace(timed, seed=seed))
-            log.append("timed", measured.timed[-1].to_json())
-        if time.monotonic() > nets_end_s and number >= _LEAST_NETS:
-            break
-    for name in KEPT_OUT:
-        for lane in kinds:
-            if measured.has(lane.like, name) or time.monotonic() > end_s:
-                continue
-            tell(f"timing {name} on {lane.name}, which is kept out of the fit")
-            try:
-                measured.timed.append(bench.time_zoo(lane, name))
-            except UnavailableError as error:
-                tell(f"{name} is left out on {lane.name}: {error.what}")
-                continue
-            log.append("timed", measured.timed[-1].to_json())
+@dataclass(frozen=True, slots=True)
+class _Calibrator:
+    """Times what the log lacks; whatever is timed is in the log at once."""
 
+    measured: Measured
+    bench: Bench
+    log: TrialLog
+    tell: Callable[[str], None]
 
-def _measure_pairs(measured: Measured, bench: Bench, log: TrialLog, end_s: float, tell: Callable[[str], None]) -> None:
-    """Time what the log lacks of each pair of processors: handing over, and running at once where they can."""
-    for pair in pairs(bench.platform):
-        source, target = pair
-        linked = any(is_of(link, *pair) for link in measured.links)
-        crowded = source.excludes(target) or measured.has_contention(source.like, target.like)
-        if linked and crowded:
-            continue
-        if time.monotonic() > end_s:
-            break
-        if not linked:
-            tell(f"timing transfers from {source.name} to {target.name}")
-            measured.links.append(time_link(bench.session, bench.loaded, *pair))
-            log.append("link", asdict(measured.links[-1]))
-        if not crowded:
-            tell(f"timing {source.name} beside {target.name}")
-            measured.contention.append(time_contention(bench.session, bench.loaded, *pair))
-            log.append("contention", asdict(measured.contention[-1]))
+    def measure(self, end_s: float) -> None:
+        """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
+        left_s = max(0.0, end_s - time.monotonic())
+        self._pairs(end_s - left_s * (1.0 - _SHARE_OF_PAIRS))
+        self._cuts()
+        self._networks(end_s - left_s * _SHARE_OF_MODELS)
+        for name in KEPT_OUT:
+            for lane in self._kinds():
+                if self.measured.has(lane.like, name) or time.monotonic() > end_s:
+                    continue
+                self.tell(f"timing {name} on {lane.name}, which is kept out of the fit")
+                try:
+                    self._keep("timed", self.bench.time_zoo(lane, name))
+                except UnavailableError as error:
+                    self.tell(f"{name} is left out on {lane.name}: {error.what}")
 
+    def _keep(self, kind: str, value: Any) -> None:
+        getattr(self.measured, _KINDS[kind][0]).append(value)
+        self.log.append(kind, value.to_json() if kind == "timed" else asdict(value))
 
-def _measure_cuts(measured: Measured, bench: Bench, log: TrialLog, tell: Callable[[str], None]) -> None:
-    """Time what the log lacks of what a cut costs on each kind of processor."""
-    for like, members in bench.platform.classes().items():
-        if not any(cut.like == like for cut in measured.cuts):
-            tell(f"timing cuts on {members[0].name}")
-            try:
-                measured.cuts.append(time_cuts(bench.session, bench.loaded, members[0]))
-            except UnavailableError as error:
-                tell(f"the cost of a cut on {members[0].name} could not be measured: {error.what}")
+    def _kinds(self) -> list[Processor]:
+        """Return a processor of each kind."""
+        return [members[0] for members in self.bench.platform.classes().values()]
+
+    def _networks(self, end_s: float) -> None:
+        measured = self.measured
+        fits: Fits = {}
+        for number in range(MOST_NETS):
+            for lane in self._kinds():
+                mine = [t for t in measured.timed if t.like == lane.like and t.seed is not None]
+                if len(mine) > number or (time.monotonic() > end_s and number >= _LEAST_NETS):
+                    continue
+                seed = next_network(mine, measured.refused.get(lane.like, 0), fits=fits)
+                self.tell(f"timing network {number + 1} on {lane.name}")
+                try:
+                    timed = self.bench.time(lane, network(f"net{seed}", seed))
+                except UnavailableError as error:
+                    measured.refuse(lane.like)
+                    self.log.append("refused", {"like": lane.like, "seed": seed, "reason": error.what})
+                    if measured.refused[lane.like] > _MOST_REFUSED:
+                        raise
+                    continue
+                self._keep("timed", replace(timed, seed=seed))
+            if time.monotonic() > end_s and number >= _LEAST_NETS:
+                break
+
+    def _pairs(self, end_s: float) -> None:
+        """Time each pair of processors: handing over, and running at once where they can."""
+        for pair in pairs(self.bench.platform):
+            source, target = pair
+            linked = any(is_of(link, *pair) for link in self.measured.links)
+            crowded = source.excludes(target) or self.measured.has_contention(source.like, target.like)
+            if linked and crowded:
                 continue
-            log.append("cut", asdict(measured.cuts[-1]))
+            if time.monotonic() > end_s:
+                break
+            if not linked:
+                self.tell(f"timing transfers from {source.name} to {target.name}")
+                self._keep("link", time_link(self.bench.session, self.bench.loaded, *pair))
+            if not crowded:
+                self.tell(f"timing {source.name} beside {target.name}")
+                self._keep("contention", time_contention(self.bench.session, self.bench.loaded, *pair))
+
+    def _cuts(self) -> None:
+        """Time what a cut costs on each kind of processor."""
+        for lane in self._kinds():
+            if not any(cut.like == lane.like for cut in self.measured.cuts):
+                self.tell(f"timing cuts on {lane.name}")
+                try:
+                    self._keep("cut", time_cuts(self.bench.session, self.bench.loaded, lane))
+                except UnavailableError as error:
+                    self.tell(f"the cost of a cut on {lane.name} could not be measured: {error.what}")
 
 
 def _finish(
@@ -304,9 +317,10 @@ def refine(file: Path, run: Path) -> Calibration:
         UsageError: a file cannot be read.
     """
     profile, platform = read_profile(file)
-    graph, trials = _run(run)
-    before = _predictions(profile, platform, graph, trials)
-    rows = _stages(profile, platform, graph, trials)
+    graph, runs = _run(run)
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    before = [simulator.latency_s(plan) for plan, _ in runs]
+    rows = _stages(profile, platform, simulator, runs)
     if not any(len(of) >= LEAST_STAGES for of in rows.values()):
         raise ProfileError(
             f"{run}: measured {max(map(len, rows.values()), default=0)} stages on a processor of the profile",
@@ -317,8 +331,9 @@ def refine(file: Path, run: Path) -> Calibration:
         if len(of) >= LEAST_STAGES:
             processors[key] = _scaled(processors[key], of)
     refined = replace(profile, processors=processors)
-    after = _predictions(refined, platform, graph, trials)
-    measured = [t.measurement.median_s for t in trials if t.measurement]
+    simulator = PlanSimulator(graph, platform, prices(refined, graph, platform, warn=False))
+    after = [simulator.latency_s(plan) for plan, _ in runs]
+    measured = [measurement.median_s for _, measurement in runs]
     step = {
         "run": run.name,
         "model": graph.name,
@@ -337,7 +352,8 @@ def refine(file: Path, run: Path) -> Calibration:
     return Calibration(refined, platform, file)
 
 
-def _run(run: Path) -> tuple[Graph, list[Trial]]:
+def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
+    """Return a study's model, and each plan that was measured in full with what came out."""
     if read_manifest(run) is None:
         raise RunFolderError(f"{run}: there is no run in this folder", "give the folder that optimize --out made")
     config = read_settings(run / CONFIG)
@@ -347,28 +363,21 @@ def _run(run: Path) -> tuple[Graph, list[Trial]]:
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
     graph = load(str(config["model"]), tuple(config.get("input_shape") or ()), signature=config.get("signature"))
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
-    kept = [t for t in trials if t.measurement is not None and not t.raced and t.measurement.cold == 1.0]
-    return graph, kept
+    return graph, [
+        (t.plan, t.measurement) for t in trials if t.measurement and not t.raced and t.measurement.cold == 1.0
+    ]
 
 
-def _predictions(profile: CostProfile, platform: Platform, graph: Graph, trials: Sequence[Trial]) -> list[float]:
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
-    return [simulator.latency_s(t.plan) for t in trials if t.measurement]
-
-
-def _stages(profile: CostProfile, platform: Platform, graph: Graph, trials: Sequence[Trial]) -> Rows:
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+def _stages(
+    profile: CostProfile, platform: Platform, simulator: PlanSimulator, runs: Sequence[tuple[Plan, Measurement]]
+) -> Rows:
     found: Rows = {}
-    for trial in trials:
-        if trial.measurement is None:
-            continue
+    for plan, measurement in runs:
         try:
-            trial.plan.validate(graph, platform)
+            plan.validate(simulator.graph, platform)
         except PlanError as error:
             raise ProfileError(f"the study's plans are not for the profile's platform: {error.what}") from error
-        for stage, task, measured in zip(
-            trial.plan.stages, simulator.tasks(trial.plan), trial.measurement.stage_s, strict=True
-        ):
+        for stage, task, measured in zip(plan.stages, simulator.tasks(plan), measurement.stage_s, strict=True):
             key = profile_key(profile, platform[stage.processor])
             if measured > 0:
                 found.setdefault(key, []).append((task.work_s - profile[key].invocation_s, measured))
@@ -379,19 +388,19 @@ def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) ->
     """Return a processor whose stages take what was measured, as nearly as one factor and one constant allow."""
     predicted, measured = np.array(rows).T
     table = np.stack([predicted, np.ones_like(predicted)], axis=1)
-    factor, invocation = nonnegative_prices(table, measured)
+    factor, invocation = map(float, nonnegative_prices(table, measured))
     if factor <= 0:
         return processor
     kernels = {
-        key: replace(model, prices={name: price * float(factor) for name, price in model.prices.items()})
+        key: replace(model, prices={name: price * factor for name, price in model.prices.items()})
         for key, model in processor.kernels.items()
     }
     return replace(
         processor,
         kernels=kernels,
-        dispatch_s=processor.dispatch_s * float(factor),
-        io_s_per_byte=processor.io_s_per_byte * float(factor),
-        invocation_s=float(invocation),
+        dispatch_s=processor.dispatch_s * factor,
+        io_s_per_byte=processor.io_s_per_byte * factor,
+        invocation_s=invocation,
     )
 
 
