@@ -10,7 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -63,6 +71,13 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
+def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: ProgressColumn, quiet: bool) -> Progress:
+    """Return a bar with how much is done of how many, on a terminal, which vanishes in the end."""
+    bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit))
+    hidden = quiet or not console.is_terminal
+    return Progress(*first, *bar, clock, console=console, disable=hidden, transient=True)
+
+
 class ProgressWatcher:
     """Shows a bar with trials, best so far, distinct plans and time left; see :class:`optimizer.study_ends.Watcher`."""
 
@@ -72,17 +87,8 @@ class ProgressWatcher:
         self._verbose = verbose
         self._history: History | None = None
         self._unit = "ms"
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("plans {task.fields[best]}"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-            transient=True,
-        )
+        clock = TimeRemainingColumn(compact=True)
+        self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
         self._task = self._progress.add_task("starting", total=budget, best="")
 
     def __enter__(self) -> Self:

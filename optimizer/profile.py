@@ -54,20 +54,12 @@ class Profile:
     def costs(self, platform: Platform) -> ChainCosts:
         """Return the additive model for the processors of a platform that were timed."""
         platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
-        likes = [p.like for p in platform.processors]
+        lanes, likes = platform.processors, [p.like for p in platform.processors]
         count = len(self.operator_s[likes[0]])
-        between = np.array(
-            [
-                [0.0 if i == j else self.hand_over_s[_pair(a, b)] for j, b in enumerate(likes)]
-                for i, a in enumerate(likes)
-            ]
-        )
-        return ChainCosts(
-            platform=platform,
-            operator_s=np.array([self.operator_s[like] for like in likes]),
-            overhead_s=np.array([self.overhead_s[like] for like in likes]),
-            hand_over_s=np.broadcast_to(between, (count, *between.shape)),
-        )
+        pairs = [[0.0 if a is b else self.hand_over_s[_pair(a.like, b.like)] for b in lanes] for a in lanes]
+        between = np.array(pairs)
+        operator_s, overhead_s = (np.array([of[like] for like in likes]) for of in (self.operator_s, self.overhead_s))
+        return ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (count, *between.shape)))
 
     def fastest(self, platform: Platform) -> str:
         """Return the name of the processor that runs the whole model fastest."""

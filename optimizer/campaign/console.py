@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from optimizer.campaign.table import Tables, named
-from optimizer.console import make_console
+from optimizer.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from search_spaces.errors import OptimizeError
 from search_spaces.wording import many, percent
@@ -36,16 +36,7 @@ class ProgressCampaign:
     def __init__(self, studies: int, *, quiet: bool) -> None:
         self._console = make_console(stderr=True)
         self._quiet = quiet
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-            transient=True,
-        )
+        self._progress = progress_bar(self._console, "{task.fields[unit]}", TimeElapsedColumn(), quiet=quiet)
         self._studies = self._progress.add_task("campaign", total=studies, unit="studies")
         self._trials = self._progress.add_task("", total=None, unit="trials")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.cost_model.files import find_profile
-from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, explained, indicators
+from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators
+from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.objectives import LATENCY, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import disk_errors, write_atomic
@@ -45,12 +46,12 @@ class Tables:
         unreadable: study → why its folder could not be read.
     """
 
-    results: tuple[Row, ...]
-    curves: tuple[Row, ...]
-    summary: tuple[Row, ...]
-    expected: tuple[Row, ...]
-    indicators: tuple[Row, ...]
-    explained: tuple[Row, ...]
+    results: Sequence[Row]
+    curves: Sequence[Row]
+    summary: Sequence[Row]
+    expected: Sequence[Row]
+    indicators: Sequence[Row]
+    explained: Sequence[Row]
     unreadable: Mapping[str, str]
 
 
@@ -123,15 +124,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
             }
             for p in points(read)
         ]
-    return Tables(
-        results=tuple(results),
-        curves=tuple(curves),
-        summary=tuple(_summary(results)),
-        expected=tuple(_expected(e, results) for e in campaign.expect),
-        indicators=tuple(measured),
-        explained=tuple(_explained_rows(measured)),
-        unreadable=unreadable,
-    )
+    expected = [_expected(e, results) for e in campaign.expect]
+    explained = list(_explained_rows(measured))
+    return Tables(results, curves, list(_summary(results)), expected, measured, explained, unreadable)
 
 
 def write_tables(tables: Tables, folder: Path) -> str:
@@ -352,7 +347,7 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
         if len({row["model"] for row in each}) < LEAST_MODELS:
             continue
         found = [Indicators(**{name: row[name] for name in Indicators.__dataclass_fields__}) for row in each]
-        told = explained(found, [row["latency_ms"] * 1e-3 for row in each])
+        told = explained_by(found, [row["latency_ms"] * 1e-3 for row in each])
         yield {**dict(zip((*GROUP, "family"), json.loads(key), strict=True)), "models": len(each), **told}
 
 

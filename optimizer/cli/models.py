@@ -92,20 +92,9 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
     seed = parser.whole("--seed", options.seed or "0", 0)
     from optimizer.tools.rewrite import Request, render, rewrite_tucker
 
+    o, ranks = options, tuple(options.rank or ())
     found = rewrite_tucker(
-        Request(
-            model,
-            options.tucker,
-            options.out,
-            tuple(options.rank or ()),
-            multiple,
-            most,
-            options.even_larger,
-            options.platform,
-            options.even_slower,
-            shapes,
-            seed,
-        )
+        Request(model, o.tucker, o.out, ranks, multiple, most, o.even_larger, o.platform, o.even_slower, shapes, seed)
     )
     show(options, found.to_json, lambda: render(found))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -102,24 +103,10 @@ def _paper(tables: Tables) -> Iterator[Block]:
         return
     yield Text("Published figures beside ours; other machines give other times, so ratios tell more than milliseconds.")
     columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; tolerance|.0%; within; source")
-    yield Table(
-        "Published and measured",
-        columns,
-        tuple(
-            (
-                r["name"],
-                r["paper"],
-                r["ours"],
-                r["ours_low"],
-                r["ours_high"],
-                r["ratio"],
-                r["tolerance"],
-                "not measured" if r["within"] is None else "yes" if r["within"] else "no",
-                r["source"],
-            )
-            for r in tables.expected
-        ),
-    )
+    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "tolerance")
+    said = {None: "not measured", True: "yes", False: "no"}
+    rows = tuple((*values(r), said[r["within"]], r["source"]) for r in tables.expected)
+    yield Table("Published and measured", columns, rows)
 
 
 def _curves(tables: Tables) -> Iterator[Block]:
@@ -173,11 +160,8 @@ def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
     columns = headed("study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d")
-    rows = tuple(
-        (r["study"], r["plan"], r["stages"], r["value"], r["value_low"], r["value_high"], r["unit"], r["samples"])
-        for r in tables.results
-    )
-    yield Table("All plans", columns, rows, group=1)
+    keys = ("study", "plan", "stages", "value", "value_low", "value_high", "unit", "samples")
+    yield Table("All plans", columns, tuple(map(itemgetter(*keys), tables.results)), group=1)
     yield Text(
         "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"
     )

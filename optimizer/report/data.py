@@ -214,20 +214,10 @@ def read_study(path: Path) -> Study:
         platform = recorded_platform(result["platform"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path}: damaged: {error!r}", "make the report of another run") from error
-    return Study(
-        path=path,
-        manifest=manifest,
-        config=config,
-        result=result,
-        trials=tuple(t for t in trials if t.repeat_of is None),
-        verdict=verdict,
-        profile=Profile.from_json(profiles[-1].data) if profiles else None,
-        platform=platform,
-        graph=graph,
-        missing=missing,
-        device=next((r.data for r in records if r.kind == "device"), {}),
-        joined=joined,
-    )
+    profile = Profile.from_json(profiles[-1].data) if profiles else None
+    device = next((r.data for r in records if r.kind == "device"), {})
+    first = tuple(t for t in trials if t.repeat_of is None)
+    return Study(path, manifest, config, result, first, verdict, profile, platform, graph, missing, device, joined)
 
 
 def points(study: Study) -> tuple[Point, ...]:
@@ -241,18 +231,12 @@ def points(study: Study) -> tuple[Point, ...]:
         predicted = study.predict(trial.plan) if study.objective == LATENCY else None
         if not trial.raced:
             best_s = min(best_s, trial.median_s)
-        found.append(
-            Point(
-                number=number,
-                family="baseline" if trial.plan.digest in names else "model" if trial.origin == OPTIMUM else "search",
-                origin=trial.origin,
-                stages=len(trial.plan.stages),
-                latency_s=trial.median_s,
-                best_s=min(best_s, trial.median_s),
-                predicted_s=predicted.makespan_s if predicted else None,
-                raced=trial.raced,
-            )
-        )
+        family: Family = "model" if trial.origin == OPTIMUM else "search"
+        if trial.plan.digest in names:
+            family = "baseline"
+        known_s, stages = predicted.makespan_s if predicted else None, len(trial.plan.stages)
+        least_s = min(best_s, trial.median_s)
+        found.append(Point(number, family, trial.origin, stages, trial.median_s, least_s, known_s, trial.raced))
     return tuple(found)
 
 
