@@ -23,11 +23,6 @@ from search_spaces.yaml_file import composed, yaml_errors
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-AXES = (
-    "model", "platform", "processors", "evaluator", "allow", "sampler", "objective", "max_stages", "budget", "seed",
-)  # fmt: skip
-
-
 Objective = Literal["latency", "latency-p99", "throughput", "energy", "memory", "occupancy"]
 
 
@@ -66,6 +61,9 @@ class Matrix(_Strict):
     @classmethod
     def _one_or_more(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+AXES = tuple(Matrix.model_fields)
 
 
 class Cell(_Strict):

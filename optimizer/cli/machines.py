@@ -67,8 +67,8 @@ def devices(parser: Parser, arguments: list[str]) -> int:
     """List what plans can be searched for: processors of this machine, known devices, phones, agents."""
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.tools.known_devices import known_devices, render
+    from optimizer.tools.doctor import known_devices, render_devices
 
     found = known_devices()
-    show(options, found.to_json, lambda: render(found))
+    show(options, found.to_json, lambda: render_devices(found))
     return 0

@@ -1,4 +1,4 @@
-"""What a machine offers, what is wrong with it, and what to do about that; numbers first, text second."""
+"""What this machine offers, what is wrong with it, and which other devices can be searched for from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evaluators.android.adb import phones
 from evaluators.cgroup import core_quota
+from evaluators.cost_model.files import find_profile, shipped_profiles
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.openvino import find_devices, other_versions
@@ -27,6 +29,7 @@ from evaluators.litert.processors import (
 from evaluators.litert.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.session import LitertEvaluator
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
+from evaluators.remote.devices import agents, devices_file
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
@@ -38,6 +41,7 @@ SCHEMA_VERSION = 1
 _LEAST_MEMORY, _LEAST_DISK = 2 << 30, 4 << 30
 _MOST_OPERATORS = 12
 _START_LIMIT_S = 30.0
+_MOST_PROCESSORS = 8  # of a device, that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +141,14 @@ def render(diagnosis: Diagnosis) -> str:
         if finding.advice:
             lines.append(f"  {'':{width}}  → {finding.advice}")
     if diagnosis.platform is not None:
-        lines += ["", "processors", *processor_lines(diagnosis.platform)]
+        lines += ["", "processors", *_processor_lines(diagnosis.platform)]
     if diagnosis.model is not None:
         lines += ["", f"operators of {diagnosis.model} that are not supported"]
         lines += [f"  {refusal.processor}: {_refused_text(refusal)}" for refusal in diagnosis.refusals]
     return "\n".join(lines)
 
 
-def processor_lines(platform: Platform) -> list[str]:
+def _processor_lines(platform: Platform) -> list[str]:
     """Return a line for each processor: its name, and what it is."""
     wide, found = max(len(p.name) for p in platform.processors), []
     for processor in platform.processors:
@@ -158,15 +162,6 @@ def processor_lines(platform: Platform) -> list[str]:
             what += f"; {options['runtime']}"
         found.append(f"  {processor.name:{wide}}  {what}")
     return found
-
-
-def processors_here() -> Platform:
-    """Return the processors of this machine, those of less precision and software adapters, too.
-
-    Raises:
-        OptimizeError: there is none that can be used.
-    """
-    return _platform(find_adapters(software=True))
 
 
 def _refused_text(refusal: Refusal) -> str:
@@ -317,6 +312,7 @@ def _other_runtime() -> Finding:
 
 
 def _platform(adapters: tuple[Adapter, ...]) -> Platform:
+    """Return the processors of this machine, those of less precision and software adapters, too."""
     found = local_platform()
     more = [make_processor("gpu:swiftshader")] if any(a.matches("swiftshader") for a in adapters) else []
     return Platform(found.name, tell_apart((*found.processors, *reduced_processors(), *more)))
@@ -332,3 +328,69 @@ def _refusals(platform: Platform, graph: Graph) -> Iterator[Refusal]:
                 continue
             kinds = Counter(graph.operators[operator].kind for operator in operators)
             yield Refusal(processor.name, operators, dict(kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDevices:
+    """What there is.
+
+    Attributes:
+        here: processors of this machine; None where there is none that can be used.
+        problem: why not, or "".
+        platforms: devices with a cost model that ships: name → its processors.
+        phones: serial → state, as the adb server tells; None where no server answers.
+        agents: name → address of ``--evaluator remote``.
+        agents_file: where agents are described.
+    """
+
+    here: Platform | None
+    problem: str
+    platforms: dict[str, tuple[str, ...]]
+    phones: dict[str, str] | None
+    agents: dict[str, str]
+    agents_file: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "here": self.here.to_json() if self.here else None}
+
+
+def known_devices() -> KnownDevices:
+    """Look for devices; nothing is started, and no agent is asked.
+
+    Raises:
+        UsageError: the file of agents is wrong.
+    """
+    here, problem = None, ""
+    try:
+        here = _platform(find_adapters(software=True))
+    except OptimizeError as error:
+        problem = str(error)
+    profiles = ((name, find_profile(name)) for name in shipped_profiles())
+    platforms = {name: tuple(p.name for p in profile[1].processors) for name, profile in profiles if profile}
+    path = devices_file()
+    found = agents(path) if path.exists() else {}
+    return KnownDevices(here, problem, platforms, phones(), {n: d.address for n, d in found.items()}, str(path))
+
+
+def render_devices(found: KnownDevices) -> str:
+    """Return what a person reads: each kind with the options that use it."""
+    lines = ["this machine (--processors A,B)"]
+    lines += _processor_lines(found.here) if found.here else [f"  none: {found.problem}"]
+    lines += ["", "known devices, predicted (--evaluator cost-model --platform NAME)"]
+    wide = max(map(len, found.platforms), default=0)
+    for name, processors in found.platforms.items():
+        more = f", … ({len(processors)} processors)" if len(processors) > _MOST_PROCESSORS else ""
+        lines.append(f"  {name:{wide}}  {', '.join(processors[:_MOST_PROCESSORS])}{more}")
+    lines += ["", "phones (--evaluator adb)"]
+    if found.phones is None:
+        lines.append("  no adb server answers; start it with: adb start-server")
+    elif not found.phones:
+        lines.append("  none is connected")
+    else:
+        lines += [f"  {serial}  {state}" for serial, state in found.phones.items()]
+    lines += ["", "agents (--evaluator remote --device NAME)"]
+    lines += [f"  {name}  {address}" for name, address in found.agents.items()]
+    if not found.agents:
+        lines.append(f"  none in {found.agents_file}; see optimize help agent")
+    return "\n".join(lines)
