@@ -136,7 +136,6 @@ def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, 
     import warnings
 
     from optimizer.console import ProgressWatcher
-    from optimizer.study_ends import Watcher
 
     tell = on_trial or (lambda _: None)
 
@@ -145,8 +144,13 @@ def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, 
             super().trial(trial)
             tell(trial)
 
-    class Quiet(Watcher):
+    class Quiet:
         """Shows nothing; what a person must know is a warning of Python's."""
+
+        def message(self, *_: object) -> None:
+            return
+
+        opened = message
 
         def warn(self, text: str) -> None:
             warnings.warn(text, stacklevel=2)
