@@ -17,9 +17,8 @@ from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicator
 from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.objectives import LATENCY, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
-from optimizer.files import disk_errors, write_atomic
+from optimizer.files import read_document, write_atomic
 from optimizer.report.data import Study, objective_of, points, read_study
-from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, printable
 
 SCHEMA_VERSION = 1
@@ -66,21 +65,10 @@ def read_state(folder: Path, needed: Collection[str] = ("studies", "name", "camp
         DamagedStateError: it cannot be read.
         RunFolderError: it is no campaign, or written by a newer version.
     """
-    file = folder / STATE
-    with disk_errors(file):
-        content = read_bounded(file)
-    try:
-        state = dict(parsed_json(content))
-        version = int(state["schema_version"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        hint = "run the campaign again: what is finished is kept"
-        raise DamagedStateError(f"{file}: damaged: {error}", hint) from error
+    file, hint = folder / STATE, "run the campaign again: what is finished is kept"
+    state = read_document(file, SCHEMA_VERSION, hint, damaged=DamagedStateError)
     if not state.keys() >= set(needed):
         raise DamagedStateError(f"{file}: not the state of a campaign", "give the folder of a campaign")
-    if version > SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
-        )
     return state
 
 

@@ -18,12 +18,11 @@ from evaluators.timeline import Event, Timeline
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
-from optimizer.files import disk_errors
+from optimizer.files import disk_errors, read_document
 from optimizer.history import OPTIMUM, Trial
 from optimizer.profile import Profile
 from optimizer.run import CONFIG, LOG, read_manifest
 from optimizer.storage import read_log
-from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph, merge
@@ -32,7 +31,6 @@ from search_spaces.platform import Platform, Processor
 from search_spaces.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
-_MAX_RESULT_NBYTES = 256 << 20
 
 HOSTED = frozenset({"litert", "tflite-runtime", "cuda"})
 """Evaluators that measure the machine that they run on."""
@@ -316,25 +314,14 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     file = path / "result.json"
     with disk_errors(file):
-        if not file.is_file():
-            raise RunFolderError(
-                f"{path}: the study is not finished: it has no result.json", "resume it with its --study"
-            )
-        content = read_bounded(file, _MAX_RESULT_NBYTES)
-    try:
-        result = parsed_json(content)
-        version = result["schema_version"]
-        newer = version > SCHEMA_VERSION
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{file}: damaged: {error}", "resume it with its --study to write it again") from error
-    if newer:
-        raise RunFolderError(
-            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
-        )
+        finished = file.is_file()
+    if not finished:
+        raise RunFolderError(f"{path}: the study is not finished: it has no result.json", "resume it with its --study")
+    result = read_document(file, SCHEMA_VERSION, "resume it with its --study to write it again")
     if result.get("best") is None:
         raise RunFolderError(f"{path}: no plan has been measured yet", "resume it with its --study")
     _as_latencies(result)
-    return dict(result)
+    return result
 
 
 def _as_latencies(result: dict[str, Any]) -> None:
