@@ -14,12 +14,12 @@ from optimizer.report.page import page
 from optimizer.tools.inspect import (
     Inspection,
     groups_text,
-    handed_over,
     human_count,
     moved_bytes,
     operator_text,
     printable,
     shape_text,
+    transferred,
 )
 from search_spaces.branches import walk
 from search_spaces.intensity import Cost
@@ -80,7 +80,7 @@ def _cut_rows(found: Inspection) -> Iterator[list[_Cell]]:
     graph = found.graph
     for cut in found.cuts:
         ends = (operator_text(graph, cut.position - 1), operator_text(graph, cut.position))
-        yield [cut.position, (cut.nbytes, human_bytes(cut.nbytes)), *ends, handed_over(graph, cut)]
+        yield [cut.position, (cut.nbytes, human_bytes(cut.nbytes)), *ends, transferred(graph, cut)]
 
 
 def _branch_rows(found: Inspection) -> Iterator[list[_Cell]]:

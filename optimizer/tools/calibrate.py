@@ -214,14 +214,14 @@ class _Calibrator:
         self._cuts()
         self._networks(end_s - left_s * _SHARE_OF_MODELS)
         for name in KEPT_OUT:
-            for lane in self._kinds():
-                if self.measured.has(lane.like, name) or time.monotonic() > end_s:
+            for processor in self._kinds():
+                if self.measured.has(processor.like, name) or time.monotonic() > end_s:
                     continue
-                self.tell(f"timing {name} on {lane.name}, which is kept out of the fit")
+                self.tell(f"timing {name} on {processor.name}, which is kept out of the fit")
                 try:
-                    self._keep("timed", self.bench.time_zoo(lane, name))
+                    self._keep("timed", self.bench.time_zoo(processor, name))
                 except UnavailableError as error:
-                    self.tell(f"{name} is left out on {lane.name}: {error.what}")
+                    self.tell(f"{name} is left out on {processor.name}: {error.what}")
 
     def _keep(self, kind: str, value: Any) -> None:
         getattr(self.measured, _KINDS[kind][0]).append(value)
@@ -235,18 +235,18 @@ class _Calibrator:
         measured = self.measured
         fits: Fits = {}
         for number in range(MOST_NETS):
-            for lane in self._kinds():
-                mine = [t for t in measured.timed if t.like == lane.like and t.seed is not None]
+            for processor in self._kinds():
+                mine = [t for t in measured.timed if t.like == processor.like and t.seed is not None]
                 if len(mine) > number or (time.monotonic() > end_s and number >= _LEAST_NETS):
                     continue
-                seed = next_network(mine, measured.refused.get(lane.like, 0), fits=fits)
-                self.tell(f"timing network {number + 1} on {lane.name}")
+                seed = next_network(mine, measured.refused.get(processor.like, 0), fits=fits)
+                self.tell(f"timing network {number + 1} on {processor.name}")
                 try:
-                    timed = self.bench.time(lane, network(f"net{seed}", seed))
+                    timed = self.bench.time(processor, network(f"net{seed}", seed))
                 except UnavailableError as error:
-                    measured.refuse(lane.like)
-                    self.log.append("refused", {"like": lane.like, "seed": seed, "reason": error.what})
-                    if measured.refused[lane.like] > _MOST_REFUSED:
+                    measured.refuse(processor.like)
+                    self.log.append("refused", {"like": processor.like, "seed": seed, "reason": error.what})
+                    if measured.refused[processor.like] > _MOST_REFUSED:
                         raise
                     continue
                 self._keep("timed", replace(timed, seed=seed))
@@ -272,13 +272,13 @@ class _Calibrator:
 
     def _cuts(self) -> None:
         """Time what a cut costs on each kind of processor."""
-        for lane in self._kinds():
-            if not any(cut.like == lane.like for cut in self.measured.cuts):
-                self.tell(f"timing cuts on {lane.name}")
+        for processor in self._kinds():
+            if not any(cut.like == processor.like for cut in self.measured.cuts):
+                self.tell(f"timing cuts on {processor.name}")
                 try:
-                    self._keep("cut", time_cuts(self.bench.session, self.bench.loaded, lane))
+                    self._keep("cut", time_cuts(self.bench.session, self.bench.loaded, processor))
                 except UnavailableError as error:
-                    self.tell(f"the cost of a cut on {lane.name} could not be measured: {error.what}")
+                    self.tell(f"the cost of a cut on {processor.name} could not be measured: {error.what}")
 
 
 def _finish(
@@ -406,12 +406,14 @@ def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) ->
 
 def render(found: Calibration) -> str:
     """Return where the profile is and how wrong it is, in lines."""
-    lanes = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
-    lines = [f"{found.out}: {', '.join(lanes.get(k, k) for k in found.profile.processors)} of {found.platform.name}"]
+    processors = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
+    lines = [
+        f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"
+    ]
     for like, errors in found.profile.errors.items():
         if not isinstance(errors, Mapping) or "models" not in errors:
             continue
-        who = lanes.get(like, like)
+        who = processors.get(like, like)
         lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
         if errors.get("operators"):
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")

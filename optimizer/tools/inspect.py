@@ -297,11 +297,11 @@ def _boundaries(found: Inspection) -> Table:
         for number, cut in enumerate(cuts):
             ends = f"{operator_text(graph, cut.position - 1)} and {operator_text(graph, cut.position)}"
             label = Text(title if number == 0 else "", style="bold")
-            rows.append((label, str(cut.position), human_bytes(cut.nbytes), ends, handed_over(graph, cut)))
+            rows.append((label, str(cut.position), human_bytes(cut.nbytes), ends, transferred(graph, cut)))
     return table(("", ">cut", ">bytes", "between", "transfers"), rows)
 
 
-def handed_over(graph: Graph, cut: CutPoint) -> str:
+def transferred(graph: Graph, cut: CutPoint) -> str:
     """Return the shape and type of what crosses a cut, or how many tensors do."""
     if len(cut.tensors) != 1:
         return f"{len(cut.tensors)} tensors"
