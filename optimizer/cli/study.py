@@ -178,7 +178,7 @@ def _config(options: argparse.Namespace) -> StudyConfig:
     allow(*map(str, filter(None, typed)))  # so that they may load code
     if options.model is not None:
         return parse_config(given)
-    from optimizer.sharing import joined
+    from optimizer.shared.study import joined
 
     return joined(given)
 

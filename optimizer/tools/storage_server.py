@@ -37,7 +37,7 @@ def serve_storage(url: str, heartbeat_s: int, host: str, port: int, credentials:
         UnavailableError: an extra is missing, or the storage cannot be opened.
     """
     from evaluators.remote.credentials import grpc_module
-    from optimizer.shared_storage import open_storage
+    from optimizer.shared.storage import open_storage
 
     grpc = grpc_module("shared storages by grpc://", "grpc")
     backend = open_storage(url, heartbeat_s)
@@ -90,7 +90,7 @@ def carry_signs(backend: BaseStorage, name: str, study_id: int, signs: dict[int,
     from optuna.study import Study
     from optuna.trial import TrialState
 
-    from optimizer.shared import BEAT
+    from optimizer.shared.study import BEAT
 
     if not isinstance(backend, BaseHeartbeat):
         return

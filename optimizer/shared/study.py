@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform as host
+import secrets
 import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from optuna.distributions import BaseDistribution
@@ -32,14 +36,20 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from optimizer.config import StudyConfig, option, parse_config
 from optimizer.history import plain_attributes
-from optimizer.shared_storage import PATIENCE_S, SILENT_BEATS, patiently
+from optimizer.shared.storage import PATIENCE_S, SILENT_BEATS, close_storage, open_storage, patiently
 from search_spaces.bounded import parsed_json
 from search_spaces.errors import UsageError
 
 BEAT, CLAIM, PLAN, RECORD, KIND, WORKER = "beat", "claim", "plan", "record", "kind", "worker"
 SETTINGS, PROFILE = "settings", "profile"
 KINDS = ("trial", "baseline")
+
+# What a worker decides for itself; all else is the study's.
+_OWN = ("minutes", "study", "out", "storage", "device", "heartbeat", "warm_start")
+# What a number means, and which plans there are: in these all workers agree.
+_AGREED = ("evaluator", "objective", "max_stages", "allow", "state", "robust", "power")
 
 Found = TypeVar("Found")
 
@@ -63,7 +73,7 @@ class SharedStudy:
     """A study in a storage, as one worker sees it. For one thread, beside which another gives signs of life.
 
     Args:
-        storage: see :mod:`optimizer.shared_storage`.
+        storage: see :mod:`optimizer.shared.storage`.
         name: of the study.
         worker: a name of this worker that no other has.
         heartbeat_s: between two signs of life.
@@ -294,7 +304,7 @@ def _counts(trial: FrozenTrial) -> bool:
     return not trial.state.is_finished() or RECORD in trial.user_attrs
 
 
-def settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
+def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
     """Return the settings of a study that somebody has begun.
 
     Raises:
@@ -323,3 +333,98 @@ def checked_settings(found: Any, name: str) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
         raise UsageError(f"--study {name}: its settings in the storage are damaged", "give another --study")
     return found
+
+
+def placed(config: StudyConfig) -> StudyConfig:
+    """Return the settings of a worker, with a run folder that no other has.
+
+    Raises:
+        UsageError: the study has no name by which others could join it.
+    """
+    if config.storage is None or config.out is not None:
+        return config
+    if config.study is None:
+        raise UsageError("--storage requires the name of the study", "give --study NAME")
+    return config.model_copy(update={"out": Path("runs", f"{config.study}-{host.node() or 'worker'}-{os.getpid()}")})
+
+
+def joined(own: Mapping[str, Any]) -> StudyConfig:
+    """Return the settings of a study that others have begun.
+
+    Args:
+        own: what was given on this worker's command line.
+
+    Raises:
+        UsageError: there is no such study, or something was given that is not for a worker to say.
+        UnavailableError: the storage cannot be reached.
+    """
+    mine = {name: own[name] for name in _OWN if own.get(name) is not None}
+    config = parse_config({"model": "joined", "budget": 1, **mine})
+    if config.storage is None or config.study is None:
+        raise UsageError("--model is missing", "or give --study and --storage to join a study")
+    storage = open_storage(config.storage, config.heartbeat)
+    try:
+        known = _settings_of(storage, config.study)
+    finally:
+        close_storage(storage)
+    # Where a worker writes, and what it measures on, is its own to say.
+    theirs = {name: value for name, value in known["config"].items() if name not in _OWN}
+    study = parse_config({**theirs, **mine})
+    # The budget cannot be told from its default here: it is the study's.
+    given = {name: own[name] for name in own if own[name] is not None and name not in (*_OWN, "budget")}
+    asked = parse_config({**theirs, **mine, **given})
+    for name in given:
+        there, here = (_plain(getattr(each, name)) for each in (study, asked))
+        if there != here:
+            raise UsageError(
+                f"--study {config.study}: {option(name)} is {_words(there)} there and {_words(here)} here",
+                "leave it out, or give another --study",
+            )
+    return study
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@contextmanager
+def sharing(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> Iterator[SharedStudy | None]:
+    """Give the shared study, which is begun if it is new; None where a study is not shared.
+
+    Raises:
+        UsageError: it is another study than the settings are for.
+        UnavailableError: the storage cannot be reached.
+    """
+    if config.storage is None:
+        yield None
+        return
+    storage = open_storage(config.storage, config.heartbeat)
+    worker = f"{host.node()}-{os.getpid()}-{secrets.token_hex(4)}"
+    shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
+    try:
+        mine = _settings(config, model_digest, lanes)
+        there = checked_settings(shared.fact(SETTINGS, lambda: mine), str(config.study))["agreed"]
+        for name, value in mine["agreed"].items():
+            if name in there and there[name] != value:  # what it lacks, an earlier version did not ask
+                what = option(name) if name in _AGREED else name.replace("_", " ")
+                raise UsageError(
+                    f"--study {config.study}: {what} is {_words(there[name])} there and {_words(value)} here",
+                    "give another --study",
+                )
+        yield shared
+    finally:
+        shared.close()
+        close_storage(storage)
+
+
+def _words(value: object) -> str:
+    return (", ".join(map(str, value)) or "not given") if isinstance(value, list) else str(value)
+
+
+def _settings(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> dict[str, Any]:
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    agreed = {name: config.model_dump(mode="json")[name] for name in _AGREED}
+    return {
+        "config": {name: value for name, value in settings.items() if name not in _OWN},
+        "agreed": {**agreed, "model_digest": model_digest, "lanes": sorted(lanes)},
+    }

@@ -12,7 +12,7 @@ import numpy as np
 from optimizer.baselines import Baseline
 from optimizer.history import WARM, Trial, constraint_attributes
 from optimizer.loop import Loop, in_space
-from optimizer.shared import SharedStudy
+from optimizer.shared.study import SharedStudy
 
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
