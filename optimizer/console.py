@@ -277,12 +277,9 @@ def _stages(result: Result, plan: Plan) -> Table:
         if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
             rows.append(("…", plural(len(plan.stages) - index, "more stage"), "", "", ""))
             break
-        border = result.graph.boundary(stage.operators)
-        later = [t for t in border.outputs if t not in result.graph.outputs or result.graph.consumers.get(t)]
-        crossing_nbytes = sum(result.graph.tensors[t].nbytes for t in later)
         stage_ms = f"{stage_s[index] * 1e3:.2f}" if stage_s else ""
         what = describe_operators(result.graph, stage.operators)
-        rows.append((str(index), what, stage.processor, stage_ms, human_bytes(crossing_nbytes) if later else "–"))
+        rows.append((str(index), what, stage.processor, stage_ms, crossing(result.graph, stage.operators) or "–"))
     return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
 
 
@@ -446,6 +443,13 @@ def _next(result: Result) -> list[Text]:
         Text("run it      ").append(f"optimize execute {shlex.quote(plan)}", style="cyan"),
         Text("in Python   ").append(f"from evaluators.litert import {runner}; {runner}({quoted})", style="cyan"),
     ]
+
+
+def crossing(graph: Graph, operators: Sequence[int]) -> str | None:
+    """Return the size of what some operators hand to others; None where nothing is left to be handed on."""
+    border = graph.boundary(operators)
+    later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
+    return human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None
 
 
 def describe_operators(graph: Graph, operators: Sequence[int]) -> str:

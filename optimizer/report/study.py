@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY
-from optimizer.console import describe_operators, slower_text
+from optimizer.console import crossing, describe_operators, slower_text
 from optimizer.ranks_text import describe_ranks
 from optimizer.report import plots
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
@@ -20,7 +20,7 @@ from optimizer.report.viewers import node_data, trace
 from optimizer.tools.inspect import inspect_graph
 from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
-from search_spaces.wording import human_bytes, many, percent, plural
+from search_spaces.wording import many, percent, plural
 
 _FIGURES = {
     "mean, ms": "mean_ms",
@@ -187,14 +187,9 @@ def _plan_table(study: Study, plan: Plan) -> Table:
     rows = []
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
         model, graph, operators = study.model_of(stage)
-        crossing = None
-        what = f"{operators[0]} to {operators[-1]}"
-        if graph is not None:
-            border = graph.boundary(operators)
-            later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
-            crossing = human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None
-            what = describe_operators(graph, operators)
-        rows.append((index, model, what, stage.processor, took_ms, crossing))
+        what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
+        handed = crossing(graph, operators) if graph is not None else None
+        rows.append((index, model, what, stage.processor, took_ms, handed))
     unit = study.objective.shown if study.objective.law != "memory" else "ms"
     took = f"{'predicted' if study.predicted else 'measured'}, {unit}|.4g"
     columns = headed("stage|d; model; operators; processor", took, "transfers")

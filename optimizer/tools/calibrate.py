@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -80,7 +81,7 @@ class Measured:
     """
 
     timed: list[Timed] = field(default_factory=list)
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     links: list[LinkProfile] = field(default_factory=list)
     contention: list[ContentionProfile] = field(default_factory=list)
     cuts: list[CutProfile] = field(default_factory=list)
@@ -93,24 +94,12 @@ class Measured:
         """
         try:
             if record.kind == "refused":
-                self.refuse(str(record.data["like"]))
+                self.refused[str(record.data["like"])] += 1
             elif record.kind in _KINDS:
                 name, make = _KINDS[record.kind]
                 getattr(self, name).append(make(record.data))
         except (KeyError, TypeError) as error:
             raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
-
-    def refuse(self, like: str) -> None:
-        """Count a network that a kind of processor did not take."""
-        self.refused[like] = self.refused.get(like, 0) + 1
-
-    def has(self, like: str, name: str) -> bool:
-        """Return whether a model was timed on a kind of processor."""
-        return any(t.like == like and t.name == name for t in self.timed)
-
-    def has_contention(self, victim: str, other: str) -> bool:
-        """Return whether it was timed how much slower one kind of processor is beside another."""
-        return any((c.victim, c.other) == (victim, other) for c in self.contention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +204,8 @@ class _Calibrator:
         self._networks(end_s - left_s * _SHARE_OF_MODELS)
         for name in KEPT_OUT:
             for processor in self._kinds():
-                if self.measured.has(processor.like, name) or time.monotonic() > end_s:
+                known = any((t.like, t.name) == (processor.like, name) for t in self.measured.timed)
+                if known or time.monotonic() > end_s:
                     continue
                 self.tell(f"timing {name} on {processor.name}, which is kept out of the fit")
                 try:
@@ -239,12 +229,12 @@ class _Calibrator:
                 mine = [t for t in measured.timed if t.like == processor.like and t.seed is not None]
                 if len(mine) > number or (time.monotonic() > end_s and number >= _LEAST_NETS):
                     continue
-                seed = next_network(mine, measured.refused.get(processor.like, 0), fits=fits)
+                seed = next_network(mine, measured.refused[processor.like], fits=fits)
                 self.tell(f"timing network {number + 1} on {processor.name}")
                 try:
                     timed = self.bench.time(processor, network(f"net{seed}", seed))
                 except UnavailableError as error:
-                    measured.refuse(processor.like)
+                    measured.refused[processor.like] += 1
                     self.log.append("refused", {"like": processor.like, "seed": seed, "reason": error.what})
                     if measured.refused[processor.like] > _MOST_REFUSED:
                         raise
@@ -258,7 +248,8 @@ class _Calibrator:
         for pair in pairs(self.bench.platform):
             source, target = pair
             linked = any(is_of(link, *pair) for link in self.measured.links)
-            crowded = source.excludes(target) or self.measured.has_contention(source.like, target.like)
+            likes = source.like, target.like
+            crowded = source.excludes(target) or any((c.victim, c.other) == likes for c in self.measured.contention)
             if linked and crowded:
                 continue
             if time.monotonic() > end_s:
