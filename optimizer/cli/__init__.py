@@ -16,7 +16,7 @@ from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
 from optimizer.cli.machines import calibrate, devices, doctor, plugins
 from optimizer.cli.models import inspect, models, rewrite
-from optimizer.cli.parsing import Parser, completed_line, skip_command, tell
+from optimizer.cli.parsing import Parser, Work, completed_line, skip_command, tell
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
@@ -95,12 +95,11 @@ def _fail(text: str, code: int, *, traced: bool = False) -> int:
     return code
 
 
-def _parsed(work: Callable[[Parser, list[str]], int], arguments: list[str]) -> int:
-    """Do a command; its own help says what its docstring says."""
+def _parsed(work: Work, arguments: list[str]) -> int:
     return work(Parser(prog=f"optimize {work.__name__}", description=work.__doc__), arguments)
 
 
-_ALL: tuple[tuple[Callable[[Parser, list[str]], int], str], ...] = (
+_ALL: tuple[tuple[Work, str], ...] = (
     (agent, "serve this machine as a device for --evaluator remote"),
     (calibrate, "fit a cost model of this machine's processors"),
     (compare, "compare the plans of two runs: which is faster, and by how much"),

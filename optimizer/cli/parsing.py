@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 from search_spaces.errors import UsageError, printable
 
 Add = Callable[..., object]
+Work = Callable[["Parser", list[str]], int]
+"""Does a command, given its parser and the words behind its name; its docstring is what its own help says."""
 
 _MOST_NUMBER = 2**31 - 1
 _COMPLETING = "_ARGCOMPLETE"
@@ -28,7 +30,9 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, wherever they stand among the other words."""
         if _COMPLETING in os.environ:
-            _complete(self)
+            import argcomplete
+
+            argcomplete.autocomplete(self)
         return self.parse_intermixed_args(arguments)
 
     def whole(self, option: str, text: str, least: int, most: int | None = None) -> int:
@@ -54,14 +58,6 @@ def completed_line() -> list[str]:
 def skip_command() -> None:
     """Let the shell's words begin after the command."""
     os.environ[_COMPLETING] = str(int(os.environ[_COMPLETING]) + 1)
-
-
-def _complete(parser: argparse.ArgumentParser) -> None:
-    try:
-        import argcomplete
-    except ImportError:
-        sys.exit(1)
-    argcomplete.autocomplete(parser)
 
 
 def add_common(add: Add, *, quiet: bool = False, as_json: bool = True) -> None:

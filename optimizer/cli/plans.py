@@ -50,12 +50,12 @@ def explain(parser: Parser, arguments: list[str]) -> int:
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.report.terminal import render
-    from optimizer.tools import explain, explain_workload
+    from optimizer.tools import explain
     from optimizer.tools.execute import has_several
 
     if has_several(options.run):
-        several = explain_workload.explain_workload(options.run)
-        show(options, lambda: several, lambda: render(explain_workload.head(several), explain_workload.blocks(several)))
+        several = explain.explain_workload(options.run)
+        show(options, lambda: several, lambda: render(explain.workload_head(several), explain.workload_blocks(several)))
     else:
         found = explain.explain_run(options.run)
         show(options, lambda: found, lambda: render(explain.head(found), explain.blocks(found)))

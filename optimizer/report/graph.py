@@ -30,7 +30,7 @@ _MARKED = 5  # cut points that are marked as the cheapest
 
 # Pixels. A row is an operator and the gap below it, in which wires turn and the cut line runs.
 _NODE, _GAP, _TRACK, _BETWEEN = 22, 24, 8, 22
-_TURN_OUT, _TURN_IN, _ARROW, _CORNER = 5, 4, 3, 4
+_TURN_OUT, _TURN_IN, _ARROW = 5, 4, 3
 _MARGIN, _BAR, _BAR_LEFT = 20, 120, 122
 _CHARACTER = 6.63  # width of the 11 px monospaced font
 _MOST_NAMES = 6
@@ -405,8 +405,8 @@ def _wires(found: Inspection, picture: _Picture) -> Iterator[str]:
     for wire in picture.layout.wires:
         start, end, lane = picture.middle(wire.origin, wire), picture.middle(wire.target, wire), picture.lane(wire)
         above, below = picture.y(wire.origin) + _NODE, picture.y(wire.target) - _ARROW
-        path = _rounded([(start, above), (start, above + _TURN_OUT), (lane, above + _TURN_OUT),
-                         (lane, below - _TURN_IN), (end, below - _TURN_IN), (end, below)])  # fmt: skip
+        turns = f"V{above + _TURN_OUT:.1f}H{lane:.1f}V{below - _TURN_IN:.1f}H{end:.1f}V{below:.1f}"
+        path = f"M{start:.1f} {above:.1f}{turns}"
         read = dict.fromkeys(graph.operators[wire.target].inputs)
         handed = [t for t in read if known.get(t) == wire.origin]
         origin = operator_text(graph, wire.origin if wire.origin != CALLER else None, "the model's inputs")
@@ -417,32 +417,6 @@ def _wires(found: Inspection, picture: _Picture) -> Iterator[str]:
             f'<g class="l"><title>{escape(text)}</title><path class="t" d="{path}"/><path class="w" d="{path}"/>'
             f'<path class="a" d="M{end:.1f} {below + _ARROW:.1f}l-3.5 -6h7z"/></g>'
         )
-
-
-def _rounded(points: Sequence[tuple[float, float]]) -> str:
-    """Return the path through points of which neighbours share a coordinate, its corners rounded."""
-    kept: list[tuple[float, float]] = []
-    for point in points:
-        if kept and point == kept[-1]:
-            continue
-        if len(kept) > 1 and (kept[-2][0] == kept[-1][0] == point[0] or kept[-2][1] == kept[-1][1] == point[1]):
-            kept[-1] = point
-        else:
-            kept.append(point)
-    found = [f"M{kept[0][0]:.1f} {kept[0][1]:.1f}"]
-    for before, corner, after in zip(kept, kept[1:], kept[2:], strict=False):
-        enter, leave = _towards(corner, before), _towards(corner, after)
-        found.append(f"L{enter[0]:.1f} {enter[1]:.1f}Q{corner[0]:.1f} {corner[1]:.1f} {leave[0]:.1f} {leave[1]:.1f}")
-    found.append(f"L{kept[-1][0]:.1f} {kept[-1][1]:.1f}")
-    return "".join(found)
-
-
-def _towards(corner: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    """Return the point where a corner's rounding begins on the way to another point."""
-    dx, dy = other[0] - corner[0], other[1] - corner[1]
-    length = abs(dx) + abs(dy)
-    part = min(_CORNER, length / 2) / length
-    return corner[0] + dx * part, corner[1] + dy * part
 
 
 def _caller(found: Inspection, picture: _Picture) -> Iterator[str]:
