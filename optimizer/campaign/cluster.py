@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from evaluators.registry import make_evaluator
 from optimizer.campaign.studies import State, run_words
 from optimizer.config import command_line
-from search_spaces.errors import RunFolderError, UnavailableError, UsageError
+from search_spaces.errors import RunFolderError, UnavailableError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from optimizer.campaign.console import ProgressCampaign
@@ -69,11 +69,8 @@ def _connect(address: str) -> Any:
     parts = urlsplit(address)
     if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
         raise UsageError(f"--scheduler {address}: is not an address", "as tls://host:8786")
-    try:
+    with needs_extra("--scheduler", "cluster"):
         from distributed import Client
-    except ImportError as error:
-        hint = "pip install 'partition-optimizer[cluster]'"
-        raise UnavailableError("--scheduler needs the extra 'cluster'", hint) from error
     if parts.scheme == "tcp" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
         _LOGGER.warning("%s is not encrypted: whoever is on that network can run anything on its workers", address)
     try:

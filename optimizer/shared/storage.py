@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UnavailableError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -84,17 +84,10 @@ def _tables(url: str, heartbeat_s: int) -> BaseStorage:
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
         # A connection of before the server was started anew must not fail the first question after.
         engine = {"pool_pre_ping": True, "pool_size": 4, "connect_args": {"connect_timeout": 5}}
-    with warnings.catch_warnings():
+    beats: dict[str, Any] = {"heartbeat_interval": heartbeat_s, "grace_period": SILENT_BEATS * heartbeat_s}
+    with warnings.catch_warnings(), needs_extra("PostgreSQL", "postgres"):
         warnings.simplefilter("ignore")  # heartbeats are called experimental: our choice, not the user's concern
-        try:
-            made = RDBStorage(
-                url, engine_kwargs=engine, heartbeat_interval=heartbeat_s, grace_period=SILENT_BEATS * heartbeat_s
-            )
-        except ImportError as error:
-            raise UnavailableError(
-                "PostgreSQL needs the extra 'postgres'", "pip install 'partition-optimizer[postgres]'"
-            ) from error
-    return get_storage(made)
+        return get_storage(RDBStorage(url, engine_kwargs=engine, **beats))
 
 
 def _proxy(url: str) -> BaseStorage:
@@ -103,12 +96,10 @@ def _proxy(url: str) -> BaseStorage:
 
     place = find_storage(urlsplit(url).netloc)
     grpc: Any = grpc_module("storages by grpc://", "grpc")
-    try:
+    with needs_extra("grpc://", "grpc"):
         import google.protobuf  # noqa: F401
         from optuna.storages._grpc.auto_generated import api_pb2_grpc
         from optuna.storages._grpc.client import GrpcClientCache, GrpcStorageProxy
-    except ImportError as error:
-        raise UnavailableError("grpc:// needs the extra 'grpc'", "pip install 'partition-optimizer[grpc]'") from error
     metadata = metadata_of(place.credentials)
     stub: Any = api_pb2_grpc.StorageServiceStub
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.errors import UnavailableError
+from search_spaces.errors import needs_extra
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -57,11 +57,9 @@ def serve_storage(url: str, heartbeat_s: int, host: str, port: int, credentials:
 def _server(grpc: Any, backend: BaseStorage, host: str, port: int, credentials: ServerCredentials) -> Served:
     from evaluators.remote.server import listen
 
-    try:
+    with needs_extra("this", "grpc"):
         from optuna.storages._grpc.auto_generated import api_pb2_grpc
         from optuna.storages._grpc.servicer import OptunaStorageProxyService
-    except ImportError as error:
-        raise UnavailableError("this needs the extra 'grpc'", "pip install 'partition-optimizer[grpc]'") from error
     add: Any = api_pb2_grpc.add_StorageServiceServicer_to_server
     limits = (("grpc.max_receive_message_length", MOST_NBYTES),)
     service = OptunaStorageProxyService(backend)
