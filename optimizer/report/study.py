@@ -144,18 +144,13 @@ def _front(study: Study) -> Iterator[Block]:
         for trial in study.trials
         if trial.measurement is not None and objectives[1].name in trial.measurement.figures
     ]
+    knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
+    titles, names = [f"{o.title}, {o.shown}" for o in objectives[:2]], [str(row[-2]) for row in rows]
     yield Figure(
         "front",
-        plots.front(
-            [tuple(row[:2]) for row in rows],
-            every,
-            [f"{a.title}, {a.shown}" for a in objectives[:2]],
-            next(i for i, each in enumerate(front["plans"]) if each["knee"]),
-            [str(row[-2]) for row in rows],
-        ),
-        "Every plan that was tried, by its first two objectives. The line joins the plans that no other one "
-        "beats significantly in all objectives; the largest mark is the knee, which gives up least of "
-        "all of them together. "
+        plots.front([tuple(row[:2]) for row in rows], every, titles, knee, names),
+        "Every plan that was tried, by its first two objectives. The line joins the plans that no other one beats "
+        "significantly in all objectives; the largest mark is the knee, which gives up least of all of them together. "
         "Marks with names: the best plan by each objective, and the knee.",
         table,
     )

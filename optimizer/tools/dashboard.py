@@ -52,21 +52,16 @@ def export(study: Study) -> optuna.Study:
             outside = {"plan": trial.plan.to_json(), "latency_ms": value_ms}
             made.set_user_attr(f"{trial.origin} ({trial.plan.digest[:8]})", outside)
             continue
-        made.add_trial(
-            create_trial(
-                state=TrialState.COMPLETE if trial.measurement else TrialState.FAIL,
-                value=value_ms,
-                params=dict(trial.params),
-                distributions=distributions,
-                user_attrs={
-                    "proposed by": trial.origin,
-                    "stages": len(trial.plan.stages),
-                    "plan": json.dumps(trial.plan.to_json()["stages"]),
-                    "stopped early": trial.raced,
-                    "failure": trial.failure,
-                },
-            )
-        )
+        told = {
+            "proposed by": trial.origin,
+            "stages": len(trial.plan.stages),
+            "plan": json.dumps(trial.plan.to_json()["stages"]),
+            "stopped early": trial.raced,
+            "failure": trial.failure,
+        }
+        state, params = TrialState.COMPLETE if trial.measurement else TrialState.FAIL, dict(trial.params)
+        kept = create_trial(state=state, value=value_ms, params=params, distributions=distributions, user_attrs=told)
+        made.add_trial(kept)
     return made
 
 
