@@ -18,14 +18,16 @@ from evaluators.base import Session
 from evaluators.objectives import LATENCY, Priced, PricedSession, Pricing
 from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.bounds import Beliefs, Bounds
+from optimizer.branches import branch_starts
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.exact.ranks import RankCosts, Shape, best_ranked
-from optimizer.exact.weighed import weighed
+from optimizer.exact.weighed import least_work, weighed
 from optimizer.objective import known_weights
 from optimizer.profile import Profile
+from search_spaces.branch_space import BranchSpace
 from search_spaces.chain import chain_plan
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.errors import InfeasibleError, OptimizeError, PlanError
@@ -157,6 +159,8 @@ def starts_of(
     shapes: list[Shape] = [_Chains(graph, most)]
     if isinstance(inner, CoexecutionSpace):
         shapes.append(_Shared(inner))
+    if isinstance(inner, BranchSpace):
+        found += branch_starts(inner, costs, costs.platform.processors[0].name)
     for how in asked:
         by = known_weights(how, costs.platform)
         summed = how.objective.law == "sum"
@@ -218,7 +222,10 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
             least = max(least, chains.cost_s)
         return Relaxation(least, least)
     found = relax(graph, cheapest, range(len(graph.operators)) if splits else ())
-    return Relaxation(found.work_s, found.work_s) if how.objective.law == "period" else found
+    if how.objective.law == "period":
+        work_s = max(found.work_s, least_work(replace(cheapest, overhead_s=np.zeros_like(costs.overhead_s)), "period"))
+        return Relaxation(work_s, work_s)
+    return found
 
 
 def composed_beliefs(

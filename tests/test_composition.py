@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from optimizer.cli import main
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.weighed import least_work
 from optimizer.history import WARM
-from optimizer.objective_spaces import least_work
 from optimizer.storage import read_log
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
