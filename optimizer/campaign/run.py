@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,8 +206,16 @@ def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: Progress
     try:
         with ThreadPoolExecutor(jobs) as pool:
             futures = {pool.submit(_elsewhere, run, state, processes): state for state in waiting}
+            pending = set(futures)
             try:
-                _follow(run, futures, processes, watcher)
+                while pending:
+                    done, pending = wait(pending, _POLL_S, FIRST_COMPLETED)
+                    running = [s.planned for s in run.states if s.planned.name in processes]
+                    watcher.trials([(planned, _records(run.path(planned))) for planned in running])
+                    for future in done:
+                        future.result()
+                        watcher.ended(futures[future])
+                        run.save()
             except BaseException:
                 for future in futures:
                     future.cancel()
@@ -217,19 +225,6 @@ def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: Progress
     finally:
         for process in processes.values():
             process.wait()
-
-
-def _follow(
-    run: CampaignRun, futures: dict[Future[None], State], processes: dict[str, Any], watcher: ProgressCampaign
-) -> None:
-    pending = set(futures)
-    while pending:
-        done, pending = wait(pending, _POLL_S, FIRST_COMPLETED)
-        watcher.trials([(s.planned, _records(run.path(s.planned))) for s in run.states if s.planned.name in processes])
-        for future in done:
-            future.result()
-            watcher.ended(futures[future])
-            run.save()
 
 
 def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.Popen[bytes]]) -> None:

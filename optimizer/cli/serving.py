@@ -79,7 +79,7 @@ def agent(parser: Parser, arguments: list[str]) -> int:
     add_common(add, as_json=False)
     options = parser.read(arguments)
     if options.certificates is not None:
-        from optimizer.certificates import make_certificates
+        from optimizer.tools.certificates import make_certificates
 
         hosts = [host for host in options.hosts.split(",") if host]
         for path in make_certificates(options.certificates, hosts):

@@ -45,7 +45,7 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     _check_effects(parser, options)
     config = _config(options)
     if options.dry_run:
-        from optimizer.dry_run import dry_run
+        from optimizer.tools.dry_run import dry_run
 
         print(dry_run(config, as_json=options.json))
         return 0
