@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linprog
 
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts, exclusive_groups
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.chain_costs import Objective as Law
 from search_spaces.chain import chain_plan
 from search_spaces.errors import InfeasibleError, UnavailableError
@@ -90,31 +89,3 @@ def least_plan(
     if best is None or not np.isfinite(best[0]):
         raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
     return LeastPlan(best[1], best[0], min(best[0], bound) if not left else best[0])
-
-
-def least_work(costs: ChainCosts, law: Law = "latency") -> float:
-    """Return what lanes do at least, all together or the busiest one, if each operator may be anywhere, even in pieces.
-
-    Args:
-        law: ``latency`` for the sum.
-    """
-    if law == "latency":
-        return float(costs.operator_s.min(axis=0).sum())
-    lanes, count = costs.operator_s.shape
-    groups = exclusive_groups(costs.platform)
-    # Shares of operators on lanes, and the load of the busiest group, which is to be least.
-    allowed = np.isfinite(costs.operator_s)
-    seconds = np.where(allowed, costs.operator_s, 0.0)
-    loads = np.zeros((len(groups), lanes * count + 1))
-    for row, group in enumerate(groups):
-        for lane in group:
-            loads[row, lane * count : (lane + 1) * count] = seconds[lane]
-    loads[:, -1] = -1.0
-    whole = np.hstack([np.tile(np.eye(count), lanes), np.zeros((count, 1))])
-    most = [(0.0, 1.0 if ok else 0.0) for ok in allowed.ravel()]
-    aim = np.zeros(lanes * count + 1)
-    aim[-1] = 1.0
-    found = linprog(
-        aim, A_ub=loads, b_ub=np.zeros(len(groups)), A_eq=whole, b_eq=np.ones(count), bounds=[*most, (0.0, None)]
-    )
-    return float(found.fun) * (1.0 - 1e-9) if found.success else 0.0

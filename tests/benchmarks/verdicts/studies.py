@@ -155,13 +155,15 @@ def _loads(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[Load]:
     return [partial(session.load, graph, plan, fresh=True) for plan in plans]
 
 
+def long_trace(session: Session, graph: Graph, plans: Sequence[Plan], seconds: float) -> Trace:
+    """Measure every plan in every round, for so many seconds."""
+    names, rng = [plan.digest for plan in plans], np.random.default_rng(0)
+    return record(_loads(session, graph, plans), names, counters_of(session), seconds, rng, blocks=3)
+
+
 def long_comparison(session: Session, graph: Graph, plans: Sequence[Plan], seconds: float) -> Row:
     """Return what plans take relative to the fastest one, measured in every round."""
-    names = [plan.digest for plan in plans]
-    trace = record(
-        _loads(session, graph, plans), names, counters_of(session), seconds, np.random.default_rng(0), blocks=3
-    )
-    return compared(trace, plans)
+    return compared(long_trace(session, graph, plans, seconds), plans)
 
 
 def compared(trace: Trace, plans: Sequence[Plan]) -> Row:
