@@ -79,7 +79,7 @@ def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: Pro
 
 
 class ProgressWatcher:
-    """Shows a bar with trials, best so far, distinct plans and time left; see :class:`optimizer.study_ends.Watcher`."""
+    """Shows a bar with trials, best so far, distinct plans and time left."""
 
     def __init__(self, budget: int, *, quiet: bool, verbose: bool) -> None:
         self._console = make_console(stderr=True)
@@ -99,17 +99,17 @@ class ProgressWatcher:
         self._progress.stop()
 
     def message(self, text: str) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Show what is being done now."""
         self._progress.update(self._task, description=text)
         if self._verbose or (not self._console.is_terminal and not self._quiet):
             self._console.print(text, style="dim", markup=False)
 
     def warn(self, text: str) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Print what the person must know above the bar."""
         self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Take in what the run folder held, and tell where a study is resumed."""
         self._history = history
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
@@ -121,7 +121,7 @@ class ProgressWatcher:
             )
 
     def trial(self, trial: Trial) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Move the bar on, and tell of the trial where each has a line."""
         if self._history is None:
             return
         ranking = self._history.ranking()
