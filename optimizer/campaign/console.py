@@ -77,7 +77,7 @@ class ProgressCampaign:
 
 
 class _StudyWatcher:
-    """See :class:`optimizer.study_ends.Watcher`."""
+    """Moves the bar of trials on, and prints warnings above it with the name of the study."""
 
     def __init__(self, campaign: ProgressCampaign, name: str) -> None:
         self._campaign = campaign

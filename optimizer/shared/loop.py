@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop(Loop):
-    """See :class:`~optimizer.loop.Loop`; the budget is that of all workers together.
+    """The loop of one of several workers; the budget is that of all of them together.
 
     What is proposed depends on who was faster, so that a study of several workers cannot be repeated to the letter.
 
