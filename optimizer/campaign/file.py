@@ -12,18 +12,30 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from evaluators.objectives import OBJECTIVES
+from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.errors import UsageError, shown
 from search_spaces.yaml_file import composed, yaml_errors
 
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-Objective = Literal["latency", "latency-p99", "throughput", "energy", "memory", "occupancy"]
+_OBJECTIVES = tuple(dict.fromkeys((*OBJECTIVES, *OF_WORKLOADS)))
+
+
+def _objective(value: str | None) -> str | None:
+    """Return one objective, or several with commas between them, as it is."""
+    if value is not None and not set(value.split(",")) <= set(_OBJECTIVES):
+        raise ValueError(f"must be of {', '.join(_OBJECTIVES)}")
+    return value
+
+
+Objective = Annotated[str, AfterValidator(_objective)]
 
 
 class _Strict(BaseModel):
@@ -36,11 +48,12 @@ class Matrix(_Strict):
     Attributes:
         model: names of built-in models, or paths of ``.tflite`` files, relative to the campaign file.
         platform: names of devices that ship with the product, or paths of files; null for what the evaluator finds.
-        processors: the lanes to use, as ``cpu0,cpu1``; null for all.
+        processors: those to use, as ``cpu0,cpu1``; null for all.
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
         allow: what plans may do.
         sampler: who proposes them; null for ``auto``.
-        objective: what is made small, one in each study; energy needs the powers of the lanes, or a meter.
+        objective: what is made small: one, or several as ``latency,memory``; energy needs the powers of the processors,
+            or a meter.
         max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
         budget: distinct plans to try.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -96,13 +109,27 @@ class Settings(_Strict):
         precision: half width of the interval that measurements aim at, relative.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
-        power: what lanes draw while they run, as ``cpu0=2.5``, in watts; for energy.
+        power: what processors draw while they run, as ``cpu0=2.5``, in watts; for energy.
+        state: states of the platform to optimise for, as ``hot:gpu=2``; cost models only.
+        robust: whether the worst of these states counts, or what is to be expected.
+        deadline: milliseconds that one inference may take.
+        max_energy: millijoules that one inference may take.
+        max_error: by how much outputs may differ from the whole model's, relative to its largest one.
+        minutes: the search of each study ends after so long.
+        stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
     """
 
     precision: float | None = Field(default=None, gt=0, lt=1)
     allow_fallback: bool = False
     input_shape: tuple[str, ...] = ()
     power: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    robust: Literal["worst", "expected"] | None = None
+    deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    stop_when_proven: bool = False
 
 
 class Expectation(_Strict):

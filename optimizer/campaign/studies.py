@@ -19,8 +19,8 @@ from typing import Any
 
 from evaluators.litert.libraries import check_libraries
 from evaluators.own_process import own_process
-from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc
-from optimizer.config import StudyConfig, parse_config
+from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
+from optimizer.config import StudyConfig, option, parse_config
 from optimizer.samplers import make_sampler
 from search_spaces.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
 from search_spaces.models.digests import file_digest
@@ -166,10 +166,8 @@ def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:
 
 def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     settings = file.campaign.settings
-    values = {**axes, "allow_fallback": settings.allow_fallback or None, "precision": settings.precision}
-    for name in ("input_shape", "power"):
-        if given := getattr(settings, name):
-            values[name] = given
+    values = {**axes, **{name: value for name, value in settings if value not in (None, (), False)}}
+    values["objective"] = tuple(axes["objective"].split(","))
     for axis in ("model", "platform"):
         path = _file(file, axes[axis])
         if path is not None:
@@ -177,8 +175,9 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     try:
         config = parse_config(values)
     except UsageError as error:
-        if error.what.startswith("--power "):
-            raise file.error(("settings", "power"), error.what, error.hint) from error
+        for name in Settings.model_fields:
+            if error.what.startswith(f"{option(name)} "):
+                raise file.error(("settings", name), error.what, error.hint) from error
         axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
         raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
     for axis, check in _CHECKS.items():
