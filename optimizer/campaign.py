@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.libraries import check_libraries
+from evaluators.litert.processors import check_libraries
 from optimizer.campaign_file import AXES, Campaign, CampaignFile, Cell, Loc
 from optimizer.config import StudyConfig, parse_config
 from optimizer.samplers import make_sampler

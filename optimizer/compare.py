@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Batch, Candidate
-from evaluators.litert.deployment import read_deployment, runs_here
-from evaluators.litert.runner import PlanRunner
-from evaluators.litert.workload_files import is_workload_plan, read_workload_plan
-from evaluators.litert.workload_runner import WorkloadRunner
+from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
+from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.comparison import Comparison, compare
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio
@@ -153,7 +151,7 @@ def _source(path: Path, stack: ExitStack) -> _Source:
             _interface(deployed.graph),
             deployed.content_digest,
             load,
-            lambda: [p for runner in running for p in runner.candidate.lane_processes()],
+            lambda: [p for runner in running for p in runner.candidate.processes()],
         )
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))

@@ -8,9 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.deployment import runs_here
+from evaluators.litert.deployment import is_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.workload_files import is_workload_plan
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from evaluators.litert.workload_runner import WorkloadRunner
+from evaluators.litert.runner import WorkloadRunner
 from evaluators.workload.outcome import Outcome
 from search_spaces.errors import shown
 

@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluators.litert import inner
-from evaluators.litert.arena import Layout, largest, layout
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.inner import inner_tensors, told_apart
-from evaluators.litert.program import Schedule, schedule
+from evaluators.litert.program import Layout, Schedule, largest, layout, schedule
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.stages import compiled_together

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from evaluators.litert.workload_prices import PriceTable
-from evaluators.litert.workload_triples import with_triples
 from evaluators.timeline import Event, Timeline
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
+from evaluators.workload.prices import PriceTable, with_triples
 from evaluators.workload.setting import Setting
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import RunFolderError, UnavailableError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from evaluators.litert.workload_prices import Alone, kind_of
 from evaluators.workload.desk import Seat
+from evaluators.workload.prices import Alone, kind_of
 from evaluators.workload.setting import Setting
 from search_spaces.graph import Graph
 from search_spaces.platform import Processor

@@ -1,7 +1,7 @@
 """The process that computes: it holds models, weights and captured jobs, and runs workloads on its streams.
 
-Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
-process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.worker.wire`). A failed kernel poisons the
+whole process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evaluators.cuda.settings import MAX_INSTANCES, MAX_STREAMS, torch_module
 from evaluators.cuda.streams import CudaStreams, Streams, Threads
 from evaluators.cuda.tuning import Tuning
 from evaluators.cuda.weights import Weights
-from evaluators.litert import wire
+from evaluators.litert.worker import wire
 from evaluators.workload.desk import Desk, Seat
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph

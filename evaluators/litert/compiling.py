@@ -11,9 +11,9 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.runtimes import INTERPRETER, LITERT, runtime_of
 from evaluators.litert.settings import cache_settings, compile_settings, reads_files
+from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, runtime_of
+from evaluators.litert.workers import Request, Workers
 from search_spaces.errors import UnavailableError
 from search_spaces.models.flattened import flattened
 from search_spaces.models.joined import JoinedModel, join
@@ -26,7 +26,7 @@ _CUSTOM = schema.BuiltinOperator.CUSTOM
 
 
 def compile_stages(
-    lanes: Lanes,
+    workers: Workers,
     processor: Processor,
     number: int,
     stages: Sequence[StageModel],
@@ -53,7 +53,7 @@ def compile_stages(
     with ExitStack() as stack:
         if engine != LITERT:
             files = [_written(stack, join([stage])) for stage in stages]
-            return lanes.ask(processor.name, Request(head, fds=files), limit_s)
+            return workers.ask(processor.name, Request(head, fds=files), limit_s)
         joined = join(stages)
         library = joined.sources[0].custom_ops
         custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
@@ -63,7 +63,7 @@ def compile_stages(
         if processor.kind == "gpu":
             joined = replace(joined, schema=flattened(joined.schema))
         files = _opened(stack, [source.path for source in joined.sources])
-        return lanes.ask(processor.name, Request(head, joined.view(), files), limit_s)
+        return workers.ask(processor.name, Request(head, joined.view(), files), limit_s)
 
 
 def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
@@ -74,7 +74,7 @@ def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
     return INTERPRETER if alone else LITERT
 
 
-def pack_weights(lanes: Lanes, processor: Processor, number: int, model: StageModel, path: Path) -> None:
+def pack_weights(workers: Workers, processor: Processor, number: int, model: StageModel, path: Path) -> None:
     """Have LiteRT write its packed weights of a model to ``path``.
 
     Raises:
@@ -85,13 +85,13 @@ def pack_weights(lanes: Lanes, processor: Processor, number: int, model: StageMo
     head = {"op": "compile", "id": number, "signatures": 0, "settings": settings, "engine": LITERT}
     with ExitStack() as stack:
         files = _opened(stack, [model.source.path])
-        lanes.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
-    release_stages(lanes, processor.name, number)
+        workers.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+    release_stages(workers, processor.name, number)
 
 
-def release_stages(lanes: Lanes, lane: str, number: int) -> None:
+def release_stages(workers: Workers, lane: str, number: int) -> None:
     """Have a lane forget what it knows by ``number``."""
-    lanes.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+    workers.ask(lane, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
 
 def _written(stack: ExitStack, joined: JoinedModel) -> int:

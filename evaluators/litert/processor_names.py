@@ -18,7 +18,7 @@
     gpu:f32              in float32
     gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
     npu                  the neural processor whose dispatch library the vendor's SDK brought
-    npu:NAME             the one whose library lies in a folder that the user named (:mod:`evaluators.litert.libraries`)
+    npu:NAME             the one whose library lies in a folder that the user named (:mod:`.processors`)
     npu:FOLDER           the same; on the command line alone
     gpu+cpu              LiteRT's own placement: what the adapter does not take runs on the cores, which it holds too;
                          also gpu+cpu:f32, npu+cpu
@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from evaluators.litert.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
 from search_spaces.errors import UsageError
 from search_spaces.wording import plural
 
@@ -79,7 +79,7 @@ class ProcessorName:
     fallback: bool = False
 
 
-def parse_lane(text: str) -> ProcessorName:
+def parse_processor(text: str) -> ProcessorName:
     """Read a lane's name.
 
     Raises:

@@ -1,7 +1,15 @@
-"""What this machine offers: all its cores together, each core as a lane of its own, and its hardware adapters.
+"""What this machine offers: all its cores together, each core as a processor of its own, and its hardware adapters.
 
-A lane is described by plain options, which a plan file may carry to another machine; whether this machine can serve
-them is found out when the lanes are started (:mod:`evaluators.litert.lanes`).
+A processor is described by plain options, which a plan file may carry to another machine; whether this machine can
+serve them is found out when its worker is started (:mod:`evaluators.litert.workers`).
+
+A worker may load libraries of folders that the user names, on the command line or in a file of theirs.
+``libraries.yaml`` in the user's configuration folder binds names, by which platform files and campaigns refer to them::
+
+    libraries:
+      my_npu: /opt/vendor/dispatch   # then the processor is npu:my_npu; paths are relative to this file
+
+``PARTITION_OPTIMIZER_LIBRARIES`` names another file.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ import os
 import platform as host
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +27,15 @@ from typing import Any
 
 from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, find_adapters
-from evaluators.litert.libraries import library_folder
-from evaluators.litert.openvino import computes_natively, find_devices
-from evaluators.litert.processor_names import ProcessorName, parse_lane, processor_options
-from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed
+from evaluators.litert.processor_names import ProcessorName, parse_processor, processor_options
+from evaluators.litert.worker.openvino import computes_natively, find_devices
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed
 from search_spaces.allowed_code import allow, is_allowed
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UnavailableError, UsageError, shown
 from search_spaces.platform import Platform, Processor, with_cpu
+from search_spaces.yaml_file import parsed
 
+LIBRARIES = "PARTITION_OPTIMIZER_LIBRARIES"
 _CPU = Path("/sys/devices/system/cpu")
 _LOAD_LIMIT_S = 20.0
 
@@ -44,10 +53,10 @@ def local_platform() -> Platform:
     """
     cores = fair_cores()
     names = [*(["cpu"] if len(cores) > 1 else []), *(f"cpu{core}" for core in cores)]
-    found = [_cpu(name, parse_lane(name)) for name in names]
+    found = [_cpu(name, parse_processor(name)) for name in names]
     hardware = find_adapters(software=False)
     if hardware:
-        found.append(_gpu("gpu", parse_lane("gpu"), hardware[0]))
+        found.append(_gpu("gpu", parse_processor("gpu"), hardware[0]))
     found += _those_here(f"{names[0]}:{OPENVINO}", f"igpu:{OPENVINO}")
     return Platform(host.node() or "local", tuple(found))
 
@@ -99,7 +108,7 @@ def make_processor(text: str) -> Processor:
         UsageError: the text is no lane's name, or names a core that the machine has not.
         UnavailableError: the process may not use a core, or there is no such adapter, neural processor or runtime.
     """
-    name = parse_lane(text)
+    name = parse_processor(text)
     if name.kind == "cpu":
         return _cpu(text, name)
     if name.runtime == OPENVINO:
@@ -340,3 +349,59 @@ def _speed(core: int) -> str:
         except OSError:
             found.append("?")
     return "/".join(found)
+
+
+def libraries_file() -> Path:
+    """Return the file that binds names to folders, which need not exist."""
+    if chosen := os.environ.get(LIBRARIES):
+        return Path(chosen)
+    from platformdirs import user_config_path
+
+    return user_config_path("partition-optimizer") / "libraries.yaml"
+
+
+def bound_folders() -> Mapping[str, Path]:
+    """Return the folders that the user has bound, by name.
+
+    Raises:
+        UsageError: the file is wrong; the text begins with ``file:line``.
+    """
+    path = libraries_file()
+    if not path.exists():
+        return {}
+    fields = parsed(path, "libraries").fields("a file of libraries", ("libraries",))
+    if "libraries" not in fields:
+        return {}
+    entries = fields["libraries"].items("libraries")
+    return {k.text("a name"): path.parent / Path(v.text("a folder")).expanduser() for k, v in entries}
+
+
+def library_folder(word: str, text: str = "") -> Path:
+    """Return the folder that a name, or a path, stands for.
+
+    Args:
+        word: what a lane's name or its options say.
+        text: the whole name of the lane, which counts if the user typed it.
+
+    Raises:
+        UsageError: the user has named neither.
+    """
+    bound = bound_folders()
+    if word in bound:
+        return bound[word]
+    if Path(word) in bound.values() or is_allowed(word) or (text and is_allowed(text)):
+        return Path(word)
+    raise UsageError(
+        f"processor {shown(text or word)}: a library is code, and no user of this machine has named {shown(word)}",
+        f"bind it to a name in {libraries_file()}, or give --processors npu:FOLDER",
+    )
+
+
+def check_libraries(lane: str) -> None:
+    """Check that the user has named the library that a lane's name asks for, if it asks for one.
+
+    Raises:
+        UsageError: they have not.
+    """
+    if lane.startswith("npu:") and (folder := parse_processor(lane).folder):
+        library_folder(folder, lane)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from evaluators.litert.compiling import COMPILE_LIMIT_S, compile_stages, release_stages
-from evaluators.litert.lanes import LaneError, Lanes
 from evaluators.litert.settings import reads_files
+from evaluators.litert.workers import WorkerError, Workers
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.shapes import why_it_fails
@@ -26,8 +26,8 @@ _NONE_AT_ALL = 4  # so many operators refused without exception speak against th
 class Refusals:
     """What is known of each operator of each graph on each kind of accelerator; asked once."""
 
-    def __init__(self, lanes: Lanes, numbers: count[int]) -> None:
-        self._lanes = lanes
+    def __init__(self, workers: Workers, numbers: count[int]) -> None:
+        self._workers = workers
         self._numbers = numbers
         self._taken: dict[tuple[str, str], dict[int, bool]] = {}
 
@@ -69,13 +69,13 @@ class Refusals:
         stages = [cut_stage(graph, (o,)) for o in operators] if apart else [cut_stage(graph, operators)]
         limit_s = _FILES_LIMIT_S if apart else COMPILE_LIMIT_S
         try:
-            answer = compile_stages(self._lanes, processor, number, stages, None, strict=True, limit_s=limit_s)
-        except LaneError as error:
+            answer = compile_stages(self._workers, processor, number, stages, None, strict=True, limit_s=limit_s)
+        except WorkerError as error:
             # A front end crashes or hangs on a model; a driver does so on all of them.
             if error.fatal and not apart:
                 raise
             return False
-        release_stages(self._lanes, processor.name, number)
+        release_stages(self._workers, processor.name, number)
         return bool(answer["accelerated"])
 
 

@@ -1,10 +1,10 @@
-"""What a processor's options mean: to the runtime, to the process of its lane, and for how exact its outputs are."""
+"""What a processor's options mean: to the runtime, to its worker process, and for how exact its outputs are."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
 from evaluators.litert.processors import check_cores, computes_with_xnnpack, find_adapter, npu_folder
-from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
 from search_spaces.graph import Graph
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.platform import Platform, Processor
@@ -41,8 +41,8 @@ _CACHED_NBYTES, _CACHE_NBYTES = 64 << 20, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStart:
-    """What the process of a lane is started with.
+class WorkerStart:
+    """What a worker process is started with.
 
     Attributes:
         cores: it is pinned to these.
@@ -58,38 +58,32 @@ class LaneStart:
     dispatch_folder: str = ""
     runtime: str = LITERT
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
-
-def lane_starts(platform: Platform) -> dict[str, LaneStart]:
-    """Return how to start each lane of a platform.
+def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
+    """Return how to start the worker of each processor of a platform.
 
     Raises:
         UnavailableError: this process may not use a core, or an adapter, a neural processor's library or the other
             runtime is not there.
     """
-    starts = {}
-    for processor in platform.processors:
-        cores = tuple(processor.options["cores"])
-        check_cores(processor.name, cores)
-        accelerators = accelerators_of(processor)
-        runtime = runtime_of(processor)
-        if runtime != LITERT:
-            check_installed(runtime)
-            starts[processor.name] = LaneStart(cores, runtime=runtime)
-        elif processor.kind == "gpu":
-            file = find_adapter(processor.options["adapter"]).driver_file
-            starts[processor.name] = LaneStart(cores, accelerators, driver_environment(file))
-        elif processor.kind == "npu":
-            folder = str(npu_folder(processor.options.get("folder", "")))
-            libraries = ", ".join(path.name for path in sorted(Path(folder).glob("libLiteRtDispatch_*.so")))
-            _LOGGER.warning("processor %s: a process of its own loads %s from %s", processor.name, libraries, folder)
-            starts[processor.name] = LaneStart(cores, accelerators, dispatch_folder=folder)
-        else:
-            starts[processor.name] = LaneStart(cores)
-    return starts
+    return {processor.name: _start(processor) for processor in platform.processors}
+
+
+def _start(processor: Processor) -> WorkerStart:
+    cores = tuple(processor.options["cores"])
+    check_cores(processor.name, cores)
+    start = WorkerStart(cores, accelerators_of(processor), runtime=runtime_of(processor))
+    if start.runtime != LITERT:
+        check_installed(start.runtime)
+    elif processor.kind == "gpu":
+        file = find_adapter(processor.options["adapter"]).driver_file
+        return replace(start, environment=driver_environment(file))
+    elif processor.kind == "npu":
+        folder = str(npu_folder(processor.options.get("folder", "")))
+        libraries = ", ".join(path.name for path in sorted(Path(folder).glob("libLiteRtDispatch_*.so")))
+        _LOGGER.warning("processor %s: a process of its own loads %s from %s", processor.name, libraries, folder)
+        return replace(start, dispatch_folder=folder)
+    return start
 
 
 def accelerators_of(processor: Processor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluators.workload.desk import Seat
@@ -61,11 +61,8 @@ class LaneLaw:
         """Return the law of a platform."""
         lanes = lanes_of(platform)
         number = {lane.name: i for i, lane in enumerate(lanes)}
-        excluded = tuple(
-            sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes)
-        )
         known = {p.name: tuple(number[n] for n in members(p)) for p in platform.processors}
-        return cls(tuple(number), excluded, known)
+        return cls(tuple(number), exclusions(lanes), known)
 
 
 def setting(
@@ -109,6 +106,24 @@ def setting(
         )
     stages_of = tuple(tuple(s[i] for i in m.stages) for s, m in zip(jobs.values(), models, strict=True))
     return Setting(tuple(seats), tuple(jobs), stages_of, law.names, law.excluded, tuple(models))
+
+
+def exclusions(lanes: Sequence[Processor]) -> tuple[int, ...]:
+    """Return for each lane a bit set of those that cannot run while it does, itself among them."""
+    return tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
+
+
+def closed_loops(on: Sequence[int], requests: Sequence[int], lanes: Sequence[Processor], jobs: int = 1) -> Setting:
+    """Return a setting in which models ask in closed loops, each on a lane of its own.
+
+    Args:
+        on: of each model its lane.
+        requests: how often it asks.
+        jobs: into how many it is cut.
+    """
+    seats = tuple(Seat(((lane,),) * jobs, (0,), n, closed=True) for lane, n in zip(on, requests, strict=True))
+    stages = tuple(tuple(range(k * jobs, (k + 1) * jobs)) for k in range(len(on)))
+    return Setting(seats, tuple(range(len(on))), stages, tuple(p.name for p in lanes), exclusions(lanes))
 
 
 def demand(lane: Processor) -> dict[str, float]:

@@ -14,10 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evaluators.litert.deployment import has_files, read_deployment, write_deployment
-from evaluators.litert.runtimes import LITERT, PACKAGES
+from evaluators.litert.deployment import (
+    has_files,
+    is_workload_plan,
+    read_deployment,
+    read_workload_plan,
+    write_deployment,
+    write_workload,
+)
 from evaluators.litert.settings import compile_settings
-from evaluators.litert.workload_files import is_workload_plan, read_workload_plan, write_workload
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload import desk
 from evaluators.workload.lowered import Lowerings
