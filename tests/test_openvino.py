@@ -21,7 +21,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
-from evaluators.litert import openvino, processors, refusals, settings
+from evaluators.litert import processors, refusals, settings
 from evaluators.litert.compiling import compile_stages
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.processor_names import processor_options
@@ -29,6 +29,7 @@ from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, TOLERANCE_INT8, compile_settings
+from evaluators.litert.worker import openvino
 from evaluators.litert.worker.openvino import Device, computes_natively, find_devices, other_versions
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
 from evaluators.litert.workers import WorkerError
