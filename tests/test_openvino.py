@@ -21,14 +21,14 @@ from ai_edge_litert import schema_py_generated as schema
 
 from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
-from evaluators.litert import processors, refusals, settings
-from evaluators.litert.compiling import compile_stages
+from evaluators.litert import processors, settings, stages
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, TOLERANCE_INT8, compile_settings
+from evaluators.litert.stages import compile_stages
 from evaluators.litert.worker import openvino
 from evaluators.litert.worker.openvino import Device, computes_natively, find_devices, other_versions
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
@@ -225,7 +225,7 @@ def test_a_front_end_that_crashes_refuses_the_operator(
             raise WorkerError(MIXED[1], "died of SIGSEGV", fatal=True)
         return asked(*arguments, **named)
 
-    monkeypatch.setattr(refusals, "compile_stages", crash)
+    monkeypatch.setattr(stages, "compile_stages", crash)
     with LitertEvaluator().prepare(platform_of(*MIXED)) as session:
         assert session.unsupported_operators(squeezenet, MIXED[1]) == [5]
 

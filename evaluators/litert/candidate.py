@@ -63,23 +63,15 @@ class LitertCandidate(Candidate):
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan = plan
-        self._graph = graph
-        self._platform = platform
-        self._workers = workers
-        self._arena = arena
-        self._number = number
-        self._reference = reference
-        self._tolerance = tolerance
-        self._first_outputs = first_outputs
-        self._explain = explain
-        self._on_close = on_close
+        self._graph, self._platform = graph, platform
+        self._workers, self._arena, self._number = workers, arena, number
+        self._reference, self._tolerance, self._first_outputs = reference, tolerance, first_outputs
+        self._explain, self._on_close = explain, on_close
         self._schedule = schedule(graph, plan, platform)
         self._layout = layout(graph, plan, self._schedule.before, {i: out for i, (_, out) in stages.ports.items()})
         self._names = list(self._schedule.stages)
-        self._limits = platform.limits
         self._known_s: float | None = None
-        self._closed = False
-        self._ran = False
+        self._closed = self._ran = False
         self._since = 0
         self._own: tuple[NDArray[np.float64], Timeline] | None = None
         accelerators = {p.name for p in platform.processors if accelerators_of(p) != CPU}
@@ -90,7 +82,7 @@ class LitertCandidate(Candidate):
         self._bound = Binding(graph, stages.compiled, stages.ports, copied, self._layout.offsets)
         self._pipeline: Pipeline | None = None
         arena.introduce(workers, self._names)
-        self._ends = {name: workers.ends[name] for name in self._names}
+        self._ends = workers.ends_of(self._names)
         programs = self._schedule.programs(self._bound)
         with closing(Semaphores(len(self._schedule.all_edges()))) as semaphores:
             bind_program(workers, number, arena, semaphores, programs)
@@ -171,14 +163,13 @@ class LitertCandidate(Candidate):
 
     def _limit_s(self) -> float:
         """Return how long a worker may do nothing, beside the slack."""
-        return self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
+        return self._platform.limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
 
     def _run_batch(
         self, n: int, stop_above_s: float, *, synchronised: bool = False
     ) -> tuple[NDArray[np.int64], dict[int, float]]:
         """Return start and end of each stage in each inference, and the seconds that stages copied in the last one."""
-        if any(self._workers.ends[name] != ends for name, ends in self._ends.items()):
-            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
+        self._workers.check(self._ends)
         stages = len(self.plan.stages)
         log = np.frombuffer(self._arena.map, np.int64, 1 + 2 * stages * n, self._layout.log)
         log[:] = 0

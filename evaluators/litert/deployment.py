@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement
 from evaluators.litert.processor_names import processor_options
+from evaluators.litert.stages import opens
 from evaluators.workload.desk import Seat
 from evaluators.workload.host import worst
 from evaluators.workload.setting import Setting, exclusions, setting
@@ -34,7 +35,7 @@ from search_spaces.models.atomic import replacing
 from search_spaces.models.digests import file_digest
 from search_spaces.models.flattened import flattened
 from search_spaces.models.inputs import read_inputs, write_inputs
-from search_spaces.models.litert import read_model
+from search_spaces.models.litert import graph_of, read_model
 from search_spaces.models.stages import StageModel, cut_stage
 from search_spaces.plan import Dispatch, Plan, Stage
 from search_spaces.platform import Platform, Processor
@@ -464,3 +465,54 @@ def _seat(entry: Mapping[str, Any], lanes: Sequence[str]) -> Seat:
     if made.requests < 1 or len(made.releases_ns) != (1 if made.closed else made.requests) or made.queue < 1:
         raise ValueError("requests that cannot be")
     return replace(made, releases_ns=tuple(sorted(made.releases_ns)))
+
+
+def told_apart(
+    deployment: Deployment, groups: Sequence[tuple[str, Sequence[int]]]
+) -> tuple[Graph, Plan, tuple[StageModel, ...]]:
+    """Return graph, plan and stages of a deployment with the operators of stages that hand out inner tensors.
+
+    The tensors that cross borders keep their numbers; a stage that hands out nothing stays one operator.
+
+    Args:
+        groups: processors and the stages that are compiled together there.
+    """
+    graph, platform = deployment.graph, deployment.platform
+    open_stages = {i for name, indices in groups if opens(platform[name], len(indices)) for i in indices}
+    tensors, operators = list(graph.tensors), list[Operator]()
+    stages, models = list[Stage](), list[StageModel]()
+    try:
+        for index, (stage, operator) in enumerate(zip(deployment.stages, graph.operators, strict=True)):
+            first = len(operators)
+            if index in open_stages:
+                part = graph_of(stage.source, graph.name)
+                number = _numbers(part, stage, tensors)
+                operators += [_renumbered(o, number, stage, operator) for o in part.operators]
+                models.append(replace(stage, tensors=tuple(number[t] for t in range(len(part.tensors)))))
+            else:
+                operators.append(operator)
+                models.append(stage)
+            stages.append(Stage(tuple(range(first, len(operators))), deployment.plan.stages[index].processor))
+        whole = Graph(graph.name, tuple(tensors), tuple(operators), graph.inputs, graph.outputs, views=graph.views)
+    except (ModelError, ValueError):  # stages that do not fit each other inside run as they are
+        return graph, deployment.plan, deployment.stages
+    return whole, Plan(whole.digest, tuple(stages)), tuple(models)
+
+
+def _numbers(part: Graph, stage: StageModel, tensors: list[Tensor]) -> dict[int, int]:
+    """Return a number for each tensor of a stage, and put what stays inside behind ``tensors``."""
+    number = dict(zip((*part.inputs, *part.outputs), (*stage.inputs, *stage.outputs), strict=True))
+    for index, tensor in enumerate(part.tensors):
+        if index not in number:
+            number[index] = len(tensors)
+            tensors.append(tensor)
+    return number
+
+
+def _renumbered(operator: Operator, number: dict[int, int], stage: StageModel, whole: Operator) -> Operator:
+    """Return an operator of a stage with the plan's numbers; what lies in other tensors depends on who writes those."""
+    written = tuple(t for t in whole.inputs if t not in stage.inputs)
+    inputs: list[int] = []
+    for tensor in (number.get(t, -1) for t in operator.inputs):
+        inputs += written if tensor in stage.inputs and tensor not in whole.inputs else (tensor,)
+    return replace(operator, inputs=tuple(inputs), outputs=tuple(number[t] for t in operator.outputs))

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.litert import tensors
-from evaluators.litert.compiling import engine_of
 from evaluators.litert.program import ONE_FRAME, Binding, Copies, layout
 from evaluators.litert.settings import CPU, accelerators_of
-from evaluators.litert.stages import Entry, StageCache
+from evaluators.litert.stages import Entry, StageCache, engine_of
 from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.worker.shared_scheduler import SharedScheduler, scheduler_head

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class Pipeline:
         ]
         self._out = [i for i in stages if i not in read]
         names = list(plan.by_processor())
-        alone = {a for a in names if any(platform[a].excludes(platform[b]) for b in names if a != b)}
+        alone = {a for a, b in permutations(names, 2) if platform[a].excludes(platform[b])}
         self._spin_ns = [0 if stage.processor in alone else _SPIN_NS for stage in plan.stages]
         self._kept = min(_MOST_KEPT, (LOG_NBYTES // 8 - 1) // (2 * len(plan.stages)))
         self._frame_nbytes = -(-layout.nbytes // 4096) * 4096
@@ -90,11 +91,10 @@ class Pipeline:
         self._failure: BaseException | None = None
         self._told: list[int] = []  # how often each of the last stages has posted for a round
         self._waiting = False
-        self._ticks = self._ran = 0
-        self._block = 0  # how many inferences make an observation of the period, once that is known
+        self._ticks = self._ran = self._block = 0  # the last: inferences that make an observation of the period
         try:
             self._arena.introduce(workers, names)
-            self._ends = {name: workers.ends[name] for name in names}
+            self._ends = workers.ends_of(names)
             bind_program(workers, self._number, self._arena, self._semaphores, self._programs(bound))
         except BaseException:
             self._give_back()
@@ -115,7 +115,7 @@ class Pipeline:
         """Run ``n`` inferences as fast as they go, and return start and end (ns) of each stage, ``(n, stages, 2)``.
 
         Args:
-            n: at most :attr:`most`.
+            n: at most as many as the log has room for.
             inputs: of all of them.
         """
         for frame in range(self.how.frames):
@@ -124,11 +124,6 @@ class Pipeline:
         self._run()
         self._ran = min(n, self.how.frames)
         return self._times()[:n].copy()
-
-    @property
-    def most(self) -> int:
-        """How many inferences one call of :meth:`measure` can make."""
-        return self._kept
 
     def periods(self, n: int, inputs: Arrays) -> Batch:
         """Return ``n`` observations of the period of a full pipeline; see :class:`~evaluators.base.Candidate`."""
@@ -188,9 +183,8 @@ class Pipeline:
         if self._log[0] == _NEVER:
             self._log[0] = 0
         self._waiting = True
-        for semaphore in range(len(self._arcs) + len(self._into) + len(self._out)):
-            for _ in range(self.how.depth + self.how.frames + 2):
-                self._semaphores.post(semaphore)
+        count = len(self._arcs) + len(self._into) + len(self._out)
+        self._post(range(count), self.how.depth + self.how.frames + 2)
         worker.join()
 
     def last_outputs(self) -> list[list[NDArray[np.generic]]]:
@@ -222,9 +216,12 @@ class Pipeline:
             self._view(frame, tensor)[...] = array
 
     def _post_inputs(self, times: int) -> None:
-        for place in range(len(self._into)):
+        self._post(range(len(self._arcs), len(self._arcs) + len(self._into)), times)
+
+    def _post(self, semaphores: Iterable[int], times: int) -> None:
+        for semaphore in semaphores:
             for _ in range(times):
-                self._semaphores.post(len(self._arcs) + place)
+                self._semaphores.post(semaphore)
 
     def _collect(self, inference: int) -> tuple[list[NDArray[np.generic]], NDArray[np.int64]]:
         """Wait until an inference is out."""
@@ -247,8 +244,7 @@ class Pipeline:
 
     def _begin(self, inferences: int, ready: int) -> None:
         """Set all back; ``ready`` is for how many inferences the inputs are there."""
-        if any(self._workers.ends[name] != ends for name, ends in self._ends.items()):
-            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
+        self._workers.check(self._ends)
         self._log[:] = 0
         self._log[0] = inferences
         self._waiting = inferences != _NEVER

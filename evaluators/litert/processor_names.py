@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,38 +89,31 @@ def parse_processor(text: str) -> ProcessorName:
     match = _HEAD.fullmatch(head)
     if match is None:
         raise UsageError(f"there is no processor {text!r}", _HINT)
-    fallback = match[2] == BOTH
-    if match[1] == "cpu" and not fallback:
+    device, fallback = match[1], match[2] == BOTH
+    if device == "cpu" and not fallback:
         return _cpu(text, match[2] or "", words)
-    if match[1] == "cpu" or (match[2] and not fallback):
+    if device == "cpu" or (match[2] and not fallback):
         raise UsageError(f"processor {text!r}: adapters have no numbers", "name it by a word: gpu:nvidia")
-    kind: Literal["gpu", "npu"] = "npu" if match[1] == "npu" else "gpu"
+    kind: Literal["gpu", "npu"] = "npu" if device == "npu" else "gpu"
     runtime, precision = RUNTIMES.get(words[0], (LITERT, "")) if len(words) == 1 else (LITERT, "")
     if runtime == OPENVINO:
         if kind == "npu" and words[0] != OPENVINO:
             raise UsageError(f"processor {text!r}: an NPU computes in float16", f"name it npu:{OPENVINO}")
         if precision == "bf16":
             raise UsageError(f"processor {text!r}: a GPU has no bfloat16", f"name it {head}:{OPENVINO}-f16")
-        precision = "f16" if kind == "npu" else precision
-        return ProcessorName(
-            kind, runtime=runtime, precision=precision, integrated=match[1] == "igpu", fallback=fallback
-        )
-    if match[1] == "igpu":
+        computes = "f16" if kind == "npu" else precision
+        return ProcessorName(kind, runtime=runtime, precision=computes, integrated=device == "igpu", fallback=fallback)
+    if device == "igpu":
         raise UsageError(f"processor {text!r}: only OpenVINO has integrated GPUs", f"name it igpu:{OPENVINO}")
-    if match[1] == "npu":
+    if kind == "npu":
         if len(words) > 1:
             raise UsageError(f"processor {text!r}: names two folders", _HINT)
-        return ProcessorName("npu", folder=words[0] if words else "", fallback=fallback)
+        return ProcessorName("npu", folder="".join(words), fallback=fallback)
     precisions = [word for word in words if word in GPU_PRECISIONS]
     adapters = [word for word in words if word not in GPU_PRECISIONS]
     if len(precisions) > 1 or len(adapters) > 1 or not all(words):
         raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
-    return ProcessorName(
-        "gpu",
-        precision=precisions[0] if precisions else "f16",
-        adapter=adapters[0] if adapters else "",
-        fallback=fallback,
-    )
+    return ProcessorName("gpu", precision="".join(precisions) or "f16", adapter="".join(adapters), fallback=fallback)
 
 
 def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,18 +132,19 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     if not 1 <= threads <= len(cores):
         raise ValueError(f"{reprlib.repr(threads)} threads on {plural(len(cores), 'core')}")
     options: dict[str, Any] = {"cores": cores, "threads": threads}
+
+    def take(name: str, known: Collection[str], what: str) -> None:
+        """Take an option that must be one of some words."""
+        if data[name] not in known:
+            raise ValueError(f"{what} {reprlib.repr(data[name])}")
+        options[name] = data[name]
+
     if data.get("kernels", "xnnpack") != "xnnpack":
-        if data["kernels"] not in KERNELS:
-            raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
-        options["kernels"] = data["kernels"]
+        take("kernels", KERNELS, "kernels")
     if "runtime" in data:
-        if data["runtime"] not in ((TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,)):
-            raise ValueError(f"a runtime {reprlib.repr(data['runtime'])}")
-        options["runtime"] = data["runtime"]
+        take("runtime", (TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,), "a runtime")
     if options.get("runtime") == OPENVINO:
-        if data["precision"] not in (PRECISIONS if kind == "cpu" else GPU_PRECISIONS):
-            raise ValueError(f"a precision {reprlib.repr(data['precision'])}")
-        options["precision"] = data["precision"]
+        take("precision", PRECISIONS if kind == "cpu" else GPU_PRECISIONS, "a precision")
         if kind != "cpu":
             if not isinstance(data["device"], str) or not _DEVICE.fullmatch(data["device"]):
                 raise ValueError(f"a device {reprlib.repr(data['device'])}")

@@ -32,14 +32,13 @@ from evaluators.litert.deployment import (
     read_deployment,
     read_workload_plan,
     started_for,
+    told_apart,
     with_custom_ops,
 )
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
-from evaluators.litert.inner import told_apart
 from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.program import largest
-from evaluators.litert.refusals import failure
-from evaluators.litert.stages import StageCache, compiled_together
+from evaluators.litert.stages import StageCache, compiled_together, failure
 from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
 from search_spaces.errors import UnavailableError, UsageError

@@ -30,10 +30,9 @@ from evaluators.litert.processors import (
     with_reference,
 )
 from evaluators.litert.program import largest
-from evaluators.litert.refusals import failure
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
-from evaluators.litert.stages import StageCache
+from evaluators.litert.stages import StageCache, failure
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, version
 from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions

@@ -1,38 +1,71 @@
-"""Compiled stages, shared between plans and thrown out when memory runs short."""
+"""Stages on their workers: compiled, refused, shared between plans, and thrown out when memory runs short.
+
+Structure goes through a worker's channel, weights as open files. A runtime keeps what a stage computes for itself in a
+workspace of its own. With the tensors between stages in our arena, a cut model then goes through more memory than the
+whole one, and out of the nearest cache. So stages that share a worker hand out their inner tensors too, as further
+outputs, and the arena reuses space among them all. Stage files keep their true outputs.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.compiling import compile_stages, engine_of, pack_weights, release_stages
-from evaluators.litert.inner import opened
-from evaluators.litert.refusals import Refusals, describe, failure, refusal
-from evaluators.litert.settings import may_refuse, reads_files
-from evaluators.litert.worker.runtimes import LITERT
-from evaluators.litert.workers import WorkerError, Workers
+from ai_edge_litert import schema_py_generated as schema
+
+from evaluators.litert.settings import cache_settings, compile_settings, may_refuse, packs_weights, reads_files
+from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, runtime_of
+from evaluators.litert.workers import Request, WorkerError, Workers
 from evaluators.machine import available_nbytes
 from evaluators.workload.setting import HOST
 from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.models.stages import StageModel, cut_stage, packing_model
+from search_spaces.graph import Graph, Tensor
+from search_spaces.models.flattened import flattened
+from search_spaces.models.joined import JoinedModel, join
+from search_spaces.models.shapes import needs_interpreter, why_it_fails
+from search_spaces.models.stages import StageModel, cut_stage, handing_out, packing_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 
-_SHARE_OF_MEMORY = 8
-_LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
+COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
+_CUSTOM = schema.BuiltinOperator.CUSTOM
 
+_SHARE_OF_MEMORY = 8
+_LEAST_CACHE_NBYTES, _MOST_CACHE_NBYTES = 256 << 20, 2 << 30
 _MOST_CUT = 1024
 _MOST_REASONS = 8
 
+_FILES_LIMIT_S = 60.0
+_MOST_SHOWN = 8
+# How the runtime ends what it says of an operator, and the place in its own sources before that.
+_NODE = re.compile(r"Node number (\d+) \((.*?)\) failed to (\w+)")
+_SOURCE = re.compile(r"\S+\.(?:cc|h):\d+ ")
+_NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
+
+# Elements of a fixed size, in whole bytes.
+_PLAIN = frozenset({"float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"})
+# Each further output costs the runtime about 1 µs a call, and what fits the innermost cache may lie anywhere.
+_LEAST_NBYTES = 64 << 10
+# What XNNPACK computes without a look at its neighbours. It fuses a PAD with the convolution that reads it (ResNet-50's
+# first stage was 13 % slower with the tensor between them handed out) and a RELU with what it reads, and it works in
+# place where it only looks at elements or changes a shape.
+_WRITERS = frozenset(
+    {
+        *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED"),
+        *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "ADD", "RESIZE_BILINEAR"),
+    }
+)
+_READERS = _WRITERS | {"PAD", "PADV2", "MEAN", "MUL", "SOFTMAX"}
+
 Group = tuple[tuple[int, ...], ...]
 """Stages that are compiled together on one worker, as their operators."""
-Ports = Mapping[int, tuple[Sequence[int], Sequence[int]]]
-"""Stage → its input and output tensors, in the order of its model."""
 
 
 @dataclass(slots=True)
@@ -290,4 +323,268 @@ def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:
 
 def _default_limit() -> int:
     free = available_nbytes() or 0
-    return min(max(free // _SHARE_OF_MEMORY, _LEAST_NBYTES), _MOST_NBYTES)
+    return min(max(free // _SHARE_OF_MEMORY, _LEAST_CACHE_NBYTES), _MOST_CACHE_NBYTES)
+
+
+def compile_stages(
+    workers: Workers,
+    processor: Processor,
+    number: int,
+    stages: Sequence[StageModel],
+    packed: Path | None,
+    *,
+    strict: bool = False,
+    limit_s: float = COMPILE_LIMIT_S,
+) -> dict[str, Any]:
+    """Compile stages on a processor's worker, which will know them by ``number``; return its answer.
+
+    Args:
+        packed: packed weights, for XNNPACK.
+        strict: nothing may be left to the CPU, even where the processor's options allow that.
+        limit_s: a worker that takes longer is given up.
+
+    Raises:
+        UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
+    """
+    engine = engine_of(processor, stages)
+    settings = compile_settings(processor, packed, engine, strict=strict)
+    if not strict:  # an operator alone is only asked about
+        settings |= cache_settings(processor)
+    head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings, "engine": engine}
+    with ExitStack() as stack:
+        if engine != LITERT:
+            files = [_written(stack, join([stage])) for stage in stages]
+            return workers.ask(processor.name, Request(head, fds=files), limit_s)
+        joined = join(stages)
+        library = joined.sources[0].custom_ops
+        custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
+        if library is not None and custom:
+            operators = [[name.decode(errors="replace"), int(version)] for name, version in custom if name]
+            settings["custom_ops"] = {"library": str(library), "operators": operators}
+        if processor.kind == "gpu":
+            joined = replace(joined, schema=flattened(joined.schema))
+        files = _opened(stack, [source.path for source in joined.sources])
+        return workers.ask(processor.name, Request(head, joined.view(), files), limit_s)
+
+
+def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
+    """Return what runs stages that are compiled together on a processor: compiled models where they can."""
+    if reads_files(processor):
+        return runtime_of(processor)
+    alone = processor.kind == "cpu" and any(needs_interpreter(stage.schema) for stage in stages)
+    return INTERPRETER if alone else LITERT
+
+
+def pack_weights(workers: Workers, processor: Processor, number: int, model: StageModel, path: Path) -> None:
+    """Have LiteRT write its packed weights of a model to ``path``.
+
+    Raises:
+        UnavailableError: the runtime refuses the model.
+    """
+    joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
+    settings = compile_settings(processor, path, LITERT)
+    head = {"op": "compile", "id": number, "signatures": 0, "settings": settings, "engine": LITERT}
+    with ExitStack() as stack:
+        files = _opened(stack, [model.source.path])
+        workers.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+    release_stages(workers, processor.name, number)
+
+
+def release_stages(workers: Workers, worker: str, number: int) -> None:
+    """Have a worker forget what it knows by ``number``."""
+    workers.ask(worker, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+
+
+def _written(stack: ExitStack, joined: JoinedModel) -> int:
+    """Return a file in memory that holds the whole model, for a runtime that can read it no other way."""
+    try:
+        descriptor = os.memfd_create("stage", os.MFD_CLOEXEC)
+        file = stack.enter_context(os.fdopen(descriptor, "wb"))
+        joined.write_into(file)
+        file.flush()
+    except OSError as error:
+        raise UnavailableError(f"no memory for a stage of {joined.sources[0].path}: {error}") from error
+    return descriptor
+
+
+def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:
+    try:
+        return [stack.enter_context(path.open("rb")).fileno() for path in paths]
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+
+
+def opens(processor: Processor, stages: int) -> bool:
+    """Return whether that many stages on a processor hand out their inner tensors.
+
+    XNNPACK only: other kernels are so slow that it makes no difference, or work in place, and a stage alone on its
+    worker has nothing to share space with.
+    """
+    return stages > 1 and packs_weights(processor)
+
+
+def inner_tensors(graph: Graph, operators: Sequence[int]) -> tuple[int, ...]:
+    """Return what a stage computes for itself and hands out, ascending.
+
+    Any operator of a graph can be a stage of its own, so its outputs can cross a border. Left out is what the runtime
+    fuses away, what is too small to matter, and what has no size before it is computed.
+    """
+    border = set(graph.boundary(operators).outputs)
+    found = []
+    for operator in operators:
+        for tensor in graph.operators[operator].outputs:
+            kinds = [graph.operators[reader].kind for reader in graph.consumers.get(tensor, ())]
+            stands_alone = graph.operators[operator].kind in _WRITERS and kinds and _READERS.issuperset(kinds)
+            if stands_alone and tensor not in border and _has_place(graph.tensors[tensor]):
+                found.append(tensor)
+    return tuple(sorted(found))
+
+
+def _has_place(tensor: Tensor) -> bool:
+    plain = tensor.dtype in _PLAIN and not tensor.variable and min(tensor.shape, default=0) >= 0
+    return plain and tensor.nbytes >= _LEAST_NBYTES
+
+
+def opened(
+    graph: Graph, processor: Processor, stages: Sequence[Sequence[int]], models: Sequence[StageModel]
+) -> tuple[StageModel, ...]:
+    """Return the stages of a processor as they are compiled there, with their inner tensors as outputs where it pays.
+
+    Args:
+        stages: the operators of each.
+        models: the stages, cut from ``graph``.
+    """
+    if not opens(processor, len(stages)):
+        return tuple(models)
+    return tuple(handing_out(m, inner_tensors(graph, o)) for m, o in zip(models, stages, strict=True))
+
+
+class Refusals:
+    """What is known of each operator of each graph on each kind of accelerator; asked once."""
+
+    def __init__(self, workers: Workers, numbers: count[int]) -> None:
+        self._workers = workers
+        self._numbers = numbers
+        self._taken: dict[tuple[str, str], dict[int, bool]] = {}
+
+    def known(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
+        """Return those of ``operators`` that are known to be refused."""
+        taken = self._taken.get((graph.digest, processor.like), {})
+        return [o for o in operators if not taken.get(o, True)]
+
+    def find(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
+        """Return those of ``operators`` that the processor refuses in every surrounding that is tried.
+
+        They are asked as the accelerator would see them: together with their neighbours and the operators that compute
+        their constants. One that is refused alone is asked once more beside those that it reads from and writes to.
+
+        Raises:
+            UnavailableError: the worker died, or does not answer.
+        """
+        taken = self._taken.setdefault((graph.digest, processor.like), {})
+
+        def takes(some: Sequence[int]) -> bool:
+            return self._takes(graph, processor, some)
+
+        asked = [o for o in operators if o not in taken]
+        alone = _refused(takes, asked)
+        refused = set(alone)
+        if len(operators) > 1 and not reads_files(processor):
+            refused = {o for o in alone if not self._taken_beside_others(graph, processor, o, alone)}
+        taken |= {o: o not in refused for o in asked}
+        return self.known(graph, processor, operators)
+
+    def _taken_beside_others(self, graph: Graph, processor: Processor, operator: int, alone: Sequence[int]) -> bool:
+        readers = {r for t in graph.operators[operator].outputs for r in graph.consumers.get(t, ())}
+        beside = sorted({operator, *((graph.predecessors(operator) | readers) - set(alone))})
+        return len(beside) > 1 and self._takes(graph, processor, beside)
+
+    def _takes(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> bool:
+        number = next(self._numbers)
+        apart = reads_files(processor)  # a front end takes operators one by one; a delegate sees their neighbours
+        stages = [cut_stage(graph, (o,)) for o in operators] if apart else [cut_stage(graph, operators)]
+        limit_s = _FILES_LIMIT_S if apart else COMPILE_LIMIT_S
+        try:
+            answer = compile_stages(self._workers, processor, number, stages, None, strict=True, limit_s=limit_s)
+        except WorkerError as error:
+            # A front end crashes or hangs on a model; a driver does so on all of them.
+            if error.fatal and not apart:
+                raise
+            return False
+        release_stages(self._workers, processor.name, number)
+        return bool(answer["accelerated"])
+
+
+def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refused: Sequence[int]) -> UnavailableError:
+    """Return the error that tells which operators of a stage are refused."""
+    where = f"the stage of operators {operators[0]} to {operators[-1]}"
+    if not refused:
+        return UnavailableError(
+            f"{processor.name} does not support {where} together, although it supports each of them alone"
+        )
+    if len(refused) == len(operators) >= _NONE_AT_ALL:
+        return UnavailableError(
+            f"{processor.name} supports none of the operators {operators[0]} to {operators[-1]}",
+            "its driver may not work with the runtime; see runtime.log in the run folder",
+        )
+    unseen = "" if processor.kind == "cpu" else ", or let the CPU run them: --allow-fallback"
+    return UnavailableError(
+        f"{processor.name} does not support operators {describe(graph, refused)} in {where}",
+        f"place them on another processor{unseen}",
+    )
+
+
+def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableError:
+    """Return the error that names the operator for which a stage does not run on a CPU, and why.
+
+    Args:
+        what: what the worker said.
+    """
+    operators = list(operators)
+    said = why_it_fails(cut_stage(graph, operators), graph)
+    while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died, and says nothing
+        half = operators[: len(operators) // 2]
+        of_half = why_it_fails(cut_stage(graph, half), graph)
+        operators = half if of_half else operators[len(half) :]
+        said = of_half or why_it_fails(cut_stage(graph, operators), graph)
+    where = f"operators {operators[0]} to {operators[-1]}" if len(operators) > 1 else f"operator {operators[0]}"
+    found = _NODE.search(said)
+    if found is None:
+        kinds = "" if len(operators) > 1 else f" ({graph.operators[operators[0]].kind})"
+        return UnavailableError(f"{where}{kinds} cannot be run: {said or what}")
+    place = _operator_at(graph, operators, int(found[1]))
+    reason = " ".join(_SOURCE.sub("", said[: found.start()]).split()) or what
+    if "unresolved custom op" in reason:
+        return UnavailableError(
+            f"operator {place} ({found[2]}) is a custom operator without a kernel",
+            "give the library with its kernel: --custom-ops LIBRARY.so",
+        )
+    return UnavailableError(
+        f"operator {place} ({found[2]}) cannot be run: {reason}",
+        "give inputs that fit: --input FILE.npz"
+        if found[3] == "invoke"
+        else "no runtime on this machine has a kernel for it; convert the model again",
+    )
+
+
+def _operator_at(graph: Graph, operators: Sequence[int], node: int) -> int:
+    """Return the operator of the graph that is a stage's node; those that compute constants come before the others."""
+    flat = [o for o in operators for _ in graph.operators[o].flat()]
+    before = len(cut_stage(graph, operators).schema.subgraphs[0].operators) - len(flat)
+    return flat[max(0, min(node - before, len(flat) - 1))]
+
+
+def describe(graph: Graph, operators: Sequence[int]) -> str:
+    """Return ``7 (GATHER), 12 (TOPK_V2)``, at most eight of them."""
+    shown = ", ".join(f"{o} ({graph.operators[o].kind})" for o in operators[:_MOST_SHOWN])
+    return shown + (f" and {len(operators) - _MOST_SHOWN} more" if len(operators) > _MOST_SHOWN else "")
+
+
+def _refused(takes: Callable[[Sequence[int]], bool], operators: Sequence[int]) -> list[int]:
+    """Return the refused ones, by halving: few compilations where few are refused."""
+    if not operators or takes(operators):
+        return []
+    if len(operators) == 1:
+        return list(operators)
+    middle = len(operators) // 2
+    return _refused(takes, operators[:middle]) + _refused(takes, operators[middle:])

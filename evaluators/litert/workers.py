@@ -204,6 +204,19 @@ class Workers:
                     raise WorkerError(name, str(answers[name]["error"]), fatal=False, told=True)
         return answers
 
+    def ends_of(self, names: Iterable[str]) -> dict[str, int]:
+        """Return how often each of some workers has ended, for :meth:`check`, and for :func:`tell`."""
+        return {name: self.ends[name] for name in names}
+
+    def check(self, ends: Mapping[str, int]) -> None:
+        """Check that workers have not ended since :meth:`ends_of` was asked.
+
+        Raises:
+            UnavailableError: one has.
+        """
+        if ends != self.ends_of(ends):
+            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
+
     def send(self, name: str, request: Request) -> None:
         """Ask a worker without waiting for its answer, which :meth:`answers` returns.
 
@@ -314,7 +327,7 @@ class Arena(SharedMemory):
         new = [name for name in names if self._known_to.get(name) != workers.ends[name]]
         head = {"op": "arena", "id": self.number, "nbytes": self.nbytes}
         workers.ask_all({name: Request(head, fds=[self.fd]) for name in new}, SETUP_LIMIT_S)
-        self._known_to |= {name: workers.ends[name] for name in new}
+        self._known_to |= workers.ends_of(new)
 
     def give_back(self, workers: Workers) -> None:
         """Have the workers unmap it, and close it."""
