@@ -26,7 +26,7 @@ from evaluators.cuda.streams import CudaStreams, Streams, Threads
 from evaluators.cuda.tuning import Tuning
 from evaluators.cuda.weights import Weights
 from evaluators.litert.worker import wire
-from evaluators.workload.desk import Desk, Seat
+from evaluators.workload.scheduler import QueueClient, Scheduler
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
@@ -182,8 +182,8 @@ class Worker:
         return {"shapes": [list(a.shape) for a in arrays]}, b"".join(a.tobytes() for a in arrays)
 
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
-        seats = [_seat(entry) for entry in head["seats"]]
-        desk = Desk(seats, head["excluded"], head["dispatch"])
+        seats = [QueueClient.from_json(entry) for entry in head["seats"]]
+        desk = Scheduler(seats, head["excluded"], head["dispatch"])
         streams = self._lanes(len(head["excluded"]))
         work = [self._instances[number].work for number in head["instances"]]
         stores, stop_ns = array("q"), head["stop_above_ns"]
@@ -226,11 +226,6 @@ class Worker:
         times = {k: v for t in self._tunings.values() for k, v in t.times_s.items()}
         used = torch.cuda.max_memory_reserved() if self._device != "cpu" else 0
         return {"facts": found, "times_s": times, "used_nbytes": used}, b""
-
-
-def _seat(entry: Mapping[str, Any]) -> Seat:
-    lanes = tuple(tuple(each) for each in entry["lanes"])
-    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"]), "after": tuple(entry["after"])})
 
 
 def serve(channel: socket.socket, worker: Worker) -> None:

@@ -18,10 +18,10 @@ from evaluators.cuda.prices import crowding
 from evaluators.cuda.reference import References
 from evaluators.cuda.settings import EXTRA, tolerance
 from evaluators.litert import tensors
-from evaluators.workload.desk import Seat
 from evaluators.workload.host import HostedRun, MeasuredWorkload
 from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.prices import PriceTable, measure_prices
+from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, setting
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
@@ -119,7 +119,7 @@ class CudaWorkload(MeasuredWorkload):
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
             instances = []
-            for seat, (graph, cuts), owner in zip(found.seats, parts, owners, strict=True):
+            for seat, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
                 borders = [0, *cuts, len(graph.operators)]
                 lanes = [self.platform[found.lanes[each[0]]] for each in seat.lanes]
                 jobs = [(range(a, b), lane) for (a, b), lane in zip(pairwise(borders), lanes, strict=True)]
@@ -127,7 +127,7 @@ class CudaWorkload(MeasuredWorkload):
                 taken = self._take(graph, jobs, owner, weights)
                 undo.callback(self._bench.give_back, taken)
                 instances.append(taken)
-            settled = Setting(found.seats, found.components, found.stages, tuple(names), found.excluded)
+            settled = Setting(found.clients, found.components, found.stages, tuple(names), found.excluded)
             run = partial(self._bench.run, settled, "fifo", instances)
             return [outcome(run()[0], found.stages, found.lanes) for _ in range(runs)]
 
@@ -172,7 +172,7 @@ class CudaWorkload(MeasuredWorkload):
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.base.Session`."""
         made, _ = self.lowerings.whole(graph, ranks)
-        whole = Setting((Seat(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
+        whole = Setting((QueueClient(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
         (owner,) = self._owners([made])
         with ExitStack() as undo:
             undo.callback(self.forget, made)

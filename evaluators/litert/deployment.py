@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from evaluators.base import Agreement
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import opens
-from evaluators.workload.desk import Seat
 from evaluators.workload.host import worst
+from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
@@ -331,8 +331,8 @@ class WorkloadFiles:
     """A plan of a workload, read back.
 
     Attributes:
-        names: of the instance of each seat.
-        models: the jobs of each seat; instances of one model share them.
+        names: of the instance of each client.
+        models: the jobs of each client; instances of one model share them.
     """
 
     name: str
@@ -376,12 +376,12 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
     lanes = {lane.name: lane for lane in lanes_of(session.platform)}
     numbers: dict[Any, int] = {}
-    seats = []
-    for seat, index, model in zip(found.seats, found.components, found.models, strict=True):
+    clients = []
+    for client, index, model in zip(found.clients, found.components, found.models, strict=True):
         component = session.joined.components[index]
-        client = session.workload.client_of(index)
-        first = [found.lanes[each[0]] for each in seat.lanes]
-        key = (model.graph.digest, client.model, model.operators, tuple(lanes[name].kind for name in first))
+        asks = session.workload.client_of(index)
+        first = [found.lanes[each[0]] for each in client.lanes]
+        key = (model.graph.digest, asks.model, model.operators, tuple(lanes[name].kind for name in first))
         if key not in numbers:
             numbers[key] = len(numbers)
             place = folder / f"model_{numbers[key]}"
@@ -393,10 +393,10 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
             part = Plan(model.graph.digest, tuple(stages))
             platform = Platform(session.platform.name, tuple(lanes[name] for name in dict.fromkeys(first)))
             write_deployment(place, model.graph, part, platform, session.digest(model.graph))
-        named = [[found.lanes[lane] for lane in each] for each in seat.lanes]
-        own = {"own_weights": client.own_weights}
-        seats.append({"name": component.name, "model": numbers[key], **asdict(seat), "lanes": named, **own})
-    taken = {name for seat in seats for each in seat["lanes"] for name in each}
+        named = [[found.lanes[lane] for lane in each] for each in client.lanes]
+        own = {"own_weights": asks.own_weights}
+        clients.append({"name": component.name, "model": numbers[key], **asdict(client), "lanes": named, **own})
+    taken = {name for client in clients for each in client["lanes"] for name in each}
     platform = Platform(session.platform.name, tuple(lane for name, lane in lanes.items() if name in taken))
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -404,7 +404,7 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
         "name": session.workload.name,
         "dispatch": plan.dispatch,
         "platform": platform.to_json(),
-        "seats": seats,
+        "seats": clients,
         "plan": plan.to_json(),
     }
     path = folder / "plan.json"
@@ -431,26 +431,26 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
         names = tuple(str(entry["name"]) for entry in document["seats"])
         numbers = [int(entry["model"]) for entry in document["seats"]]
         lanes = [lane.name for lane in platform.processors]
-        seats = tuple(_seat(entry, lanes) for entry in document["seats"])
+        clients = tuple(_client(entry, lanes) for entry in document["seats"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(f"{path}: the plan is damaged: {error!r}") from error
     known = {number: read_deployment(folder / f"model_{number}") for number in dict.fromkeys(numbers)}
-    for name, seat, number in zip(names, seats, numbers, strict=True):
-        if len(seat.lanes) != len(known[number].plan.stages):
-            raise PlanError(f"{path}: the plan is damaged: {name!r} has {len(seat.lanes)} jobs and other files")
+    for name, client, number in zip(names, clients, numbers, strict=True):
+        if len(client.lanes) != len(known[number].plan.stages):
+            raise PlanError(f"{path}: the plan is damaged: {name!r} has {len(client.lanes)} jobs and other files")
     if len(set(names)) != len(names):
         raise PlanError(f"{path}: the plan is damaged: two instances have one name")
-    firsts = [0, *itertools.accumulate(len(seat.lanes) for seat in seats)]
+    firsts = [0, *itertools.accumulate(len(client.lanes) for client in clients)]
     stages = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(firsts))
-    made = Setting(seats, tuple(range(len(seats))), stages, tuple(lanes), exclusions(platform.processors))
+    made = Setting(clients, tuple(range(len(clients))), stages, tuple(lanes), exclusions(platform.processors))
     return WorkloadFiles(str(document["name"]), dispatch, made, platform, names, tuple(known[n] for n in numbers))
 
 
-def _seat(entry: Mapping[str, Any], lanes: Sequence[str]) -> Seat:
+def _client(entry: Mapping[str, Any], lanes: Sequence[str]) -> QueueClient:
     numbers = tuple(tuple(lanes.index(name) for name in each) for each in entry["lanes"])
     if not numbers or not all(numbers):
         raise ValueError("a job without lanes")
-    made = Seat(
+    made = QueueClient(
         numbers,
         tuple(int(t) for t in entry["releases_ns"]),
         int(entry["requests"]),

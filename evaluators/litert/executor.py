@@ -21,9 +21,9 @@ from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.worker.shared_scheduler import SharedScheduler, scheduler_head
 from evaluators.litert.workers import Arena, Request, Workers, bind_program, tell
-from evaluators.workload.desk import Seat
 from evaluators.workload.lowered import over_before
 from evaluators.workload.outcome import Outcome, outcome
+from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -67,7 +67,7 @@ class InstanceBinding:
     """An instance of a model bound to the processes that may run its jobs: compiled there, with memory of its own.
 
     Args:
-        seat: the instance as the scheduler knows it.
+        client: the instance as the scheduler knows it.
         names: of the processors that it numbers.
         numbers: gives each program and memory a number that the workers have not heard yet.
 
@@ -78,7 +78,7 @@ class InstanceBinding:
     def __init__(
         self,
         jobs: Jobs,
-        seat: Seat,
+        client: QueueClient,
         names: Sequence[str],
         platform: Platform,
         workers: Workers,
@@ -86,9 +86,9 @@ class InstanceBinding:
         numbers: count[int],
     ) -> None:
         self.jobs = jobs
-        self._before = over_before(seat)
+        self._before = over_before(client)
         self._jobs_of: dict[str, dict[int, str]] = {}  # process → the jobs that may run there, and a processor for each
-        for job, processors in enumerate(seat.lanes):
+        for job, processors in enumerate(client.lanes):
             for name in (names[processor] for processor in processors):
                 self._jobs_of.setdefault(stages.process(name), {})[job] = name
         self._platform, self._workers, self._stages = platform, workers, stages
@@ -195,10 +195,10 @@ class Executor:
     """Runs a plan's workload; a run of it is a run of the whole workload.
 
     A model that crashes, or hangs, is taken out: its requests fail, its process is started anew, and all other models
-    go on. ``failures`` tells of it, by seat; later runs leave it out.
+    go on. ``failures`` tells of it, by client; later runs leave it out.
 
     Args:
-        instances: of each seat of ``found``.
+        instances: of each client of ``found``.
         run_s: how long a job may take while nothing is known of it.
     """
 
@@ -213,7 +213,7 @@ class Executor:
     ) -> None:
         self.failures: dict[int, str] = {}
         self._found, self._instances, self._workers, self._stages = found, tuple(instances), workers, stages
-        self._head = scheduler_head(found.seats, found.excluded, dispatch)
+        self._head = scheduler_head(found.clients, found.excluded, dispatch)
         self._limits_s = [run_s] * len(self._instances)
         self._ends_before: dict[str, int] = {}
 
@@ -225,8 +225,8 @@ class Executor:
         """
         self._ends_before = dict(self._workers.ends)
         with closing(SharedScheduler(self._head)) as state:
-            for seat in self.failures:
-                state.scheduler.fail(seat)
+            for client in self.failures:
+                state.scheduler.fail(client)
             processes = self._processes()
             for process in processes:
                 self._enter(process, state)
@@ -244,9 +244,9 @@ class Executor:
     def _processes(self) -> dict[str, list[int]]:
         """Return the processes that have something to do, with their processors."""
         found: dict[str, set[int]] = {}
-        for number, seat in enumerate(self._found.seats):
+        for number, client in enumerate(self._found.clients):
             if number not in self.failures:
-                for lane in {lane for lanes in seat.lanes for lane in lanes}:
+                for lane in {lane for lanes in client.lanes for lane in lanes}:
                     found.setdefault(self._stages.process(self._found.lanes[lane]), set()).add(lane)
         return {process: sorted(lanes) for process, lanes in found.items()}
 
@@ -254,11 +254,11 @@ class Executor:
         """Have the processors of a process wait for jobs; bind anew what was lost."""
         lanes = self._processes()[process]
         programs = []
-        for number, (seat, instance) in enumerate(zip(self._found.seats, self._instances, strict=True)):
+        for number, (client, instance) in enumerate(zip(self._found.clients, self._instances, strict=True)):
             if number in self.failures or process not in instance.processes:
                 continue
             instance.bind()
-            mine = {lane for lanes_ in seat.lanes for lane in lanes_}.intersection(lanes)
+            mine = {lane for lanes_ in client.lanes for lane in lanes_}.intersection(lanes)
             programs += [(lane, number, instance.number) for lane in sorted(mine)]
         head = {
             "op": "jobs",
@@ -289,8 +289,8 @@ class Executor:
                 elif "error" in answer:
                     self._workers.end(process)
                     self._lost(state, process, str(answer["error"]), working)
-                for seat, status in (answer or {}).get("failed", ()):
-                    self.failures[seat] = f"the runtime failed in a job: status {status}"
+                for client, status in (answer or {}).get("failed", ()):
+                    self.failures[client] = f"the runtime failed in a job: status {status}"
             self._end_what_hangs(state, working)
             if due:
                 with state.held():
@@ -304,11 +304,11 @@ class Executor:
             for lane in processes.get(process, ()):
                 if (job := scheduler.on(lane)) < 0:
                     continue
-                seat, started_ns = scheduler.whose(job)[0], scheduler.started_ns(job)  # 0 between two jobs
-                if started_ns and (now_ns - started_ns) * 1e-9 > self._limits_s[seat]:
+                client, started_ns = scheduler.whose(job)[0], scheduler.started_ns(job)  # 0 between two jobs
+                if started_ns and (now_ns - started_ns) * 1e-9 > self._limits_s[client]:
                     working.discard(process)
                     self._workers.end(process)
-                    self._lost(state, process, f"gave no answer within {self._limits_s[seat]:.0f} s", working)
+                    self._lost(state, process, f"gave no answer within {self._limits_s[client]:.0f} s", working)
                     break
 
     def _lost(self, state: SharedScheduler, process: str, reason: str, working: set[str]) -> None:
@@ -335,7 +335,7 @@ class Executor:
         working.add(process)
         state.wake(self._processes().get(process, ()))  # what was given to it meanwhile
 
-    def _take_out(self, state: SharedScheduler, seats: Iterable[int], reason: str, free: Iterable[int] = ()) -> None:
+    def _take_out(self, state: SharedScheduler, clients: Iterable[int], reason: str, free: Iterable[int] = ()) -> None:
         """Let no more jobs of some instances begin.
 
         Args:
@@ -343,9 +343,9 @@ class Executor:
         """
         with state.held():
             now_ns = time.perf_counter_ns()
-            for seat in seats:
-                self.failures[seat] = reason
-                state.scheduler.fail(seat)
+            for client in clients:
+                self.failures[client] = reason
+                state.scheduler.fail(client)
             for lane in free:
                 state.scheduler.finish(lane, now_ns)
             woken = state.step(now_ns)

@@ -290,14 +290,14 @@ class WorkloadRunner(_Runner):
         self._instances: list[InstanceBinding] = []
         bound, numbers = (files.platform, self._workers, self._stages), count(1)
         try:
-            for seat, deployment in zip(files.setting.seats, files.models, strict=True):
+            for client, deployment in zip(files.setting.clients, files.models, strict=True):
                 together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
                 graph, plan, stages = told_apart(deployment, together)
                 packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
                 digest = f"{deployment.content_digest} {deployment.graph.digest}"
                 operators = tuple(s.operators for s in plan.stages)
                 jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), digest, packed)
-                self._instances.append(InstanceBinding(jobs, seat, files.setting.lanes, *bound, numbers))
+                self._instances.append(InstanceBinding(jobs, client, files.setting.lanes, *bound, numbers))
                 self._instances[-1].set_inputs(tensors.model_inputs(graph, 0))
             run_s = files.platform.limits.run_s
             self._executor = Executor(
@@ -320,7 +320,7 @@ class WorkloadRunner(_Runner):
     @property
     def failures(self) -> dict[str, str]:
         """The instances that failed, and why."""
-        return {self.files.names[seat]: reason for seat, reason in self._executor.failures.items()}
+        return {self.files.names[client]: reason for client, reason in self._executor.failures.items()}
 
     def set_inputs(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Give an instance the inputs of its requests, one array each, in the model's order.

@@ -19,11 +19,11 @@ from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import usable_packed
 from evaluators.litert.session import INPUT_SEED, LocalSession
 from evaluators.litert.workers import Workers
-from evaluators.workload.desk import Seat
 from evaluators.workload.host import HostedRun, MeasuredWorkload
 from evaluators.workload.lowered import LoweredModel
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.prices import PriceTable, measure_prices
+from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import HOST, Setting, closed_loops, setting
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
@@ -91,16 +91,16 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
         with ExitStack() as undo:
             instances = []
-            for index, seat, model in zip(found.components, found.seats, found.models, strict=True):
+            for index, client, model in zip(found.components, found.clients, found.models, strict=True):
                 name, own = self.joined.components[index].name, self.workload.client_of(index).own_weights
-                instances.append(self._bound(found, seat, model, name, own=own))
+                instances.append(self._bound(found, client, model, name, own=own))
                 undo.callback(instances[-1].close)
             run = WorkloadRun(self, found, plan, instances)
             undo.pop_all()
             return run
 
     def _bound(
-        self, found: Setting, seat: Seat, model: LoweredModel, name: str, *, own: bool = False
+        self, found: Setting, client: QueueClient, model: LoweredModel, name: str, *, own: bool = False
     ) -> InstanceBinding:
         """Return an instance of a model of the workload, or of what one was rewritten to, with inputs.
 
@@ -109,12 +109,12 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """
         graph, operators = model.graph, model.operators
         # Threads of one process must not run one compiled model at the same time.
-        threads = any(HOST in self.platform[found.lanes[lane]].options for lanes in seat.lanes for lane in lanes)
+        threads = any(HOST in self.platform[found.lanes[lane]].options for lanes in client.lanes for lane in lanes)
         whole, digest = self._model(self.lowerings.origin(model.model)), self.digest(graph)
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
         cut = tuple(self._stages.cut(graph, digest, each) for each in operators)
         jobs = Jobs(graph, operators, cut, model.viewed, digest, packed, name if threads or own else "")
-        bound = InstanceBinding(jobs, seat, found.lanes, self.platform, self._workers, self._stages, self._numbers)
+        bound = InstanceBinding(jobs, client, found.lanes, self.platform, self._workers, self._stages, self._numbers)
         bound.set_inputs(whole.inputs)
         return bound
 
@@ -149,8 +149,8 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """Run models beside their workload; return what came of each run, and the outputs of each model."""
         with ExitStack() as undo:
             instances = []
-            for number, (seat, (graph, cuts)) in enumerate(zip(found.seats, parts, strict=True)):
-                instances.append(self._bound(found, seat, self._in_a_row(graph, cuts), f"alone {number}"))
+            for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
+                instances.append(self._bound(found, client, self._in_a_row(graph, cuts), f"alone {number}"))
                 undo.callback(instances[-1].close)
             executor = self.executor(found, "fifo", instances)
             outcomes = [executor.run() for _ in range(runs)]
@@ -215,8 +215,8 @@ class WorkloadRun(HostedRun):
         """See :class:`~evaluators.workload.host.HostedRun`."""
         found = self.executor.run()
         if self.executor.failures:
-            seat, reason = next(iter(self.executor.failures.items()))
-            name = self._session.joined.components[self._found.components[seat]].name
+            client, reason = next(iter(self.executor.failures.items()))
+            name = self._session.joined.components[self._found.components[client]].name
             raise UnavailableError(f"{name}: {reason}")
         return found
 

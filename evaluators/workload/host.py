@@ -167,7 +167,7 @@ class MeasuredWorkload(Session, ABC):
         """Run models beside their workload, for what their jobs cost.
 
         Args:
-            parts: of each seat its model, and where it is cut.
+            parts: of each client its model, and where it is cut.
         """
 
     @abstractmethod

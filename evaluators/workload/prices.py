@@ -42,7 +42,7 @@ class PriceTable:
     Attributes:
         whole_s: model (digest) → kind → the model as one job.
         operator_s: the same, each operator, adding up to ``whole_s`` with one job's ``job_s``.
-        job_s: kind → what a job costs beside its operators: to be called, and to be taken from the desk.
+        job_s: kind → what a job costs beside its operators: to be called, and to be taken from the scheduler.
         slowed: model → ``victim|other`` (kinds) → factor on its time while the other lane runs as well, beyond what two
             lanes that the system slices take from each other.
         triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.

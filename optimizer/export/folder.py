@@ -25,7 +25,7 @@ from evaluators.litert.deployment import (
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES
 from evaluators.objectives import OBJECTIVES
-from evaluators.workload import desk
+from evaluators.workload import scheduler
 from evaluators.workload.lowered import Lowerings
 from optimizer.execute_hosted import open_problem
 from optimizer.export.run_plan import excludes, kernels
@@ -207,7 +207,7 @@ def _link(file: Path, to: Path) -> None:
 
 def _queue_law() -> str:
     """Return the source of the law by which jobs queue, without what only a type checker reads."""
-    text = (Path(desk.__file__)).read_text(encoding="utf-8")
+    text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
     return text.replace("from search_spaces.plan import Dispatch\n", "")
 
 

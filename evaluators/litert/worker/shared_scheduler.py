@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, Semaphores, SharedMemory, post, try_wait
-from evaluators.workload.desk import Desk, Seat
+from evaluators.workload.scheduler import QueueClient, Scheduler
 from search_spaces.plan import Dispatch
 
 _LOCK, _READY, _WAKE_UPS = 0, 1, 2
@@ -36,9 +36,9 @@ class SchedulerState:
     """
 
     def __init__(self, told: dict[str, Any], numbers: int, semaphores: int) -> None:
-        seats = [_seat(entry) for entry in told["seats"]]
+        clients = [QueueClient.from_json(entry) for entry in told["seats"]]
         self._numbers = (ctypes.c_int64 * (told["size"] + 1)).from_address(numbers)
-        self.scheduler = Desk(seats, told["excluded"], told["dispatch"], self._numbers)
+        self.scheduler = Scheduler(clients, told["excluded"], told["dispatch"], self._numbers)
         self._holder = told["size"]
         self._processors = range(len(told["excluded"]))
         self._semaphores = semaphores
@@ -84,15 +84,10 @@ class SchedulerState:
         return self._processors if self.scheduler.over else started
 
 
-def _seat(entry: dict[str, Any]) -> Seat:
-    lanes = tuple(tuple(lanes) for lanes in entry["lanes"])
-    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"]), "after": tuple(entry["after"])})
-
-
-def scheduler_head(seats: Sequence[Seat], excluded: Sequence[int], dispatch: Dispatch) -> dict[str, Any]:
+def scheduler_head(clients: Sequence[QueueClient], excluded: Sequence[int], dispatch: Dispatch) -> dict[str, Any]:
     """Return what workers are told of a scheduler, as plain values."""
-    size = Desk(seats, excluded, dispatch).size
-    return {"seats": [asdict(s) for s in seats], "excluded": list(excluded), "dispatch": dispatch, "size": size}
+    size = Scheduler(clients, excluded, dispatch).size
+    return {"seats": [asdict(s) for s in clients], "excluded": list(excluded), "dispatch": dispatch, "size": size}
 
 
 class SharedScheduler(SchedulerState):
