@@ -1,4 +1,4 @@
-"""The phones of a desk or a rack: the part ``android`` of ``devices.yaml`` (:mod:`evaluators.remote.devices`).
+"""Phones that are plugged in: the part ``android`` of ``devices.yaml`` (:mod:`evaluators.remote.devices`).
 
 ::
 

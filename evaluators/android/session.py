@@ -271,7 +271,7 @@ class AdbCandidate(Candidate):
 
 
 def _needs(graph: Graph, plan: Plan, platform: Platform, index: int) -> tuple[tuple[int, float], ...]:
-    """Return the stages that a stage reads from, and the seconds that hand-over takes."""
+    """Return the stages that a stage reads from, and the seconds that the transfer takes."""
     place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
     mine, taken = plan.stages[index].processor, dict[int, float]()
     for tensor in graph.boundary(plan.stages[index].operators).inputs:

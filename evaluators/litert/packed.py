@@ -1,4 +1,4 @@
-"""Weights packed once per model, for all stages, lanes and plans.
+"""Weights packed once per model, for all stages, processors and plans.
 
 XNNPACK rearranges weights when it compiles; for VGG16 that takes a second and another 553 MB. Its cache file names
 packed weights by the buffer's number in the model, and our stage files keep those numbers; so one file, made from the
@@ -61,7 +61,7 @@ def existing_packed_weights(content_digest: str) -> Path | None:
 
 
 class Holder:
-    """Keeps packed weights where they are while lanes are told of them: whoever makes room leaves them alone.
+    """Keeps packed weights where they are while workers are told of them: whoever makes room leaves them alone.
 
     That is true of other processes, too, on file systems with locks: each file is locked for as long as it is held.
     """

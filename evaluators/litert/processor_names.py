@@ -80,7 +80,7 @@ class ProcessorName:
 
 
 def parse_processor(text: str) -> ProcessorName:
-    """Read a lane's name.
+    """Read a processor's name.
 
     Raises:
         UsageError: it is none; the text says what is wrong with which part.
@@ -117,7 +117,7 @@ def parse_processor(text: str) -> ProcessorName:
 
 
 def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a lane that a file describes; it may not ask for what harms, such as 10,000 threads.
+    """Return the options of a processor that a file describes; it may not ask for what harms, such as 10,000 threads.
 
     Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
     the runtime keeps it.

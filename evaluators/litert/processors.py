@@ -14,7 +14,6 @@ A worker may load libraries of folders that the user names, on the command line 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform as host
 import subprocess
@@ -29,7 +28,7 @@ from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.processor_names import ProcessorName, parse_processor, processor_options
 from evaluators.litert.worker.openvino import computes_natively, find_devices
-from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
 from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError, shown
 from search_spaces.platform import Platform, Processor, with_cpu
@@ -41,7 +40,7 @@ _LOAD_LIMIT_S = 20.0
 
 
 def local_platform() -> Platform:
-    """Return the lanes of this machine: from the cores that this process may use, and hardware adapters.
+    """Return the processors of this machine: from the cores that this process may use, and hardware adapters.
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
@@ -102,10 +101,10 @@ def fair_cores() -> list[int]:
 
 
 def make_processor(text: str) -> Processor:
-    """Return the lane that a name asks for; see :mod:`evaluators.litert.processor_names`.
+    """Return the processor of a name; see :mod:`evaluators.litert.processor_names`.
 
     Raises:
-        UsageError: the text is no lane's name, or names a core that the machine has not.
+        UsageError: the text is no processor's name, or names a core that the machine has not.
         UnavailableError: the process may not use a core, or there is no such adapter, neural processor or runtime.
     """
     name = parse_processor(text)
@@ -119,7 +118,7 @@ def make_processor(text: str) -> Processor:
 
 
 def with_reference(platform: Platform) -> Platform:
-    """Return a platform that has a lane of XNNPACK, which outputs are compared with: behind the others if need be.
+    """Return a platform that has a processor of XNNPACK, which outputs are compared with: behind the others if need be.
 
     One of ``tflite-runtime`` will do.
     """
@@ -130,13 +129,13 @@ def with_reference(platform: Platform) -> Platform:
 
 
 def computes_with_xnnpack(processor: Processor) -> bool:
-    """Return whether a lane computes with XNNPACK, of whichever runtime."""
+    """Return whether a processor computes with XNNPACK, of whichever runtime."""
     other = "kernels" in processor.options or processor.options.get("runtime") == OPENVINO
     return processor.kind == "cpu" and not other
 
 
 def check_is_here(platform: Platform) -> None:
-    """Check that the lanes of a platform are lanes of this machine; a file may also describe a device to predict for.
+    """Check that a platform is of this machine; a file may also describe a device to predict for.
 
     Raises:
         UsageError: one has unknown options.
@@ -223,9 +222,8 @@ def _why_not_loaded(library: Path) -> str:
 
 
 def _vendor_folders() -> Iterator[Path]:
-    spec = importlib.util.find_spec("ai_edge_litert")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        yield from sorted(Path(folder).glob("vendors/*/dispatch"))
+    for folder in package_folders(PACKAGES[LITERT].module):
+        yield from sorted(folder.glob("vendors/*/dispatch"))
 
 
 def _cpu(text: str, name: ProcessorName) -> Processor:
@@ -258,7 +256,7 @@ def _cpu(text: str, name: ProcessorName) -> Processor:
 
 
 def check_cores(text: str, cores: Sequence[int]) -> None:
-    """Check that this process may use the cores of a lane.
+    """Check that this process may use the cores of a processor.
 
     Raises:
         UnavailableError: it may not; the text tells which.
@@ -282,7 +280,7 @@ def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
         "precision": name.precision,
     }
     resources = {f"adapter {adapter.name}": 1.0}
-    if adapter.kind == "software":  # it computes on the cores, which are then not free for other lanes
+    if adapter.kind == "software":  # it computes on the cores, which are then not free for other processors
         options["software"] = True
         resources |= {f"core{core}": 1.0 for core in cores}
     return _with_fallback(Processor(text, "gpu", resources, f"{adapter.name}:{name.precision}", options), name)
@@ -301,7 +299,7 @@ def _check_precision(text: str, precision: str) -> None:
 
 
 def _openvino_device(text: str, name: ProcessorName) -> Processor:
-    """Return a GPU or NPU of OpenVINO; its stages share memory with other lanes' by copies that OpenVINO makes."""
+    """Return a GPU or NPU of OpenVINO; its stages share memory with other processors' by copies that OpenVINO makes."""
     wanted = name.kind.upper()
     devices = [d for d in find_devices() if d.device.partition(".")[0] == wanted]
     found = next((d for d in devices if name.kind == "npu" or d.integrated == name.integrated), None)
@@ -380,8 +378,8 @@ def library_folder(word: str, text: str = "") -> Path:
     """Return the folder that a name, or a path, stands for.
 
     Args:
-        word: what a lane's name or its options say.
-        text: the whole name of the lane, which counts if the user typed it.
+        word: what a processor's name or its options say.
+        text: the whole name of the processor, which counts if the user typed it.
 
     Raises:
         UsageError: the user has named neither.
@@ -397,11 +395,11 @@ def library_folder(word: str, text: str = "") -> Path:
     )
 
 
-def check_libraries(lane: str) -> None:
-    """Check that the user has named the library that a lane's name asks for, if it asks for one.
+def check_libraries(processor: str) -> None:
+    """Check that the user has named the library that a processor's name asks for, if it asks for one.
 
     Raises:
         UsageError: they have not.
     """
-    if lane.startswith("npu:") and (folder := parse_processor(lane).folder):
-        library_folder(folder, lane)
+    if processor.startswith("npu:") and (folder := parse_processor(processor).folder):
+        library_folder(folder, processor)

@@ -96,7 +96,7 @@ def accelerators_of(processor: Processor) -> int:
 def compile_settings(
     processor: Processor, packed: Path | None, engine: str = "", *, strict: bool = False
 ) -> dict[str, Any]:
-    """Return a runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them.
+    """Return a runtime's options for a processor; packed weights are XNNPACK's, other kernels do not know them.
 
     Args:
         engine: what runs the stages there; the processor's own runtime where it is not told.
@@ -141,7 +141,7 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
 
 
 def cache_settings(processor: Processor) -> dict[str, Any]:
-    """Return where a lane keeps compiled stages, and up to which size; nothing where it keeps none."""
+    """Return where a processor keeps compiled stages, and up to which size; nothing where it keeps none."""
     if runtime_of(processor) != OPENVINO or (folder := _cache_folder(cache_dir())) is None:
         return {}
     # Other devices take seconds to compile the smallest stage.
@@ -159,17 +159,17 @@ def _cache_folder(root: Path) -> Path | None:
 
 
 def reads_files(processor: Processor) -> bool:
-    """Return whether a lane reads each stage as a model of its own, in a file of its own."""
+    """Return whether a processor reads each stage as a model of its own, in a file of its own."""
     return runtime_of(processor) != LITERT
 
 
 def may_refuse(processor: Processor) -> bool:
-    """Return whether there are operators that a lane does not take."""
+    """Return whether there are operators that a processor does not take."""
     return processor.kind != "cpu" or runtime_of(processor) == OPENVINO
 
 
 def packs_weights(processor: Processor) -> bool:
-    """Return whether a lane computes with LiteRT's XNNPACK, whose packed weights are kept."""
+    """Return whether a processor computes with LiteRT's XNNPACK, whose packed weights are kept."""
     return computes_with_xnnpack(processor) and runtime_of(processor) == LITERT
 
 

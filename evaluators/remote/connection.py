@@ -383,7 +383,7 @@ def _check_version(device: Device, version: object) -> None:
 
 
 def _unpriced(platform: Platform) -> Platform:
-    """Return a platform as the device knows it: what power its lanes draw was said here."""
+    """Return a platform as the device knows it: what power its processors draw was said here."""
     lanes = (replace(p, options={k: v for k, v in p.options.items() if k != OPTION}) for p in platform.processors)
     return replace(platform, processors=tuple(lanes))
 

@@ -7,7 +7,6 @@ Only worker processes import this module; the parent never loads the runtime. Pr
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import re
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES, package_folders
 from evaluators.litert.worker.shared_memory import map_joined, unmap
 from search_spaces.errors import OptimizeError, UnavailableError
 
@@ -59,10 +59,8 @@ def library_path() -> Path:
     Raises:
         UnavailableError: the runtime is not installed.
     """
-    spec = importlib.util.find_spec("ai_edge_litert")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "libLiteRt.so"
-        if path.exists():
+    for folder in package_folders(PACKAGES[LITERT].module):
+        if (path := folder / "libLiteRt.so").exists():
             return path
     raise UnavailableError("the LiteRT runtime is not installed", "run: pip install ai-edge-litert")
 

@@ -7,7 +7,6 @@ imports a client that can send usage data. Prototypes follow the headers under `
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.worker.capi import Compiled
-from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed
+from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.own_process import own_process
 from search_spaces.errors import OptimizeError, UnavailableError
 
@@ -89,9 +88,7 @@ def other_versions(libraries: Iterable[Path]) -> list[str]:
 
     LiteRT's dispatch library for Intel's NPUs is one.
     """
-    spec = importlib.util.find_spec(PACKAGES[OPENVINO].module)
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    mine = {path.name for folder in folders for path in Path(folder).glob("libs/libopenvino.so.*")}
+    mine = {path.name for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino.so.*")}
     found = []
     for library in libraries:
         wanted = {name.decode() for name in re.findall(rb"libopenvino\.so\.[0-9]+", library.read_bytes())}
@@ -133,9 +130,7 @@ class OpenVino:
     """See :class:`~evaluators.litert.worker.process.Engine`; nothing but the library is loaded before the fork."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec(PACKAGES[OPENVINO].module)
-        folders = (spec.submodule_search_locations or ()) if spec else ()
-        found = sorted(path for folder in folders for path in Path(folder).glob("libs/libopenvino_c.so*"))
+        found = sorted(path for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino_c.so*"))
         if not found:
             raise UnavailableError("openvino is installed without libopenvino_c.so", PACKAGES[OPENVINO].install)
         self._lib = ctypes.CDLL(str(found[0]))
