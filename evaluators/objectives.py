@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +187,23 @@ def pricing(objective: Objective, platform: Platform, session: Session) -> Prici
     return Pricing(objective, platform, powers, meter)
 
 
+class Priced(Protocol):
+    """What tells objectives of plans: a session, as the platform is or in all its states."""
+
+    @property
+    def how(self) -> tuple[Pricing, ...]:
+        """How plans are asked for the objective, and for what else is to be known of them."""
+        ...
+
+    def only(self, which: int) -> Session:
+        """Return a session of the same plans that tells one of the objectives alone."""
+        ...
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+        """See :class:`~evaluators.base.Session`."""
+        ...
+
+
 class PricedSession(ForwardingSession):
     """A session whose candidates return an objective instead of latencies; see :class:`~evaluators.base.Session`.
 
@@ -208,6 +225,10 @@ class PricedSession(ForwardingSession):
     def in_state(self, state: State) -> PricedSession:
         """See :class:`~evaluators.base.Session`."""
         return PricedSession(self.inner.in_state(state), self.how)
+
+    def only(self, which: int) -> PricedSession:
+        """Return a session of the same plans that tells one of the objectives alone."""
+        return PricedSession(self.inner, [self.how[which]])
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
         """See :class:`~evaluators.base.Session`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,18 @@ from evaluators.base import Batch, Candidate
 
 
 class Prediction(Candidate):
-    """A candidate without outputs whose runs take no time and are all as ``one``."""
+    """A candidate without outputs whose runs take no time and are all as ``one``.
 
-    def __init__(self, one: Batch) -> None:
-        self.one = one
+    Args:
+        figures: what is to be known beside it.
+    """
+
+    def __init__(self, one: Batch, figures: Mapping[str, float] | None = None) -> None:
+        self.one, self._figures = one, dict(figures or {})
+
+    def figures(self) -> dict[str, float]:
+        """See :class:`~evaluators.base.Candidate`."""
+        return dict(self._figures)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`."""

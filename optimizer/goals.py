@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 from evaluators.base import Candidate, Session, conditions_of, counters_of
 from evaluators.energy import powers_w
 from evaluators.measurement.final import Final, run_final
-from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PricedSession, find_objective, pricing, weights
+from evaluators.objectives import (
+    LATENCY,
+    OBJECTIVES,
+    Objective,
+    Priced,
+    PricedSession,
+    find_objective,
+    pricing,
+    weights,
+)
 from evaluators.sampling import SamplingPolicy
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, beliefs
@@ -93,7 +103,7 @@ class Aim:
     latency_s: Callable[[Plan], float]
     problem: Callable[[Callable[[Plan], bool]], Problem]
     more: tuple[Baseline, ...] = ()
-    priced: PricedSession | None = None
+    priced: Priced | None = None
     figures: Mapping[str, Callable[[Plan], float]] = field(default_factory=dict)
     least: Mapping[str, float] = field(default_factory=dict)
     breaks: Callable[[Plan], tuple[Violation, ...]] = lambda _: ()
@@ -125,8 +135,8 @@ def aim_of(
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
     if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
         raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
-    if isinstance(space, CoexecutionSpace | RankSpace) and _is_composed(config, space):
-        return _composed_aim(config, graph, platform, space, session, profiled, most)
+    if _is_composed(config, space):
+        return _composed_aim(config, graph, platform, cast("NeighbourlySpace", space), session, profiled, most)
     if isinstance(space, RankSpace):
         return _ranked_aim(config, graph, platform, space, session, profiled, most)
     usual, states = session, in_states(session, platform, config.state, config.robust) if config.state else None
@@ -160,12 +170,14 @@ def aim_of(
     )
 
 
-def _is_composed(config: StudyConfig, space: CoexecutionSpace | RankSpace) -> bool:
+def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
     """Return whether freedoms, objectives or states come together of which none of the exact methods knows all."""
-    latency = config.objective == (LATENCY.name,) and not needed(config) and not config.state
+    latency = config.objective == (LATENCY.name,) and not needed(config)
     if isinstance(space, RankSpace):
-        return not (isinstance(space.chains, ChainSpace) and latency)
-    return not latency
+        return not (isinstance(space.chains, ChainSpace) and latency and not config.state)
+    if isinstance(space, CoexecutionSpace):
+        return not latency or bool(config.state)
+    return bool(config.state) and not latency
 
 
 def _composed_aim(
@@ -178,9 +190,13 @@ def _composed_aim(
     most: int,
 ) -> Aim:
     """Return what a study makes small, of plans of any shape, by predictions of whole plans."""
-    session = asked(config, platform, usual)
-    priced = _priced(config, platform, session)
+    priced = _priced(config, platform, usual)
     how = priced.how if priced is not None else latency_only(platform)
+
+    def everywhere(session: Session) -> Any:
+        return in_states(session, platform, config.state, config.robust) if config.state else session
+
+    session, mean = everywhere(priced or usual), asked(config, platform, usual)
     error, ranks = allowed_error(config) or 0.0, None
     if isinstance(space, RankSpace):
         ranks = rank_model(graph, usual, profiled, platform, space)
@@ -189,9 +205,10 @@ def _composed_aim(
     def breaks(plan: Plan) -> tuple[Violation, ...]:
         return () if ranks is None else error_violations(ranks.space, most_expected, plan)
 
-    predicting = model_session(session, graph, platform, profiled, space)
-    model = SearchModel(priced_model(predicting, platform, how), graph, space, lambda plan: not breaks(plan))
-    costs = latency_costs(session, graph, platform, profiled)
+    predicting = model_session(usual, graph, platform, profiled, space)
+    tells = everywhere(priced_model(predicting, platform, how))
+    model = SearchModel(tells, graph, space, lambda plan: not breaks(plan))
+    costs = latency_costs(mean, graph, platform, profiled)
     count = len(config.objective)
     starts = starts_of(space, graph, costs, how[:count], ranks, error, most)
     optima = model.optima(starts, count, config.seed)
@@ -203,19 +220,19 @@ def _composed_aim(
 
     names = [each.objective.name for each in how]
     figures = {name: partial(model.figure, names.index(name)) for name in names[count:]}
-    latency = SearchModel(priced_model(predicting, platform, latency_only(platform)), graph, space)
+    latency = SearchModel(everywhere(priced_model(predicting, platform, latency_only(platform))), graph, space)
     more: tuple[Baseline, ...] = ()
     if ranks is not None:
         more = rank_baselines(graph, platform, ranks, error, most, profiled.fastest(platform))
     return Aim(
-        priced or session,
+        session,
         believed,
         model.predict,
         costs,
         latency.predict,
         lambda fits: Problem(graph, platform, space, costs, fits, search=propose, front=count > 1),
         more,
-        priced=priced,
+        priced=session if priced is not None else None,
         figures=figures,
         breaks=breaks,
     )
@@ -332,7 +349,7 @@ def needed(config: StudyConfig) -> list[str]:
 
 
 def decide_front(
-    session: PricedSession,
+    session: Priced,
     history: History,
     baselines: Mapping[str, Plan],
     how: FinalSettings,
@@ -353,9 +370,9 @@ def decide_front(
     policy = replace(how.policy, max_s=how.policy.max_s / len(objectives), loaded=max(2, len(trials)))
     stages = [len(t.plan.stages) for t in trials]
     finals: list[Final] = []
-    for each in session.how[1 : len(objectives)]:
-        other = PricedSession(session.inner, [each])
-        how.progress(f"final comparison of {plural(len(trials), 'plan')} by {each.objective.name}")
+    for which in range(1, len(objectives)):
+        other = session.only(which)
+        how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
         finals.append(
             run_final(
                 [_loader(other, how.graph, t.plan) for t in trials],
@@ -384,9 +401,8 @@ def decide_front(
         kept = [i for i in rows(first) if i in among] or [i for i in among if i in common] or common
         return kept[knee(values(first, kept))]
 
-    single = PricedSession(session.inner, session.how[:1])
     first_settings = replace(how, policy=policy)
-    verdict = decide(single, history, baselines, first_settings, trials=trials, choose=at_knee)
+    verdict = decide(session.only(0), history, baselines, first_settings, trials=trials, choose=at_knee)
     kept = rows(verdict.final)
     if verdict.best not in [trials[i].plan for i in kept]:
         kept.append(next(i for i, t in enumerate(trials) if t.plan == verdict.best))

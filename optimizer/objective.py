@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluators.base import Session
 from evaluators.footprint import most_alive_nbytes, peak_nbytes
-from evaluators.objectives import LATENCY, Objective, PricedSession, Pricing, weights
+from evaluators.objectives import Objective, PricedSession, Pricing, weights
 from optimizer.bounds import Beliefs, Bounds, price_of
 from optimizer.config import StudyConfig
 from optimizer.exact.bound import Relaxation
@@ -52,17 +51,6 @@ class ObjectiveModel:
         return chain_cost(self.costs, plan, self.law)
 
 
-def check_states(objectives: Sequence[Objective], *, states: bool) -> None:
-    """Check that objectives are known in states of the platform, where there are any.
-
-    Raises:
-        UsageError: one is not.
-    """
-    other = next((o for o in objectives if o != LATENCY), None)
-    if states and other is not None:
-        raise UsageError(f"--objective {other.name}: --state supports the latency only", "leave one")
-
-
 def check_several(config: StudyConfig) -> None:
     """Check that a study of several models is asked nothing that only those of one model know.
 
@@ -70,9 +58,6 @@ def check_several(config: StudyConfig) -> None:
         UsageError: it is.
     """
     asked = {
-        "--storage": config.storage,
-        "--warm-start": config.warm_start,
-        "--max-energy": config.max_energy,
         "--input": config.input,
         "--signature": config.signature,
         "--custom-ops": config.custom_ops,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluators.base import Session
-from evaluators.objectives import LATENCY, PricedSession, Pricing
+from evaluators.objectives import LATENCY, Priced, PricedSession, Pricing
 from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.bounds import Beliefs, Bounds
 from optimizer.exact.bound import Relaxation, relax
@@ -48,7 +48,7 @@ class SearchModel:
 
     def __init__(
         self,
-        session: PricedSession,
+        session: Priced,
         graph: Graph,
         space: NeighbourlySpace,
         fits: Callable[[Plan], bool] = lambda _: True,

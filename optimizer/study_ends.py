@@ -55,20 +55,22 @@ class Underway(Protocol):
     """A study between its beginning and its end.
 
     Attributes:
+        run: its folder, open.
         restored: how many plans the log knew when the run folder was opened.
     """
 
+    run: RunFolder
     history: History
     restored: int
 
-    def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> Result:
+    def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return what is known so far."""
         ...
 
 
-def kept_verdict(study: Underway, run: RunFolder) -> Verdict | None:
+def kept_verdict(study: Underway) -> Verdict | None:
     """Return the verdict that the log holds, unless it is undecided, or plans were measured since."""
-    last = next((r for r in reversed(run.contents.records) if r.kind in _KINDS), None)
+    last = next((r for r in reversed(study.run.contents.records) if r.kind in _KINDS), None)
     if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
         return None
     found = Verdict.from_json(last.data)
@@ -97,7 +99,7 @@ def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
 
 
 @contextmanager
-def kept_at_the_end(study: Underway, run: RunFolder) -> Iterator[None]:
+def kept_at_the_end(study: Underway) -> Iterator[None]:
     """Write down what is known where a study ends before its time; one that was finished before keeps its result.
 
     Raises:
@@ -106,8 +108,8 @@ def kept_at_the_end(study: Underway, run: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        result = study.result(run, None, None) if study.history.known else None
+        result = study.result(None, None) if study.history.known else None
         with suppress(OptimizeError):
-            if result is not None and kept_verdict(study, run) is None:
-                write_json(run.path / "result.json", result.to_json())
-        raise Interrupted(result, run.resume_command) from None
+            if result is not None and kept_verdict(study) is None:
+                write_json(study.run.path / "result.json", result.to_json())
+        raise Interrupted(result, study.run.resume_command) from None

@@ -25,8 +25,9 @@ from optimizer.limits import allowed_error
 from optimizer.profile import Profile
 from optimizer.provenance import provenance
 from optimizer.report.data import Study, read_study
-from optimizer.run import RunFolder
+from optimizer.run import LOG, RunFolder
 from optimizer.shared import SharedStudy
+from optimizer.storage import read_log
 from search_spaces.chain import chain_plan
 from search_spaces.errors import PlanError, RunFolderError
 from search_spaces.graph import Graph
@@ -38,6 +39,9 @@ from search_spaces.wording import plural
 
 TAKEN = "taken"
 """The kind of the log's record that all of an earlier study was taken over, and which plans were carried over."""
+
+PRICES = "prices"
+"""The kind of the log's record of what jobs of several models cost."""
 
 _CARRIED = 6
 _MACHINE = ("cpu", "architecture", "cores", "usable_cores", "memory_bytes")
@@ -55,6 +59,7 @@ class Warm:
         complete: whether nothing is left to be timed before the search.
         plans: what the best plans become here that are not among the trials, the best first.
         told: what was taken over, in words.
+        prices: of jobs, of the same models on the same device.
     """
 
     trials: tuple[Trial, ...]
@@ -62,6 +67,7 @@ class Warm:
     complete: bool
     plans: tuple[Plan, ...]
     told: str
+    prices: Mapping[str, Any] | None = None
 
 
 def fingerprint_of(session: Session) -> dict[str, Any]:
@@ -72,8 +78,7 @@ def fingerprint_of(session: Session) -> dict[str, Any]:
 
 def begin_warm(
     config: StudyConfig,
-    graph: Graph,
-    platform: Platform,
+    take: Callable[[Path, Mapping[str, Any]], Warm],
     session: Session,
     run: RunFolder,
     history: History,
@@ -89,6 +94,7 @@ def begin_warm(
     The log also gets what later studies must know, to take over this one: the device.
 
     Args:
+        take: returns what an earlier study knows, given its folder and our :func:`fingerprint_of`.
         session: on the device as it is.
         shared: gets the measured plans instead, so that they are every worker's.
 
@@ -99,7 +105,7 @@ def begin_warm(
         run.log.append("device", fingerprint_of(session))
     if config.warm_start is None:
         return None
-    warm = warm_start(config.warm_start, config, graph, platform, fingerprint_of(session))
+    warm = take(config.warm_start, fingerprint_of(session))
     source = str(config.warm_start.resolve())
     taken = [r.data for r in run.contents.records if r.kind == TAKEN and r.data.get("run") == source]
     if taken:
@@ -118,9 +124,9 @@ def begin_warm(
 
 
 def warm_start(
-    run: Path, config: StudyConfig, graph: Graph, platform: Platform, fingerprint: Mapping[str, Any]
+    run: Path, fingerprint: Mapping[str, Any], config: StudyConfig, graph: Graph, platform: Platform
 ) -> Warm:
-    """Return what a finished study knows of one that begins.
+    """Return what a finished study of one model knows of one that begins.
 
     Args:
         fingerprint: see :func:`fingerprint_of`.
@@ -129,7 +135,7 @@ def warm_start(
         RunFolderError: there is no finished study in the folder.
     """
     study = read_study(run)
-    other = _other_device(study, config, graph, fingerprint)
+    other = _other_device(study, config, graph.digest, fingerprint)
     before = {p.name: p for p in study.platform.processors}
     same = [p.name for p in platform.processors if p.name in before and _plain(p) == _plain(before[p.name])]
     if other or not same:
@@ -154,6 +160,46 @@ def warm_start(
     return Warm(
         trials, known, complete, plans, f"{plural(len(trials), 'plan')} and the operator times taken over from {run}"
     )
+
+
+def warm_several(
+    run: Path,
+    fingerprint: Mapping[str, Any],
+    config: StudyConfig,
+    digest: str,
+    processors: Sequence[Processor],
+    holds: Callable[[Plan], bool],
+) -> Warm:
+    """Return what a finished study of several models knows of one that begins: plans as they are, and prices of jobs.
+
+    Args:
+        digest: of the models and of what is asked of them.
+        processors: of the space.
+        holds: whether a plan can be measured.
+
+    Raises:
+        RunFolderError: there is no finished study in the folder.
+    """
+    study = read_study(run)
+    other = _other_device(study, config, digest, fingerprint)
+    before = {p.name: _plain(p) for p in study.platform.processors}
+    measured = {t.plan.digest: t for t in study.trials if t.measurement is not None and holds(t.plan)}
+    plans = tuple(t.plan for t in sorted(measured.values(), key=lambda t: t.median_s))[:_CARRIED]
+    if other or any(before.get(p.name) != _plain(p) for p in processors):
+        told = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
+        return Warm((), None, False, plans, told)
+    prices = next((r.data for r in reversed(read_log(run / LOG).records) if r.kind == PRICES), None)
+    if numbers := _other_numbers(study, config):
+        told = f"prices of jobs taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
+        return Warm((), None, False, plans, told, prices)
+    figures = {*config.objective[1:], *needed(config)}
+    trials = tuple(
+        replace(t, number=-1, origin=WARM, params={}, attributes={})
+        for t in measured.values()
+        if t.measurement is not None and figures <= t.measurement.figures.keys()
+    )
+    told = f"{plural(len(trials), 'plan')} and the prices of jobs taken over from {run}"
+    return Warm(trials, None, True, (), told, prices)
 
 
 def _same_space(study: Study, config: StudyConfig) -> bool:
@@ -214,9 +260,9 @@ def _plain(processor: Processor) -> Any:
     return json.loads(json.dumps(told))
 
 
-def _other_device(study: Study, config: StudyConfig, graph: Graph, fingerprint: Mapping[str, Any]) -> str:
+def _other_device(study: Study, config: StudyConfig, digest: str, fingerprint: Mapping[str, Any]) -> str:
     """Return what is different about the device of an earlier study, so that its times are not ours; "" for nothing."""
-    if study.manifest["fixed"].get("model_digest") != graph.digest:
+    if study.manifest["fixed"].get("model_digest") != digest:
         return "another model"
     if study.result.get("evaluator") != config.evaluator:
         return "another evaluator"

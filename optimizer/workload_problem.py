@@ -90,11 +90,6 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     objectives = workload_objectives(config.objective)
     if any(o.name == "misses" for o in objectives) and not workload.deadlines:
         raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
-    if len(objectives) > 1 and config.state:
-        raise UsageError(
-            f"--objective {', '.join(config.objective)}: one at a time is known in states",
-            "leave one, or leave out --state",
-        )
     # How long processes that share cores really ran, nobody knows, and no state names them.
     if config.state or any(o.law == "sum" for o in objectives):
         threads = processes = False

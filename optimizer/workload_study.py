@@ -1,4 +1,4 @@
-"""A study of several models at once, from beginning to end; beside :mod:`optimizer.study`, which is that of one."""
+"""What a study of several models is of: their workload, what jobs cost, and what each model does under a plan."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from evaluators.base import Agreement, Session, counters_of
-from evaluators.measurement.disturbance import RunFilter
+from evaluators.base import Agreement, Evaluator, Session
 from evaluators.measurement.final import FinalPolicy
-from evaluators.objectives import PricedSession
-from evaluators.registry import make_evaluator
+from evaluators.objectives import OBJECTIVES, Objective, PricedSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.workload.host import WorkloadSession
-from evaluators.workload.objectives import WorkloadPricing, workload_pricing
+from evaluators.workload.objectives import WorkloadPricing, find_workload_objective, workload_pricing
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.baselines import Baseline
-from optimizer.config import StudyConfig, end_of_search
-from optimizer.decide import FinalSettings, Verdict, decide
-from optimizer.drift_monitor import DriftMonitor
-from optimizer.goals import decide_front
+from optimizer.config import StudyConfig
+from optimizer.decide import Verdict
 from optimizer.history import History, Trial
-from optimizer.loop import Loop, in_space
-from optimizer.pareto import Front
+from optimizer.limits import expected, keeps, limits_of, none_keeps
+from optimizer.loop import in_space
+from optimizer.objective import check_several
 from optimizer.records import Record
+from optimizer.result import Result
 from optimizer.robust import in_states
-from optimizer.run import RunFolder, write_json
-from optimizer.samplers import make_sampler
-from optimizer.study_ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
+from optimizer.run import write_json
+from optimizer.study import Study
+from optimizer.subjects import FINAL_S, Search
+from optimizer.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
 from optimizer.workload_baselines import first_plans
 from optimizer.workload_limits import check
 from optimizer.workload_memory import Memory
@@ -44,105 +43,341 @@ from optimizer.workload_search import STEPS, WorkloadProposer
 from optimizer.workload_starts import shared_starts
 from optimizer.workload_variants import Variants, find_variants
 from search_spaces.arrangement import ranks_by_component
-from search_spaces.constraints import infeasible
+from search_spaces.constraints import Violation, infeasible
 from search_spaces.errors import RewriteError, UnavailableError
+from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
 from search_spaces.pools import lanes_of
 from search_spaces.registry import freedoms_of, make_workload_space
 from search_spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.workload_space import WorkloadSpace
 
-_PRICES, _NO_OTHER = "prices", "the best predicted plan"
+_NO_OTHER = "the best predicted plan"
 _SHARED_STEPS = 50  # a prediction of a split plan takes milliseconds
 _TOLD_TURNS, _TOLD_RUNS, _TOLD_S = 3, 3, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
 # A run of a workload is long, and of many requests: one is a turn.
 _FINAL = FinalPolicy(
-    max_s=20.0, min_rounds=3, max_rounds=8, min_blocks=2, max_blocks=4, turn_s=0.0, settle_s=0.0, loaded=4, least=4
+    max_s=FINAL_S, min_rounds=3, max_rounds=8, min_blocks=2, max_blocks=4, turn_s=0.0, settle_s=0.0, loaded=4, least=4
 )
+_PAUSES = 3  # inferences after a pause, of each of two plans
 
 
 @dataclass(slots=True)
-class _Study:
-    config: StudyConfig
-    problem: Problem
-    watcher: Watcher
-    history: History
-    simulator: WorkloadSimulator | None = None
-    begin_s: float = field(default_factory=time.monotonic)
-    exhausted: bool = False
-    restored: int = 0
-    runs: RunFilter = field(default_factory=RunFilter)
-    asked: Sequence[WorkloadPricing] = ()
-    front: Front | None = None  # of several objectives
-    outcomes: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # client → that of its decomposed model
+class SeveralModels:
+    """See :class:`~optimizer.subjects.Subject`.
 
-    def allow(self, variants: Variants) -> None:
-        """Take variants of models into the space; the history begins anew."""
+    Attributes:
+        simulator: predicts plans, once prices are known.
+        asked: how plans are asked for each objective, and for what is limited.
+        outcomes: of the recommended plan and of baselines each model's own figures, at the end.
+        files: client → that of its decomposed model.
+    """
+
+    config: StudyConfig
+    evaluator: Evaluator
+    problem: Problem
+    simulator: WorkloadSimulator | None = None
+    asked: Sequence[WorkloadPricing] = ()
+    outcomes: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, config: StudyConfig, evaluator: Evaluator) -> SeveralModels:
+        """Return what the settings ask for; errors are those of :func:`~optimizer.workload_problem.read_problem`."""
+        check_several(config)
+        return cls(config, evaluator, read_problem(config, evaluator))
+
+    @property
+    def graph(self) -> Graph:
+        """The joined network."""
+        return self.problem.joined.graph
+
+    @property
+    def space(self) -> WorkloadSpace:
+        """See :class:`~optimizer.subjects.Subject`."""
+        return self.problem.space
+
+    @property
+    def platform(self) -> Platform:
+        """See :class:`~optimizer.subjects.Subject`."""
+        return self.problem.platform
+
+    @property
+    def measured_on(self) -> Platform:
+        """See :class:`~optimizer.subjects.Subject`."""
+        return self.problem.platform
+
+    @property
+    def processors(self) -> Sequence[Processor]:
+        """See :class:`~optimizer.subjects.Subject`."""
+        return self.problem.space.platform.processors
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        """See :class:`~optimizer.subjects.Subject`."""
+        return self.problem.objectives
+
+    @property
+    def digest(self) -> str:
+        """See :class:`~optimizer.subjects.Subject`."""
+        return f"{self.graph.digest}+{self.problem.workload.digest}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is to be found out of how models may be decomposed."""
+        return self.problem.variants is not None or not self.problem.choices
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """See :class:`~optimizer.subjects.Subject`."""
+        if (ranks := next((r.data for r in records if r.kind == RANKS), None)) is not None:
+            self._allow(Variants.from_json(ranks))
+
+    def _allow(self, variants: Variants) -> None:
+        """Take variants of models into the space."""
         problem, space = self.problem, self.problem.space
         problem.variants = variants
         problem.space = make_workload_space(
             self.config.allow, problem.workload, problem.joined, space.platform, self.config.max_stages, variants.sets
         )
-        self.history = _history(problem)
 
-    def restore(self, records: Sequence[Record]) -> None:
-        """Take up what the log holds.
+    def restore(self, history: History, records: Sequence[Record]) -> None:
+        """Take up the trials of the log.
 
         A damaged log may have lost the variants, so that others were found: a trial then gets the parameters that its
         plan has now. One whose plan the space holds no more is known all the same, and keeps its place in the budget.
         """
-        space = self.problem.space
+        space = self.space
         for record in records:
             if record.kind != "trial":
-                self.history.restore((record,))
+                history.restore((record,))
                 continue
             trial = Trial.from_json(record.data)
             if in_space(space, trial.plan):
                 if not _says(space, trial):
                     trial = replace(trial, params=space.encode(trial.plan))
-                self.history.tell(trial)
-            self.history.add(trial)
-        self.restored = len(self.history.known)
+                history.tell(trial)
+            history.add(trial)
 
-    def result(self, run: RunFolder, verdict: Verdict | None, deployed: Agreement | None) -> WorkloadResult:
+    def session(self, folder: Path) -> AbstractContextManager[Session]:
+        """See :class:`~optimizer.subjects.Subject`."""
         problem = self.problem
-        return WorkloadResult(
-            problem.joined.graph,
-            problem.platform,
-            self.config.evaluator,
-            self.history,
-            {b.name: b.plan for b in problem.baselines},
-            verdict,
-            None,
-            deployed,
-            problem.space.cardinality(),
-            self.exhausted,
-            time.monotonic() - self.begin_s,
-            run.path,
-            disturbance=self.runs.total,
-            workload=problem.workload,
-            joined=problem.joined,
-            objective=problem.objectives[0],
-            freedoms=(*problem.space.freedoms, *(("ranks",) if problem.choices else ())),
-            front=self.front,
-            outcomes=self.outcomes,
-            tucker=self.tucker(verdict.best if verdict is not None else None),
+        return self.evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective, folder)
+
+    def learn(self, study: Study, session: Session) -> Search:
+        """Learn what jobs cost, and what models may become; see :class:`~optimizer.subjects.Subject`."""
+        problem, config = self.problem, self.config
+        hosted = cast("WorkloadSession", session)
+        memory = Memory(problem.workload, problem.joined)
+        self.simulator = self._prices(study, hosted, memory)
+        warm = begin_warm(config, self._taken, session, study.run, study.history, study.watcher.message, study.shared)
+        lanes, several = problem.space.platform, len(problem.objectives) > 1
+        objectives = [*problem.objectives, *(find_workload_objective(name) for name in _limited(config, problem))]
+        self.asked = asked = [workload_pricing(o, problem.workload, lanes, hosted) for o in objectives]
+        told: Any = PricedSession(session, asked)
+        if len(asked) == 1 and asked[0].of_run == asked[0].objective.name:
+            told = session
+        if config.state:
+            told = in_states(told, Platform(lanes.name, lanes_of(lanes)), config.state, config.robust)
+        predict = self._predictor(told, memory)
+        limits = limits_of(config)
+        figures = {how.objective.name: self._figure(how) for how in asked[len(problem.objectives) :]}
+
+        def breaks(plan: Plan) -> tuple[Violation, ...]:
+            return (*memory.violations(plan), *expected(limits, figures, plan))
+
+        proposer = self._first(memory, predict)
+        return Search(
+            told,
+            predict,
+            tuple(problem.baselines),
+            breaks,
+            _NAMED,
+            _PROPOSED,
+            lambda _: (_FINAL, _PAUSES),
+            proposer=proposer if config.sampler == AUTO else None,
+            carried=warm.plans if warm is not None else (),
+            priced=told if several else None,
+            fits=lambda trial: keeps(limits, trial, problem.objectives[0].name),
         )
 
-    def tucker(self, best: Plan | None) -> dict[str, Any]:
+    def _taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
+        """Return what an earlier study of several models knows of this one."""
+
+        def holds(plan: Plan) -> bool:
+            named = {b.plan.digest for b in self.problem.baselines}
+            return plan.digest in named or in_space(self.space, plan)
+
+        return warm_several(run, fingerprint, self.config, self.digest, self.processors, holds)
+
+    def _figure(self, how: WorkloadPricing) -> Callable[[Plan], float]:
+        """Return what predicts a figure of plans that is limited."""
+
+        def figure(plan: Plan) -> float:
+            try:
+                return how.value(plan, self.simulator.run(plan, known=True)) if self.simulator is not None else 0.0
+            except (RewriteError, UnavailableError):
+                return math.inf
+
+        return figure
+
+    def _first(self, memory: Memory, predict: Callable[[Plan], float]) -> WorkloadProposer:
+        """Name the baselines that only predictions tell; return who proposes plans.
+
+        Raises:
+            InfeasibleError: no plan keeps the memory limit, whatever its ranks.
+        """
+        problem, config = self.problem, self.config
+        plans = [b.plan for b in first_plans(problem.space)]
+        variants = problem.variants
+        steps = STEPS
+        if isinstance(problem.space, SharedWorkloadSpace) and self.simulator is not None:
+            steps = _SHARED_STEPS
+            cut = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
+            plans += WorkloadProposer(cut, predict, plans, config.seed).ranking(
+                1
+            )  # so that more freedom is never worse
+            plans += shared_starts(problem.space, self.simulator)
+        if variants is not None and any(variants.of):
+            lanes = problem.space.platform
+            plain = make_workload_space(config.allow, problem.workload, problem.joined, lanes, config.max_stages)
+            plans += WorkloadProposer(plain, predict, plans, config.seed, steps).ranking(1)
+            problem.baselines += twins(problem.space, problem.baselines, variants, predict)
+            problem.baselines += (Baseline(PLAIN, plans[-1]),)
+            limited = problem.workload.memory_limit_nbytes is not None
+            plans += decomposed(problem.space, plans, variants, memory.sparing(variants.sets) if limited else {})
+        proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps)
+        best = proposer.ranking(1)[0]  # plans that break the limit come after all others
+        if memory.violations(best) and (broken := memory.violations(min((best, *plans), key=memory.of_plan))):
+            raise infeasible(*broken)
+        if all(memory.violations(b.plan) for b in problem.baselines):
+            problem.baselines += (Baseline(_NO_OTHER, best),)
+        return proposer
+
+    def _prices(self, study: Study, session: WorkloadSession, memory: Memory) -> WorkloadSimulator:
+        """Learn what jobs cost, and what models may become, unless the log knows; return what predicts by it.
+
+        Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
+        """
+        problem, config, tell, run = self.problem, self.config, study.watcher.message, study.run
+        logged = known = next((r.data for r in reversed(run.contents.records) if r.kind == PRICES), None)
+        new = bool(problem.choices) and problem.variants is None
+        grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
+        more = (grids,) if grids else ()
+        if known is None and config.warm_start is not None:
+            known = self._taken(config.warm_start, fingerprint_of(session)).prices
+        # All workers propose by one model: that of whoever was first.
+        if known is None and study.shared is not None:
+            known = study.shared.fact(PRICES, lambda: session.price(None, tell, *more))
+        priced = session.price(known, tell, *more)
+        if json.loads(json.dumps(priced)) != logged:  # new, or completed
+            run.log.append(PRICES, priced)
+        simulator = session.simulator
+        if not new:
+            freedoms = freedoms_of(config.allow)
+            check(simulator, memory, problem.variants.sets if problem.variants is not None else (), freedoms)
+            return simulator
+        lanes = problem.space.platform
+
+        def find() -> Variants:
+            return find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
+
+        shared = study.shared
+        found = find() if shared is None else Variants.from_json(shared.fact(RANKS, lambda: find().to_json()))
+        run.log.append(RANKS, found.to_json())
+        check(simulator, memory, found.sets, freedoms_of(config.allow))
+        self._allow(found)
+        study.begin()
+        study.opened()
+        return simulator
+
+    def _predictor(self, told: Session, memory: Memory) -> Callable[[Plan], float]:
+        """Return what predicts the first objective of a plan; infinite where it cannot be run, or breaks the limit.
+
+        Args:
+            told: predicts it in all states of the platform, where a person names some.
+        """
+        graph, simulator, how = self.graph, self.simulator, self.asked[0]
+
+        def predict(plan: Plan) -> float:
+            if memory.violations(plan) or simulator is None:
+                return math.inf
+            try:
+                if not self.config.state:
+                    return how.value(plan, simulator.run(plan, known=True))
+                with closing(told.load(graph, plan)) as candidate:
+                    return float(candidate.run(1).latency_s[0])
+            except (RewriteError, UnavailableError):  # what is split may need all that a triple computes
+                return math.inf
+
+        return predict
+
+    def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
+        """Run the plans that are told of a few times more, for every model's own figures; write down all."""
+        problem, known = self.problem, study.history.known
+        named = {"best": verdict.best, **{b.name: b.plan for b in problem.baselines}}
+        measured = {n: p for n, p in named.items() if (t := known.get(p.digest)) is not None and t.measurement}
+        self.outcomes = self._outcomes(study, cast("WorkloadSession", session), measured)
+        folder = study.run.path / "best"
+        # Paths of models and platforms may be relative to where the study ran.
+        document = {"schema_version": 1, **problem.workload.to_json(), "folder": str(Path.cwd())}
+        write_json(folder / "workload.json", document)
+        deployed = None
+        if session.capabilities.deploy:
+            study.watcher.message("writing the stage files")
+            deployed = session.deploy(folder, problem.joined.graph, verdict.best)
+        else:
+            write_json(folder / "plan.json", verdict.best.to_json())
+        ranks = ranks_by_component(verdict.best, problem.joined)
+        self.files = write_rewritten(folder, problem.workload, problem.joined, ranks)
+        return deployed
+
+    def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> WorkloadResult:
+        """See :class:`~optimizer.subjects.Subject`."""
+        problem, tucker = self.problem, dict[str, Any]()
+        if problem.variants is not None and verdict is not None:
+            ranks = ranks_by_component(verdict.best, problem.joined)
+            tucker = told(problem.workload, problem.joined, problem.variants, problem.choices, ranks, self.files)
+        return WorkloadResult(
+            **known,
+            workload=problem.workload,
+            joined=problem.joined,
+            freedoms=(*problem.space.freedoms, *(("ranks",) if problem.choices else ())),
+            outcomes=self.outcomes,
+            tucker=tucker,
+        )
+
+    def check(self, result: Result) -> None:
+        """See :class:`~optimizer.subjects.Subject`."""
+        if (broken := none_keeps(limits_of(self.config), result.history, self.objectives[0].name)) is not None:
+            raise broken
+
+    def _outcomes(self, study: Study, session: WorkloadSession, plans: Mapping[str, Plan]) -> dict[str, Any]:
+        """Return every model's own figures under each plan; plans take turns, so that none meets another machine."""
+        outcomes: dict[str, list[Outcome]] = {plan.digest: [] for plan in plans.values()}
+        distinct = list({plan.digest: plan for plan in plans.values()}.values())
+        limit_s = _TOLD_S * len(distinct)
+        begin_s = time.monotonic()
+        for turn in range(_TOLD_TURNS):
+            if turn and time.monotonic() - begin_s > limit_s:
+                break
+            study.watcher.message(f"every model's own latency, turn {turn + 1} of {_TOLD_TURNS}")
+            for plan in distinct:
+                with closing(session.load(self.graph, plan)) as candidate:
+                    candidate.run(1)
+                    for _ in range(_TOLD_RUNS):
+                        candidate.run(1)
+                        outcomes[plan.digest].append(candidate.outcome)
         problem = self.problem
-        if problem.variants is None or best is None:
-            return {}
-        ranks = ranks_by_component(best, problem.joined)
-        return told(problem.workload, problem.joined, problem.variants, problem.choices, ranks, self.files)
 
+        def shown(plan: Plan) -> dict[str, Any]:
+            run = self.simulator.run(plan) if self.simulator is not None else None
+            predicted = (run, self.asked[0].value(plan, run)) if run is not None else None
+            return summary(problem.workload, outcomes[plan.digest], predicted, plan, problem.joined)
 
-def _history(problem: Problem) -> History:
-    return History(problem.space.distributions(), [o.name for o in problem.objectives[1:]])
+        return {name: shown(plan) for name, plan in plans.items()}
 
 
 def _says(space: WorkloadSpace, trial: Trial) -> bool:
@@ -153,225 +388,7 @@ def _says(space: WorkloadSpace, trial: Trial) -> bool:
         return False
 
 
-def run_workload(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> WorkloadResult:
-    """Run a study of several models, or go on with one; errors are those of :func:`optimizer.study.run_study`."""
-    evaluator = make_evaluator(config.evaluator)
-    make_sampler(config.sampler, config.seed, 0)
-    watcher.message(f"reading {config.model}")
-    problem = read_problem(config, evaluator)
-    study = _Study(config, problem, watcher, _history(problem))
-    with (
-        RunFolder.create_or_resume(
-            config,
-            model_digest=f"{problem.joined.graph.digest}+{problem.workload.digest}",
-            fingerprint={"evaluator": config.evaluator, "platform": problem.platform.to_json()},
-            command=command,
-            lanes=[f"{p.name} ({p.like})" for p in problem.space.platform.processors],
-        ) as run,
-        kept_at_the_end(study, run),
-    ):
-        tell_of_damage(run, watcher)
-        if (ranks := next((r.data for r in run.contents.records if r.kind == RANKS), None)) is not None:
-            study.allow(Variants.from_json(ranks))
-        study.restore(run.contents.records)
-        if problem.variants is not None or not problem.choices:
-            watcher.opened(run, study.history, problem.space.cardinality())
-        with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective, run.path) as session:
-            return _search(study, run, session)
-
-
-def _search(study: _Study, run: RunFolder, session: WorkloadSession) -> WorkloadResult:
-    problem, config = study.problem, study.config
-    memory = Memory(problem.workload, problem.joined)
-    study.simulator = _prices(study, run, session, memory)
-    history = study.history
-    study.runs = RunFilter(counters_of(session))
-    lanes = problem.space.platform
-    study.asked = asked = [workload_pricing(o, problem.workload, lanes, session) for o in problem.objectives]
-    priced = PricedSession(session, asked)
-    told: Session = priced if len(asked) > 1 or asked[0].of_run != asked[0].objective.name else session
-    if config.state:
-        told = in_states(told, Platform(lanes.name, lanes_of(lanes)), config.state, config.robust)
-    predict = _predictor(study, told, memory)
-    proposer, queue = _first(study, memory, predict)
-
-    def notify(trial: Trial) -> None:
-        study.watcher.trial(trial)
-        monitor.after(trial)
-
-    loop = Loop(
-        problem.joined.graph,
-        problem.space,
-        told,
-        history,
-        run.log,
-        _NAMED,
-        _PROPOSED,
-        config.sampler,
-        config.seed,
-        config.budget,
-        queue,
-        predict,
-        notify,
-        violations=memory.violations,
-        proposer=proposer if config.sampler == AUTO else None,
-        runs=study.runs,
-        end_s=end_of_search(config),
-    )
-    monitor = DriftMonitor(told, problem.joined.graph, history, run.log, study.runs, study.watcher.warn)
-    monitor.restore(run.contents.records)
-    loop.run_outside(b for b in problem.baselines if not in_space(problem.space, b.plan))
-    study.exhausted = loop.run()
-    verdict = kept_verdict(study, run)
-    if verdict is None:
-        how = FinalSettings(
-            problem.joined.graph,
-            _FINAL,
-            config.seed,
-            study.watcher.message,
-            cores=len({core for p in lanes.processors for core in p.cores}),
-        )
-        named = {b.name: b.plan for b in problem.baselines}
-        if len(asked) > 1:
-            study.front, verdict = decide_front(priced, history, named, how, problem.objectives)
-        else:
-            verdict = decide(told, history, named, how)
-        run.log.append("verdict", {**verdict.to_json(), "front": study.front.to_json() if study.front else None})
-    elif len(asked) > 1:
-        study.front = kept_front(run)
-    return _finished(study, run, session, verdict)
-
-
-def _first(
-    study: _Study, memory: Memory, predict: Callable[[Plan], float]
-) -> tuple[WorkloadProposer, list[tuple[str, Plan]]]:
-    """Name the baselines that only predictions tell; return who proposes plans, and what is tried first.
-
-    Raises:
-        InfeasibleError: no plan keeps the memory limit, whatever its ranks.
-    """
-    problem, config = study.problem, study.config
-    plans = [b.plan for b in first_plans(problem.space)]
-    variants = problem.variants
-    steps = STEPS
-    if isinstance(problem.space, SharedWorkloadSpace) and study.simulator is not None:
-        steps = _SHARED_STEPS
-        cut = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, config.max_stages)
-        plans += WorkloadProposer(cut, predict, plans, config.seed).ranking(1)  # so that more freedom is never worse
-        plans += shared_starts(problem.space, study.simulator)
-    if variants is not None and any(variants.of):
-        lanes = problem.space.platform
-        plain = make_workload_space(config.allow, problem.workload, problem.joined, lanes, config.max_stages)
-        plans += WorkloadProposer(plain, predict, plans, config.seed, steps).ranking(1)
-        problem.baselines += twins(problem.space, problem.baselines, variants, predict)
-        problem.baselines += (Baseline(PLAIN, plans[-1]),)
-        limited = problem.workload.memory_limit_nbytes is not None
-        plans += decomposed(problem.space, plans, variants, memory.sparing(variants.sets) if limited else {})
-    proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps)
-    best = proposer.ranking(1)[0]  # plans that break the limit come after all others
-    if memory.violations(best) and (broken := memory.violations(min((best, *plans), key=memory.of_plan))):
-        raise infeasible(*broken)
-    if all(memory.violations(b.plan) for b in problem.baselines):
-        problem.baselines += (Baseline(_NO_OTHER, best),)
-    queue = [(b.name, b.plan) for b in problem.baselines if in_space(problem.space, b.plan)]
-    return proposer, queue
-
-
-def _prices(study: _Study, run: RunFolder, session: WorkloadSession, memory: Memory) -> WorkloadSimulator:
-    """Learn what jobs cost, and what models may become, unless the log knows; return what predicts by it.
-
-    Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
-    """
-    problem, config, tell = study.problem, study.config, study.watcher.message
-    known = next((r.data for r in reversed(run.contents.records) if r.kind == _PRICES), None)
-    new = bool(problem.choices) and problem.variants is None
-    grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
-    priced = session.price(known, tell, grids) if grids else session.price(known, tell)
-    if json.loads(json.dumps(priced)) != known:  # new, or completed
-        run.log.append(_PRICES, priced)
-    simulator = session.simulator
-    if not new:
-        freedoms = freedoms_of(config.allow)
-        check(simulator, memory, problem.variants.sets if problem.variants is not None else (), freedoms)
-        return simulator
-    lanes = problem.space.platform
-    found = find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
-    run.log.append(RANKS, found.to_json())
-    check(simulator, memory, found.sets, freedoms_of(config.allow))
-    study.allow(found)
-    study.restore(run.contents.records)
-    study.watcher.opened(run, study.history, problem.space.cardinality())
-    return simulator
-
-
-def _predictor(study: _Study, told: Session, memory: Memory) -> Callable[[Plan], float]:
-    """Return what predicts the first objective of a plan; infinite where it cannot be run, or breaks the limit.
-
-    Args:
-        told: predicts it in all states of the platform, where a person names some.
-    """
-    graph, simulator, how = study.problem.joined.graph, study.simulator, study.asked[0]
-
-    def predict(plan: Plan) -> float:
-        if memory.violations(plan) or simulator is None:
-            return math.inf
-        try:
-            if not study.config.state:
-                return how.value(plan, simulator.run(plan, known=True))
-            with closing(told.load(graph, plan)) as candidate:
-                return float(candidate.run(1).latency_s[0])
-        except (RewriteError, UnavailableError):  # what is split may need all that a triple computes
-            return math.inf
-
-    return predict
-
-
-def _finished(study: _Study, run: RunFolder, session: WorkloadSession, verdict: Verdict) -> WorkloadResult:
-    """Run the plans that are told of a few times more, for every model's own figures; write down all."""
-    named = {"best": verdict.best, **{b.name: b.plan for b in study.problem.baselines}}
-    measured = {
-        n: p for n, p in named.items() if (t := study.history.known.get(p.digest)) is not None and t.measurement
-    }
-    study.outcomes = _outcomes(study, session, measured)
-    folder = run.path / "best"
-    # Paths of models and platforms may be relative to where the study ran.
-    document = {"schema_version": 1, **study.problem.workload.to_json(), "folder": str(Path.cwd())}
-    write_json(folder / "workload.json", document)
-    deployed = None
-    if session.capabilities.deploy:
-        study.watcher.message("writing the stage files")
-        deployed = session.deploy(folder, study.problem.joined.graph, verdict.best)
-    else:
-        write_json(folder / "plan.json", verdict.best.to_json())
-    problem = study.problem
-    ranks = ranks_by_component(verdict.best, problem.joined)
-    study.files = write_rewritten(folder, problem.workload, problem.joined, ranks)
-    result = study.result(run, verdict, deployed)
-    write_json(run.path / "result.json", result.to_json())
-    return result
-
-
-def _outcomes(study: _Study, session: WorkloadSession, plans: Mapping[str, Plan]) -> dict[str, Any]:
-    """Return every model's own figures under each plan; plans take turns, so that none meets another machine."""
-    outcomes: dict[str, list[Outcome]] = {plan.digest: [] for plan in plans.values()}
-    distinct = list({plan.digest: plan for plan in plans.values()}.values())
-    limit_s = _TOLD_S * len(distinct)
-    begin_s = time.monotonic()
-    for turn in range(_TOLD_TURNS):
-        if turn and time.monotonic() - begin_s > limit_s:
-            break
-        study.watcher.message(f"every model's own latency, turn {turn + 1} of {_TOLD_TURNS}")
-        for plan in distinct:
-            with closing(session.load(study.problem.joined.graph, plan)) as candidate:
-                candidate.run(1)
-                for _ in range(_TOLD_RUNS):
-                    candidate.run(1)
-                    outcomes[plan.digest].append(candidate.outcome)
-    problem = study.problem
-
-    def told(plan: Plan) -> dict[str, Any]:
-        run = study.simulator.run(plan) if study.simulator is not None else None
-        predicted = (run, study.asked[0].value(plan, run)) if run is not None else None
-        return summary(problem.workload, outcomes[plan.digest], predicted, plan, problem.joined)
-
-    return {name: told(plan) for name, plan in plans.items()}
+def _limited(config: StudyConfig, problem: Problem) -> list[str]:
+    """Return the objectives that are no aim of a study, but are limited."""
+    names = {objective.name for objective in problem.objectives}
+    return [limit.name for limit in limits_of(config) if limit.name in OBJECTIVES and limit.name not in names]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from optimizer import decide, study
+from optimizer import decide, model_study
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
@@ -59,7 +59,7 @@ def _decided() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decide, "UNDECIDED", math.inf)
-        patch.setattr(study, "_DISTURBED_S", 0.0)
+        patch.setattr(model_study, "_DISTURBED_S", 0.0)
         yield
 
 

@@ -1,6 +1,12 @@
-"""What freedoms and objectives refuse, and the least work that any plan does."""
+"""What freedoms and objectives refuse, studies of several models with storage, warm start and limits; least work."""
 
 from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +15,9 @@ from hypothesis import strategies as st
 
 from optimizer.cli import main
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.history import WARM
 from optimizer.objective_spaces import least_work
+from optimizer.storage import read_log
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 from tests.sentences import says
@@ -25,11 +33,50 @@ def test_a_freedom_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) 
     says(capsys.readouterr().err)
 
 
-def test_several_models_are_asked_what_they_know(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "squeezenet1_1@0.25/64", "--model", "mobilenet_v1@0.25/128", *STUDY]
-    for option in (["--storage", "sqlite:///x.db", "--study", "x"], ["--warm-start", "x"]):
-        assert main([*words, *option]) == 2
-        says(capsys.readouterr().err)
+def several(*more: str) -> tuple[int, dict[str, Any]]:
+    """Run a study of two models; return its exit code and document."""
+    words = ["--model", "squeezenet1_1@0.25/64", "--model", "mobilenet_v1@0.25/128", *STUDY, "--json"]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main([*words, *more])
+    return code, json.loads(out.getvalue() or "{}")
+
+
+@pytest.mark.parametrize("allow", ["cuts", "cuts,branches,splits"])
+def test_workers_share_a_study_of_several_models(allow: str) -> None:
+    shared = ["--storage", "sqlite:///x.db", "--study", "x", "--allow", allow]
+    code, first = several(*shared, "--out", "a")
+    assert code == 0
+    code, second = several(*shared, "--out", "b")
+    assert code == 0
+    assert second["unique_plans"] == first["unique_plans"] == 6  # the budget is that of all workers together
+    assert {r.kind for r in read_log(Path("b", "trials.jsonl")).records} >= {"prices", "trial", "baseline", "verdict"}
+
+
+def test_a_study_of_several_models_takes_over_an_earlier_one() -> None:
+    code, first = several("--out", "a")
+    assert code == 0
+    code, second = several("--out", "b", "--warm-start", "a")
+    assert code == 0
+    taken = {r.data["origin"] for r in read_log(Path("b", "trials.jsonl")).records if r.kind == "baseline"}
+    assert taken == {WARM}
+    assert second["best"]["latency_ms"]["median"] <= first["best"]["latency_ms"]["median"]
+    code, other = several("--out", "c", "--warm-start", "a", "--objective", "makespan")
+    assert code == 0
+    assert other["objective"] == "makespan"
+
+
+def test_energy_of_several_models_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    power = ["--power", "1large=2", "--power", "1small=0.4", "--power", "gpu=1"]
+    code, free = several("--out", "a", "--objective", "latency", "--objective", "energy", *power)
+    assert code == 0
+    least = min(plan["values"]["energy_mj"] for plan in free["front"]["plans"])
+    code, limited = several(*power, "--out", "b", "--max-energy", f"{least * 1.0001:.9f}")
+    assert code == 0
+    assert limited["best"]["figures"]["energy"] * 1e3 <= least * 1.0002
+    code, _ = several(*power, "--out", "c", "--max-energy", "0.000001")
+    assert code == 3
+    says(capsys.readouterr().err.splitlines()[-1])
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 3))

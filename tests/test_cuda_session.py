@@ -211,7 +211,7 @@ def test_a_study_of_several_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("optimizer.workload_study.make_evaluator", lambda _: CudaEvaluator("cpu"))
+    monkeypatch.setattr("optimizer.study.make_evaluator", lambda _: CudaEvaluator("cpu"))
     arrival = f"own_weights: {str(own).lower()}, arrival: {{kind: closed, requests: 4}}"
     entry = f"name: a, model: '{SMALL}', count: 2, {arrival}"
     Path("w.yaml").write_text(f"models:\n  - {{{entry}}}\n  - {{name: b, model: 'mobilenet_v1@0.25/32'}}\n")

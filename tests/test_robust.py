@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evaluators.cost_model.chains import all_chains
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.objectives import PricedSession, Pricing, find_objective, pricing
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
+from search_spaces.chain import chain_plan
 from search_spaces.errors import UsageError
 from search_spaces.models import load
 from search_spaces.plan import Plan
@@ -19,6 +22,7 @@ from search_spaces.states import Robust, parse_states
 from tests.sentences import fails
 
 LANES = ("1large", "1small", "gpu")
+WATTS = {"1large": 2.0, "1small": 0.5, "gpu": 1.0}
 STATES = ("cool:", "hot@0.5:gpu=3,1large=1.5", "busy@0.2:1large=4")
 
 
@@ -49,6 +53,28 @@ def test_it_is_the_best_of_all_chains() -> None:
             assert believed.bounds.proven
             nominal = nominal_plan(graph, session, platform, 2)
             assert value <= priced.value_s(latencies_s(nominal)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("robust", ["worst", "expected"])
+def test_every_objective_is_told_in_each_state_by_itself(robust: Robust) -> None:
+    graph, evaluator = load("squeezenet1_1@0.25/64", ()), CostModelEvaluator()
+    platform = evaluator.described("pixel4")
+    assert platform is not None
+    platform = platform.restrict(LANES)
+    names = ("energy", "throughput", "occupancy", "latency-p99")
+    plan = chain_plan(graph, (9,), ["gpu", "1large"])
+    with evaluator.prepare(platform) as session:
+        how = [replace(pricing(find_objective(name), platform, session), powers=WATTS) for name in names[1:]]
+        how.insert(0, Pricing(find_objective("energy"), platform, WATTS))
+        told = in_states(PricedSession(session, how), platform, STATES, robust)
+        each = [PricedSession(session.in_state(state), how).load(graph, plan) for state in told.states]
+        found = told.load(graph, plan)
+        assert found.run(1).latency_s[0] == pytest.approx(told.value_s([c.run(1).latency_s[0] for c in each]))
+        assert {*found.figures()} == {*names[1:]}
+        for which, name in enumerate(names[1:], 1):
+            value = told.value_s([c.figures()[name] for c in each])
+            assert found.figures()[name] == pytest.approx(value)
+            assert told.only(which).load(graph, plan).run(1).latency_s[0] == pytest.approx(value)
 
 
 def test_a_study_shows_it_against_the_nominal_plan(

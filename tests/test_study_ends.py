@@ -26,6 +26,7 @@ from optimizer import study
 from optimizer.console import render
 from optimizer.decide import Verdict
 from optimizer.decide import decide as decided
+from optimizer.model_study import OneModel
 from optimizer.result import Result
 from optimizer.storage import read_log
 from optimizer.study_ends import Interrupted
@@ -84,7 +85,7 @@ def test_a_finished_study_that_is_interrupted_keeps_its_result(tmp_path: Path, m
     go(tmp_path)
     before = (tmp_path / "result.json").read_bytes()
     assert json.loads(before)["complete"]
-    monkeypatch.setattr(study, "_deploy", interrupt)
+    monkeypatch.setattr(OneModel, "finish", interrupt)
     with fails(Interrupted):
         go(tmp_path)
     assert (tmp_path / "result.json").read_bytes() == before

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.states import Robust, State
 
+if TYPE_CHECKING:
+    from evaluators.objectives import Priced, Pricing
+
 
 class StatesSession(ForwardingSession):
-    """See :class:`~evaluators.base.Session`; latencies are those of the worst state, or the mean over all states.
+    """See :class:`~evaluators.base.Session`; numbers are those of the worst state, or the mean over all states.
 
     Args:
         inner: prices plans on the platform as it is, and in each state.
@@ -54,6 +57,15 @@ class StatesSession(ForwardingSession):
         }
         return replace(tables[0], **means)
 
+    @property
+    def how(self) -> tuple[Pricing, ...]:
+        """See :class:`~evaluators.objectives.Priced`, which the inner session then is."""
+        return cast("Priced", self.inner).how
+
+    def only(self, which: int) -> StatesSession:
+        """See :class:`~evaluators.objectives.Priced`, which the inner session then is."""
+        return StatesSession(cast("Priced", self.inner).only(which), self.states, self.robust)
+
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:
         """See :class:`~evaluators.base.Session`; the timeline is that of the worst state.
 
@@ -61,11 +73,15 @@ class StatesSession(ForwardingSession):
             PlanError: the plan is not for this graph or platform.
             UnavailableError: a lane does not take an operator of its stage.
         """
-        with ExitStack() as stack:
-            each = [stack.enter_context(closing(s.load(graph, plan, fresh=fresh))).run(1) for s in self._each]
+        each, figures = [], []
+        for session in self._each:
+            with closing(session.load(graph, plan, fresh=fresh)) as candidate:
+                each.append(candidate.run(1))
+                figures.append(candidate.figures() if self.capabilities.figures else {})
         worst = max(range(len(each)), key=lambda i: float(each[i].latency_s[0]))
         value_s = self.value_s([float(batch.latency_s[0]) for batch in each])
         stage_s = each[worst].stage_s[0]
         if self.robust == "expected":
             stage_s = self._share @ np.array([batch.stage_s[0] for batch in each])
-        return Prediction(replace(each[worst], latency_s=np.array([value_s]), stage_s=stage_s[None]))
+        found = {name: self.value_s([each[name] for each in figures]) for name in figures[0]}
+        return Prediction(replace(each[worst], latency_s=np.array([value_s]), stage_s=stage_s[None]), found)

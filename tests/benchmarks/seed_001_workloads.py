@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from optimizer.config import parse_config
 from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
 from optimizer.storage import read_log
+from optimizer.study import run_study
 from optimizer.workload_problem import read_problem
 from optimizer.workload_result import WorkloadResult
-from optimizer.workload_study import run_workload
 from search_spaces.plan import Plan
 
 COMMAND = "python -m tests.benchmarks.seed_001_workloads"
@@ -69,7 +69,7 @@ def run(folder: Path, words: list[str]) -> None:
         path.write_text(text)
         config = parse_config({"model": str(path), "budget": BUDGET, "out": str(folder / name)})
         with ProgressWatcher(config.budget, quiet=True, verbose=False) as watcher:
-            result = run_workload(config, watcher, [COMMAND, "run"])
+            result = cast("WorkloadResult", run_study(config, watcher, [COMMAND, "run"]))
         studied_s = time.monotonic() - begin_s
         document = {"case": name, "provenance": provenance(), **told(result)}
         document["pairs"] = pairs(config, folder / name, result)

@@ -256,7 +256,7 @@ def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureF
         ["--workload", "wrong.yaml"],
         ["--workload", "below.yaml"],
         ["--workload", "key.yaml"],
-        ["--model", MODELS, "--max-energy", "3"],
+        ["--model", MODELS, "--signature", "x"],
     ],
 )
 def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
