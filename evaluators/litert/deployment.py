@@ -358,7 +358,7 @@ def deploy_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Agreem
         for name, graph in graphs.items():
             runner.set_inputs(name, session.inputs(graph))
         runner.run()
-        used = [lane.name for lane in lanes_of(runner.platform)]
+        used = [lane.name for lane in lanes_of(runner.files.platform)]
         found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
         return worst(
             session.agreement(

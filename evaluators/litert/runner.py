@@ -28,7 +28,6 @@ from evaluators.base import Batch
 from evaluators.litert import tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import (
-    Deployment,
     read_deployment,
     read_workload_plan,
     started_for,
@@ -85,13 +84,17 @@ class PlanRunner(_Runner):
         log: where the runtime's own messages go; nowhere by default.
         custom_ops: a library with kernels of custom operators.
 
+    Attributes:
+        deployment: the plan as it was read.
+        candidate: the loaded plan, for :func:`evaluators.sampling.measure`.
+
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
         UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a stage.
     """
 
     def __init__(self, path: str | Path, log: Path | None = None, *, custom_ops: Path | None = None) -> None:
-        self._deployment = deployment = with_custom_ops(read_deployment(Path(path)), custom_ops)
+        self.deployment = deployment = with_custom_ops(read_deployment(Path(path)), custom_ops)
         groups = compiled_together(deployment.plan, deployment.platform, deployment.stages)
         graph, plan, stages = told_apart(deployment, groups)
         super().__init__(path, deployment.platform, log)
@@ -104,7 +107,7 @@ class PlanRunner(_Runner):
             operators = tuple(stage.operators for stage in plan.stages)
             taken = self._stages.take_plan(graph, digest, plan, stages, operators, lambda _: packed)
             self._arena = Arena(1, largest(graph))
-            self._candidate = LitertCandidate(
+            self.candidate = LitertCandidate(
                 graph,
                 plan,
                 deployment.platform,
@@ -120,7 +123,7 @@ class PlanRunner(_Runner):
 
     def _why(self, processor: str, what: str) -> UnavailableError:
         """Return the error that names the operator for which a processor's stages failed."""
-        deployed = self._deployment
+        deployed = self.deployment
         for index, stage in enumerate(deployed.stages):
             if deployed.plan.stages[index].processor == processor and deployed.platform[processor].kind == "cpu":
                 part = graph_of(stage.source, f"stage {index}")
@@ -130,19 +133,14 @@ class PlanRunner(_Runner):
         return UnavailableError(what)
 
     @property
-    def deployment(self) -> Deployment:
-        """The plan as it was read."""
-        return self._deployment
-
-    @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and type of each input by name; a name that occurs twice is followed by ``:`` and its position."""
-        return self._ports(self._deployment.graph.inputs)
+        return self._ports(self.deployment.graph.inputs)
 
     @property
     def outputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and type of each output by name."""
-        return self._ports(self._deployment.graph.outputs)
+        return self._ports(self.deployment.graph.outputs)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Run once.
@@ -160,13 +158,13 @@ class PlanRunner(_Runner):
         arrays = self._arrays(inputs)
         with self._lock:
             self._check_open()
-            self._candidate.set_inputs(arrays)
-            self._candidate.run(1)
-            return dict(zip(self.outputs, self._candidate.outputs(), strict=True))
+            self.candidate.set_inputs(arrays)
+            self.candidate.run(1)
+            return dict(zip(self.outputs, self.candidate.outputs(), strict=True))
 
     def run_seeded(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Run once on the inputs that the search measures with."""
-        deployed = self._deployment
+        deployed = self.deployment
         return self.run(list(deployed.inputs) or tensors.model_inputs(deployed.graph, seed))
 
     def read(self, path: Path) -> list[NDArray[Any]]:
@@ -175,7 +173,7 @@ class PlanRunner(_Runner):
         Raises:
             UsageError: it holds no inputs that fit the plan.
         """
-        graph = self._deployment.graph
+        graph = self.deployment.graph
         return read_inputs(path, [graph.tensors[t] for t in graph.inputs])
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
@@ -199,7 +197,7 @@ class PlanRunner(_Runner):
         try:
             names = list(self.outputs)
             arrays = (self._arrays(each) for each in inputs)
-            for outputs, _ in self._candidate.pipeline().stream(arrays):
+            for outputs, _ in self.candidate.pipeline().stream(arrays):
                 yield dict(zip(names, outputs, strict=True))
         finally:
             self._streaming = False
@@ -207,29 +205,24 @@ class PlanRunner(_Runner):
     @property
     def in_flight(self) -> int:
         """How many inferences of a stream are under way at most."""
-        return self._candidate.pipeline().how.frames
+        return self.candidate.pipeline().how.frames
 
     def measure(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
         with self._lock:
             self._check_open()
-            self._candidate.wake()
-            return self._candidate.run(n, stop_above_s)
+            self.candidate.wake()
+            return self.candidate.run(n, stop_above_s)
 
     def _check_open(self) -> None:
         super()._check_open()
         if self._streaming:
             raise UsageError("the runner runs a stream", "take all of its outputs, or close it, first")
 
-    @property
-    def candidate(self) -> LitertCandidate:
-        """The loaded plan, for :func:`evaluators.sampling.measure`."""
-        return self._candidate
-
     def _ports(self, indices: Sequence[int]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for position, index in enumerate(indices):
-            tensor = self._deployment.graph.tensors[index]
+            tensor = self.deployment.graph.tensors[index]
             name = tensor.name if tensor.name not in found else f"{tensor.name}:{position}"
             found[name] = tensors.shape_and_dtype(tensor)
         return found
@@ -264,7 +257,7 @@ class PlanRunner(_Runner):
             if self._closed:
                 return
             if self._streaming:
-                self._candidate.pipeline().stop()
+                self.candidate.pipeline().stop()
             super().close()
             if self._arena is not None:
                 self._arena.close()
@@ -279,6 +272,10 @@ class WorkloadRunner(_Runner):
         path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
         log: where the runtime's own messages go; nowhere by default.
 
+    Attributes:
+        files: the plan as it was read.
+        names: of the instances, those first that go first.
+
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
         UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a job.
@@ -286,6 +283,7 @@ class WorkloadRunner(_Runner):
 
     def __init__(self, path: str | Path, log: Path | None = None) -> None:
         self.files = files = read_workload_plan(Path(path))
+        self.names = files.names
         super().__init__(path, files.platform, log)
         self._instances: list[InstanceBinding] = []
         bound, numbers = (files.platform, self._workers, self._stages), count(1)
@@ -308,19 +306,9 @@ class WorkloadRunner(_Runner):
             raise
 
     @property
-    def platform(self) -> Platform:
-        """The processors in use."""
-        return self.files.platform
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The instances, those first that go first."""
-        return self.files.names
-
-    @property
     def failures(self) -> dict[str, str]:
         """The instances that failed, and why."""
-        return {self.files.names[client]: reason for client, reason in self._executor.failures.items()}
+        return {self.names[client]: reason for client, reason in self._executor.failures.items()}
 
     def set_inputs(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Give an instance the inputs of its requests, one array each, in the model's order.
@@ -355,9 +343,9 @@ class WorkloadRunner(_Runner):
         return self._workers.processes()
 
     def _instance(self, name: str) -> InstanceBinding:
-        if name not in self.files.names:
-            raise UsageError(f"there is no instance {name!r}", f"the plan has: {', '.join(self.files.names)}")
-        return self._instances[self.files.names.index(name)]
+        if name not in self.names:
+            raise UsageError(f"there is no instance {name!r}", f"the plan has: {', '.join(self.names)}")
+        return self._instances[self.names.index(name)]
 
     def close(self) -> None:
         """End the workers and give the memory back; a second call does nothing."""

@@ -60,6 +60,7 @@ _UNSUPPORTED = re.compile(r"not supported by \w+ delegate:\n(.{1,2000}?)\n(?:No|
 _MOST_HEARD = 1 << 20
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
 _PR_SET_PDEATHSIG = 1
+_OPERATIONS = ("compile", "release", "arena", "program", "drop", "run", "stream", "jobs")
 
 
 class Engine(Protocol):
@@ -119,16 +120,7 @@ class Worker:
         self._compiled: dict[int, Compiled] = {}
         self._arenas: dict[int, tuple[int, int]] = {}
         self._programs: dict[int, _Program] = {}
-        self.operations = {
-            "compile": self.compile,
-            "release": self.release,
-            "arena": self.arena,
-            "program": self.program,
-            "drop": self.drop,
-            "run": self.run,
-            "stream": self.stream,
-            "jobs": self.jobs,
-        }
+        self.operations = {name: getattr(self, name) for name in _OPERATIONS}
 
     def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
         """Compile stages: a header, whose weights lie in the files that came along."""
