@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import opens
-from evaluators.workload.host import worst
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.bounded import parsed_json, read_bounded
@@ -341,34 +339,6 @@ class WorkloadFiles:
     platform: Platform
     names: tuple[str, ...]
     models: tuple[Deployment, ...]
-
-
-def deploy_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Agreement:
-    """Write a plan into an existing folder, run it from there once, and compare outputs with the whole models'.
-
-    Raises:
-        UsageError: the folder cannot be written.
-        UnavailableError: a model failed.
-    """
-    from evaluators.litert.runner import WorkloadRunner
-
-    write_workload(session, folder, plan)
-    with WorkloadRunner(folder) as runner:
-        graphs = {i.name: c.graph for i, c in zip(session.workload.instances, session.joined.components, strict=True)}
-        for name, graph in graphs.items():
-            runner.set_inputs(name, session.inputs(graph))
-        runner.run()
-        used = [lane.name for lane in lanes_of(runner.files.platform)]
-        found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
-        return worst(
-            session.agreement(
-                model.model,
-                runner.outputs(session.joined.components[index].name),
-                used,
-                model.may_be_off(session.workload.client_of(index).tucker or 0.0),
-            )
-            for index, model in zip(found.components, found.models, strict=True)
-        )
 
 
 def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:

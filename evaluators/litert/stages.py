@@ -117,7 +117,8 @@ class StageCache:
     def __init__(self, workers: Workers, platform: Platform, limit_nbytes: int | None = None) -> None:
         self._workers = workers
         self._platform = platform
-        self.limit_nbytes = limit_nbytes if limit_nbytes is not None else _default_limit()
+        usual = min(max((available_nbytes() or 0) // _SHARE_OF_MEMORY, _LEAST_CACHE_NBYTES), _MOST_CACHE_NBYTES)
+        self.limit_nbytes = usual if limit_nbytes is None else limit_nbytes
         self._entries: OrderedDict[tuple[str, str, str, Group, str], Entry] = OrderedDict()
         self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
         self._numbers = count(1)
@@ -321,11 +322,6 @@ def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:
     return sum(graph.tensors[t].nbytes for o in operators for t in graph.operators[o].outputs if t not in border)
 
 
-def _default_limit() -> int:
-    free = available_nbytes() or 0
-    return min(max(free // _SHARE_OF_MEMORY, _LEAST_CACHE_NBYTES), _MOST_CACHE_NBYTES)
-
-
 def compile_stages(
     workers: Workers,
     processor: Processor,
@@ -482,17 +478,23 @@ class Refusals:
             UnavailableError: the worker died, or does not answer.
         """
         taken = self._taken.setdefault((graph.digest, processor.like), {})
-
-        def takes(some: Sequence[int]) -> bool:
-            return self._takes(graph, processor, some)
-
         asked = [o for o in operators if o not in taken]
-        alone = _refused(takes, asked)
+        alone = self._refused_alone(graph, processor, asked)
         refused = set(alone)
         if len(operators) > 1 and not reads_files(processor):
             refused = {o for o in alone if not self._taken_beside_others(graph, processor, o, alone)}
         taken |= {o: o not in refused for o in asked}
         return self.known(graph, processor, operators)
+
+    def _refused_alone(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
+        """Return the refused ones, by halving: few compilations where few are refused."""
+        if not operators or self._takes(graph, processor, operators):
+            return []
+        if len(operators) == 1:
+            return list(operators)
+        middle = len(operators) // 2
+        halves = operators[:middle], operators[middle:]
+        return [o for half in halves for o in self._refused_alone(graph, processor, half)]
 
     def _taken_beside_others(self, graph: Graph, processor: Processor, operator: int, alone: Sequence[int]) -> bool:
         readers = {r for t in graph.operators[operator].outputs for r in graph.consumers.get(t, ())}
@@ -578,13 +580,3 @@ def describe(graph: Graph, operators: Sequence[int]) -> str:
     """Return ``7 (GATHER), 12 (TOPK_V2)``, at most eight of them."""
     shown = ", ".join(f"{o} ({graph.operators[o].kind})" for o in operators[:_MOST_SHOWN])
     return shown + (f" and {len(operators) - _MOST_SHOWN} more" if len(operators) > _MOST_SHOWN else "")
-
-
-def _refused(takes: Callable[[Sequence[int]], bool], operators: Sequence[int]) -> list[int]:
-    """Return the refused ones, by halving: few compilations where few are refused."""
-    if not operators or takes(operators):
-        return []
-    if len(operators) == 1:
-        return list(operators)
-    middle = len(operators) // 2
-    return _refused(takes, operators[:middle]) + _refused(takes, operators[middle:])

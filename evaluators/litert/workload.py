@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Capabilities
 from evaluators.litert import tensors
-from evaluators.litert.deployment import deploy_workload
+from evaluators.litert.deployment import write_workload
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import usable_packed
+from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import INPUT_SEED, LocalSession
 from evaluators.litert.workers import Workers
-from evaluators.workload.host import HostedRun, MeasuredWorkload
+from evaluators.workload.host import HostedRun, MeasuredWorkload, worst
 from evaluators.workload.lowered import LoweredModel
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.prices import PriceTable, measure_prices
@@ -158,7 +159,14 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
                 raise UnavailableError(next(iter(executor.failures.values())))
             return outcomes, [instance.outputs() for instance in instances]
 
-    def agreement(
+    def agreements(self, found: Setting, outputs: Sequence[Sequence[NDArray[np.generic]]]) -> Iterator[Agreement]:
+        """Compare the outputs of each instance of a plan with those of its whole model."""
+        for index, model, mine in zip(found.components, found.models, outputs, strict=True):
+            processors = [each for name in model.processors for each in members(self.platform[name])]
+            off = model.may_be_off(self.workload.client_of(index).tucker or 0.0)
+            yield self._agreement(model.model, mine, processors, off)
+
+    def _agreement(
         self, graph: Graph, outputs: Sequence[NDArray[np.generic]], processors: Sequence[str], off: float = 0.0
     ) -> Agreement:
         """Compare outputs of a model with those of the whole model on the reference processor.
@@ -178,7 +186,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             outputs = self._outputs(made)
         finally:
             self.forget(made)
-        return self.agreement(graph, outputs, [self._reference_processor.name]).max_rel_error
+        return self._agreement(graph, outputs, [self._reference_processor.name]).max_rel_error
 
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return what a model computes as a whole on the reference processor."""
@@ -198,7 +206,14 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
         """See :class:`~evaluators.base.Session`."""
-        return deploy_workload(self, folder, plan)
+        write_workload(self, folder, plan)
+        names = [component.name for component in self.joined.components]
+        with WorkloadRunner(folder) as runner:
+            for name, component in zip(names, self.joined.components, strict=True):
+                runner.set_inputs(name, self.inputs(component.graph))
+            runner.run()
+            found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
+            return worst(self.agreements(found, [runner.outputs(names[index]) for index in found.components]))
 
 
 class WorkloadRun(HostedRun):
@@ -222,11 +237,7 @@ class WorkloadRun(HostedRun):
 
     def agreements(self) -> Iterator[Agreement]:
         """See :class:`~evaluators.workload.host.HostedRun`."""
-        session = self._session
-        for index, instance, model in zip(self._found.components, self._instances, self._found.models, strict=True):
-            processors = [each for name in model.processors for each in members(session.platform[name])]
-            off = model.may_be_off(session.workload.client_of(index).tucker or 0.0)
-            yield session.agreement(model.model, instance.outputs(), processors, off)
+        return self._session.agreements(self._found, [instance.outputs() for instance in self._instances])
 
     def close(self) -> None:
         """See :class:`~evaluators.base.Candidate`."""
