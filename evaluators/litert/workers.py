@@ -164,10 +164,9 @@ class Workers:
     ) -> dict[str, dict[str, Any]]:
         deadline = time.monotonic() + limit_s
         reached = progress()
-        waiting: dict[int, str] = {}
-        answers: dict[str, dict[str, Any]] = {}
         channels = {name: self._process(name).channel for name in requests}
-        poll = select.poll()
+        waiting: list[str] = []
+        answers: dict[str, dict[str, Any]] = {}
 
         def failed(name: str, reason: str, *, silent: Sequence[str] = (), told: bool = False) -> WorkerError:
             stopped = [each for each in silent if _is_stopped(self._running[each].pid)]
@@ -175,33 +174,28 @@ class Workers:
             reason = ended[name] if reason == "died" else reason
             return WorkerError(name, reason, fatal=True, silent=silent, stopped=stopped, told=told)
 
-        try:
-            for name, request in requests.items():
+        for name, request in requests.items():
+            try:
                 wire.send(channels[name], dict(request.head), request.payload, request.fds)
-                waiting[channels[name].fileno()] = name
-                poll.register(channels[name], select.POLLIN)
-        except OSError as error:
-            raise failed(name, "died" if isinstance(error, ConnectionError) else str(error)) from error
+            except OSError as error:
+                raise failed(name, "died" if isinstance(error, ConnectionError) else str(error)) from error
+            waiting.append(name)
         while waiting:
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
-            if not ready and progress() > reached:
+            found = self.answers(waiting, deadline - time.monotonic())
+            if not found and progress() > reached:
                 reached, deadline = progress(), time.monotonic() + limit_s
-                continue
-            if not ready:
-                silent = list(waiting.values())
-                raise failed(silent[0], f"gave no answer within {limit_s:.0f} s", silent=silent)
-            for fd, _ in ready:
-                name = waiting.pop(fd)
-                poll.unregister(fd)
-                try:
-                    answers[name], _, _ = wire.receive(channels[name])
-                except (EOFError, OSError) as error:
-                    raise failed(name, "died") from error
-                if "error" in answers[name]:
+            elif not found:
+                raise failed(waiting[0], f"gave no answer within {limit_s:.0f} s", silent=waiting)
+            for name, answer in found.items():
+                waiting.remove(name)
+                if answer is None:
+                    raise failed(name, "died")
+                if "error" in answer:
                     # The others may be waiting for this worker's next stage: nobody will come.
                     if waiting:
-                        raise failed(name, str(answers[name]["error"]), told=True)
-                    raise WorkerError(name, str(answers[name]["error"]), fatal=False, told=True)
+                        raise failed(name, str(answer["error"]), told=True)
+                    raise WorkerError(name, str(answer["error"]), fatal=False, told=True)
+                answers[name] = answer
         return answers
 
     def ends_of(self, names: Iterable[str]) -> dict[str, int]:

@@ -66,10 +66,8 @@ class Interpreters:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return importlib.import_module(self._name)
 
-    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
+    def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
         """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
-        if header or len(fds) != signatures:
-            raise UnavailableError("an interpreter takes each stage as a file")
         stages = [self._stage(fd, settings) for fd in fds]
         ports = tuple((into, out) for _, into, out in stages)
         return Compiled(self, _run, stages, ports, accelerated=True)

@@ -184,10 +184,8 @@ class OpenVino:
         self._lib.ov_free(text)
         return found
 
-    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
+    def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
         """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
-        if header or len(fds) != signatures:
-            raise UnavailableError("OpenVINO takes each stage as a file")
         stages: list[_Stage] = []
         ports = []
         try:
