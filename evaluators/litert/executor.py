@@ -20,7 +20,7 @@ from evaluators.litert.stages import Entry, StageCache, engine_of
 from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.worker.shared_scheduler import SharedScheduler, scheduler_head
-from evaluators.litert.workers import Arena, Request, Workers, bind_program, tell
+from evaluators.litert.workers import Arena, Request, bind_program, tell
 from evaluators.workload.lowered import over_before
 from evaluators.workload.outcome import Outcome, outcome
 from evaluators.workload.scheduler import QueueClient
@@ -29,7 +29,6 @@ from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.stages import StageModel
 from search_spaces.plan import Dispatch
-from search_spaces.platform import Platform
 from search_spaces.rewrites.views import Viewed
 
 _READY_LIMIT_S = 30.0
@@ -71,6 +70,10 @@ class InstanceBinding:
         names: of the processors that it numbers.
         numbers: gives each program and memory a number that the workers have not heard yet.
 
+    Attributes:
+        number: what the processes call the jobs, and the memory.
+        processes: that may run its jobs.
+
     Raises:
         UnavailableError: a worker refuses the jobs, or there is no memory.
     """
@@ -80,19 +83,17 @@ class InstanceBinding:
         jobs: Jobs,
         client: QueueClient,
         names: Sequence[str],
-        platform: Platform,
-        workers: Workers,
         stages: StageCache,
         numbers: count[int],
     ) -> None:
-        self.jobs = jobs
+        self.jobs, self.number = jobs, next(numbers)
         self._before = over_before(client)
         self._jobs_of: dict[str, dict[int, str]] = {}  # process → the jobs that may run there, and a processor for each
         for job, processors in enumerate(client.lanes):
             for name in (names[processor] for processor in processors):
                 self._jobs_of.setdefault(stages.process(name), {})[job] = name
-        self._platform, self._workers, self._stages = platform, workers, stages
-        self._number = next(numbers)
+        self.processes = tuple(self._jobs_of)
+        self._stages, self._workers = stages, stages.workers
         self._entries: dict[str, Entry] = {}
         self._arena: Arena | None = None
         try:
@@ -100,16 +101,6 @@ class InstanceBinding:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def processes(self) -> tuple[str, ...]:
-        """The processes that may run its jobs."""
-        return tuple(self._jobs_of)
-
-    @property
-    def number(self) -> int:
-        """What the processes call the jobs, and the memory."""
-        return self._number
 
     def bind(self) -> None:
         """Compile the jobs where that is still to be done, or was lost with a process, and bind them to the memory."""
@@ -127,7 +118,7 @@ class InstanceBinding:
     def _taken(self, process: str) -> Entry:
         which, jobs = self._jobs_of[process], self.jobs
         processor, cut = next(iter(which.values())), [jobs.stages[job] for job in which]
-        if len(jobs.stages) > 1 and engine_of(self._platform[processor], cut) == INTERPRETER:
+        if len(jobs.stages) > 1 and engine_of(self._stages.platform[processor], cut) == INTERPRETER:
             raise UnavailableError(
                 f"{jobs.graph.name!r} has state, or sizes known only at run time: of several models it runs whole",
                 "give --max-stages 1, or search it alone",
@@ -147,12 +138,12 @@ class InstanceBinding:
         viewed = self.jobs.viewed
         found = layout(viewed.graph, viewed.plan, self._before, outputs)
         self._offsets = found.offsets
-        self._arena = Arena(self._number, found.nbytes)
+        self._arena = Arena(self.number, found.nbytes)
 
     def _send(self, process: str) -> None:
         """Tell a process of the memory, and bind the jobs to it."""
         ports, entry = self._ports(process), self._entries[process]
-        own_memory = accelerators_of(self._platform[next(iter(self._jobs_of[process].values()))]) != CPU
+        own_memory = accelerators_of(self._stages.platform[next(iter(self._jobs_of[process].values()))]) != CPU
         copied = {j: Copies(frozenset(i), frozenset(o)) if own_memory else Copies() for j, (i, o) in ports.items()}
         compiled = {job: (entry.number, signature) for signature, job in enumerate(ports)}
         bound = Binding(self.jobs.graph, compiled, ports, copied, self._offsets)
@@ -160,7 +151,7 @@ class InstanceBinding:
         arena.introduce(self._workers, [process])
         with closing(Semaphores(0)) as semaphores:
             program = {**ONE_FRAME, "steps": [bound.step(job) for job in ports]}
-            bind_program(self._workers, self._number, arena, semaphores, {process: program})
+            bind_program(self._workers, self.number, arena, semaphores, {process: program})
 
     def set_inputs(self, arrays: Arrays) -> None:
         """Copy one array per input of the model into its memory, and spoil its outputs."""
@@ -183,7 +174,7 @@ class InstanceBinding:
         arena, self._arena = self._arena, None
         for process, entry in self._entries.items():
             with suppress(UnavailableError):  # it is gone, and with it what it was to forget
-                tell(self._workers, {process: entry.ends}, {"op": "drop", "id": self._number})
+                tell(self._workers, {process: entry.ends}, {"op": "drop", "id": self.number})
             self._stages.give_back(entry)
         self._entries.clear()
         if arena is not None:
@@ -199,7 +190,6 @@ class Executor:
 
     Args:
         instances: of each client of ``found``.
-        run_s: how long a job may take while nothing is known of it.
     """
 
     def __init__(
@@ -207,14 +197,12 @@ class Executor:
         found: Setting,
         dispatch: Dispatch,
         instances: Sequence[InstanceBinding],
-        workers: Workers,
         stages: StageCache,
-        run_s: float,
     ) -> None:
         self.failures: dict[int, str] = {}
-        self._found, self._instances, self._workers, self._stages = found, tuple(instances), workers, stages
+        self._found, self._instances, self._workers, self._stages = found, tuple(instances), stages.workers, stages
         self._head = scheduler_head(found.clients, found.excluded, dispatch)
-        self._limits_s = [run_s] * len(self._instances)
+        self._limits_s = [stages.platform.limits.run_s] * len(self._instances)  # while nothing is known of its jobs
         self._ends_before: dict[str, int] = {}
 
     def run(self) -> Outcome:

@@ -286,7 +286,7 @@ class WorkloadRunner(_Runner):
         self.names = files.names
         super().__init__(path, files.platform, log)
         self._instances: list[InstanceBinding] = []
-        bound, numbers = (files.platform, self._workers, self._stages), count(1)
+        numbers = count(1)
         try:
             for client, deployment in zip(files.setting.clients, files.models, strict=True):
                 together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
@@ -295,12 +295,9 @@ class WorkloadRunner(_Runner):
                 digest = f"{deployment.content_digest} {deployment.graph.digest}"
                 operators = tuple(s.operators for s in plan.stages)
                 jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), digest, packed)
-                self._instances.append(InstanceBinding(jobs, client, files.setting.lanes, *bound, numbers))
+                self._instances.append(InstanceBinding(jobs, client, files.setting.lanes, self._stages, numbers))
                 self._instances[-1].set_inputs(tensors.model_inputs(graph, 0))
-            run_s = files.platform.limits.run_s
-            self._executor = Executor(
-                files.setting, files.dispatch, self._instances, self._workers, self._stages, run_s
-            )
+            self._executor = Executor(files.setting, files.dispatch, self._instances, self._stages)
         except BaseException:
             self.close()
             raise

@@ -111,12 +111,13 @@ class StageCache:
             machine has free, at least 256 MiB and at most 2 GiB.
 
     Attributes:
+        workers, platform: whose stages these are.
         limit_nbytes: see there.
     """
 
     def __init__(self, workers: Workers, platform: Platform, limit_nbytes: int | None = None) -> None:
-        self._workers = workers
-        self._platform = platform
+        self.workers = workers
+        self.platform = platform
         usual = min(max((available_nbytes() or 0) // _SHARE_OF_MEMORY, _LEAST_CACHE_NBYTES), _MOST_CACHE_NBYTES)
         self.limit_nbytes = usual if limit_nbytes is None else limit_nbytes
         self._entries: OrderedDict[tuple[str, str, str, Group, str], Entry] = OrderedDict()
@@ -127,7 +128,7 @@ class StageCache:
 
     def process(self, processor: str) -> str:
         """Return the name of the worker that a processor is, or is a thread of."""
-        return str(self._platform[processor].options.get(HOST, processor))
+        return str(self.platform[processor].options.get(HOST, processor))
 
     def take(
         self,
@@ -158,12 +159,12 @@ class StageCache:
             self._entries.move_to_end(key)
             entry.users += 1
             return entry
-        found = replace(self._platform[processor], name=worker)
+        found = replace(self.platform[processor], name=worker)
         models = opened(graph, found, group, cut or [self.cut(graph, content_digest, o) for o in group])
         number = next(self._numbers)
         self._compile(graph, found, number, group, models, packed)
         nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
-        entry = Entry(worker, number, models, nbytes, owner, self._workers.ends[worker])
+        entry = Entry(worker, number, models, nbytes, owner, self.workers.ends[worker])
         self._entries[key] = entry
         self._shrink()
         return entry
@@ -187,7 +188,7 @@ class StageCache:
         """
         found = TakenStages()
         try:
-            for processor, indices in compiled_together(plan, self._platform, stages):
+            for processor, indices in compiled_together(plan, self.platform, stages):
                 group, cut = tuple(operators[i] for i in indices), [stages[i] for i in indices]
                 entry = self.take(graph, content_digest, processor, group, packed(group), owner=owner, cut=cut)
                 found.entries.append(entry)
@@ -205,7 +206,7 @@ class StageCache:
         Raises:
             UnavailableError: the worker died, or does not answer.
         """
-        found = self._platform[processor]
+        found = self.platform[processor]
         return self._refusals.find(graph, found, range(len(graph.operators))) if may_refuse(found) else []
 
     def _compile(
@@ -222,8 +223,8 @@ class StageCache:
         if not fallback and (refused := self._refusals.known(graph, processor, operators)):
             raise refusal(graph, processor, operators, refused)
         try:
-            limit_s = self._platform.limits.load_s
-            answer = compile_stages(self._workers, processor, number, models, packed, limit_s=limit_s)
+            limit_s = self.platform.limits.load_s
+            answer = compile_stages(self.workers, processor, number, models, packed, limit_s=limit_s)
         except WorkerError as error:
             if graph.source is None:  # the stages come from files, and the model is not here
                 raise
@@ -268,7 +269,7 @@ class StageCache:
         Raises:
             UnavailableError: the runtime refuses it.
         """
-        pack_weights(self._workers, self._platform[processor], next(self._numbers), packing_model(graph), path)
+        pack_weights(self.workers, self.platform[processor], next(self._numbers), packing_model(graph), path)
 
     def cut(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
         """Return a stage as a model."""
@@ -287,7 +288,7 @@ class StageCache:
             del self._cut[key]
 
     def _is_there(self, entry: Entry) -> bool:
-        return entry.ends == self._workers.ends[entry.worker]
+        return entry.ends == self.workers.ends[entry.worker]
 
     def _shrink(self) -> None:
         total = sum(entry.nbytes for entry in self._entries.values() if not entry.owner)
@@ -297,7 +298,7 @@ class StageCache:
                 total -= 0 if entry.owner else entry.nbytes
                 del self._entries[key]
                 if is_there:
-                    release_stages(self._workers, entry.worker, entry.number)
+                    release_stages(self.workers, entry.worker, entry.number)
 
 
 def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageModel]) -> list[tuple[str, list[int]]]:

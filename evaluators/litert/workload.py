@@ -115,7 +115,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
         cut = tuple(self._stages.cut(graph, digest, each) for each in operators)
         jobs = Jobs(graph, operators, cut, model.viewed, digest, packed, name if threads or own else "")
-        bound = InstanceBinding(jobs, client, found.lanes, self.platform, self._workers, self._stages, self._numbers)
+        bound = InstanceBinding(jobs, client, found.lanes, self._stages, self._numbers)
         bound.set_inputs(whole.inputs)
         return bound
 
@@ -138,7 +138,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
 
     def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[InstanceBinding]) -> Executor:
         """Return what runs a setting."""
-        return Executor(found, dispatch, instances, self._workers, self._stages, self.platform.limits.run_s)
+        return Executor(found, dispatch, instances, self._stages)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
         """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
