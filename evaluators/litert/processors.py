@@ -270,20 +270,20 @@ def check_cores(text: str, cores: Sequence[int]) -> None:
         )
 
 
+def _accelerator(text: str, name: ProcessorName, resources: dict[str, float], like: str, **options: Any) -> Processor:
+    """Return a processor that is no CPU; its worker may use any core."""
+    all_options = {"cores": tuple(usable_cores()), "threads": 1, **options}
+    made = Processor(text, name.kind, resources, like, all_options)
+    return replace(with_cpu(made), name=text) if name.fallback else made
+
+
 def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
-    cores = tuple(usable_cores())
-    options: dict[str, Any] = {
-        "cores": cores,
-        "threads": 1,
-        "adapter": adapter.name,
-        "driver_version": adapter.driver_version,
-        "precision": name.precision,
-    }
+    options = {"adapter": adapter.name, "driver_version": adapter.driver_version, "precision": name.precision}
     resources = {f"adapter {adapter.name}": 1.0}
     if adapter.kind == "software":  # it computes on the cores, which are then not free for other processors
-        options["software"] = True
-        resources |= {f"core{core}": 1.0 for core in cores}
-    return _with_fallback(Processor(text, "gpu", resources, f"{adapter.name}:{name.precision}", options), name)
+        resources |= {f"core{core}": 1.0 for core in usable_cores()}
+        return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options, software=True)
+    return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options)
 
 
 def _check_precision(text: str, precision: str) -> None:
@@ -308,20 +308,13 @@ def _openvino_device(text: str, name: ProcessorName) -> Processor:
         raise UnavailableError(
             f"processor {text!r}: OpenVINO finds no such device", f"it finds: {listed}; install the device's driver"
         )
-    options: dict[str, Any] = {
-        "cores": tuple(usable_cores()),
-        "threads": 1,
-        "runtime": OPENVINO,
-        "precision": name.precision,
-        "device": found.device,
-        "adapter": found.name,
-    }
     like = f"{found.name}:{OPENVINO}-{name.precision}"
     # Vulkan knows the same adapter by a name that differs in what is in parentheses.
     maker = found.name.partition(" (")[0]
     same = (a.name for a in find_adapters(software=False) if a.name.partition(" (")[0] == maker)
     resource = f"adapter {next(same, found.name)}" if name.kind == "gpu" else f"npu {found.name}"
-    return _with_fallback(Processor(text, name.kind, {resource: 1.0}, like, options), name)
+    options = {"runtime": OPENVINO, "precision": name.precision, "device": found.device, "adapter": found.name}
+    return _accelerator(text, name, {resource: 1.0}, like, **options)
 
 
 def _npu(text: str, name: ProcessorName) -> Processor:
@@ -329,13 +322,8 @@ def _npu(text: str, name: ProcessorName) -> Processor:
     if is_allowed(text):
         allow(named)  # with which its process is started
     folder = npu_folder(named)
-    options = {"cores": tuple(usable_cores()), "threads": 1, "folder": str(folder)}
     vendor = next(folder.glob("libLiteRtDispatch_*.so")).stem.removeprefix("libLiteRtDispatch_")
-    return _with_fallback(Processor(text, "npu", {f"npu {vendor}": 1.0}, f"npu {vendor}", options), name)
-
-
-def _with_fallback(processor: Processor, name: ProcessorName) -> Processor:
-    return replace(with_cpu(processor), name=processor.name) if name.fallback else processor
+    return _accelerator(text, name, {f"npu {vendor}": 1.0}, f"npu {vendor}", folder=str(folder))
 
 
 def _speed(core: int) -> str:

@@ -165,22 +165,14 @@ class Worker:
         def waits(pairs: Sequence[tuple[int, int]]) -> tuple[Semaphore, ...]:
             return tuple(Semaphore(place(i), spin_ns, regular=head["regular"] and spin_ns > 0) for i, spin_ns in pairs)
 
+        def step(told: dict[str, Any], offset: int, buffers: _Buffers) -> Step:
+            meets = waits(told["waits"]), tuple(map(place, told["signals"]))
+            return self._step(told, (base + offset, size - offset), buffers, *meets)
+
         frames, unbind = [], list[Callable[[], None]]()
         for frame in range(head["frames"]):
             buffers: _Buffers = {}
-            offset = frame * head["frame_nbytes"]
-            frames.append(
-                tuple(
-                    self._step(
-                        step,
-                        (base + offset, size - offset),
-                        buffers,
-                        waits(step["waits"]),
-                        tuple(map(place, step["signals"])),
-                    )
-                    for step in head["steps"]
-                )
-            )
+            frames.append(tuple(step(told, frame * head["frame_nbytes"], buffers) for told in head["steps"]))
             unbind += [give_back for _, _, give_back in buffers.values()]
         go, ends = waits(head["go"]), waits(head["ends"])
         made = _Program(tuple(frames), go, tuple(map(place, head["starts"])), ends, memory, tuple(unbind))
@@ -239,10 +231,9 @@ class Worker:
 
     def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Forget a program."""
-        program = self._programs.pop(head["id"], None)  # it may not have come to be
-        for unbind in program.unbind if program else ():
-            unbind()
-        if program:
+        if program := self._programs.pop(head["id"], None):  # it may not have come to be
+            for unbind in program.unbind:
+                unbind()
             unmap(*program.semaphores)
         return {}
 
