@@ -58,7 +58,7 @@ class Deployment:
     Attributes:
         plan: over ``graph``, one stage per operator.
         graph: the stages as operators of kind ``STAGE``, and the tensors between them.
-        platform: the lanes that the plan uses.
+        platform: the processors that the plan uses.
         stages: the stage files, verified by digest and against the plan.
         content_digest: SHA-256 of the model that the stages were cut from.
         inputs: what the search measured with; empty where those are drawn without regard to the operators.
@@ -138,7 +138,7 @@ def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 def runs_here(path: Path) -> bool:
-    """Return whether a plan of one model has files and names the cores of its processors, for LiteRT's lanes to run."""
+    """Return whether a plan of one model has files and names the cores of its processors, so that LiteRT can run it here."""
     document = _peek(path)
     try:
         return "files" in document and all("cores" in p["options"] for p in document["platform"]["processors"])
@@ -223,7 +223,7 @@ def read_deployment(path: Path) -> Deployment:
 
 @contextmanager
 def started_for(path: str | Path) -> Iterator[None]:
-    """Name the plan in errors of what starts its lanes.
+    """Name the plan in errors of what starts its workers.
 
     Raises:
         UnavailableError: this machine lacks what the plan at ``path`` needs.
@@ -273,7 +273,7 @@ def _stage_graph(document: Mapping[str, Any]) -> Graph:
 
 
 def platform_of(data: Mapping[str, Any]) -> Platform:
-    """Return the lanes that a plan's file describes; errors are those of wrong types and missing fields.
+    """Return the processors that a plan's file describes; errors are those of wrong types and missing fields.
 
     Raises:
         PlanError: they are those of another device.
