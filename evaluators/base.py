@@ -309,6 +309,18 @@ def conditions_of(session: Session) -> Callable[[], Mapping[str, Any]]:
     return session.conditions if session.capabilities.conditions else dict
 
 
+def verified(candidate: Candidate) -> Agreement | None:
+    """Return how a candidate's outputs compare with the whole model's; None where the evaluator does not compare.
+
+    Raises:
+        UnavailableError: it computes something else.
+    """
+    agreement = candidate.verify()
+    if agreement is not None and not agreement.accepted:
+        raise UnavailableError(f"outputs are {agreement}; {agreement.tolerance:.1e} is allowed")
+    return agreement
+
+
 def counters_of(session: Session) -> Callable[[], Counters] | None:
     """Return what reads the kernel's counters of a session's threads; None where it cannot."""
     return session.counters if session.capabilities.counters else None

@@ -159,7 +159,7 @@ class Measurement:
                 warmup_s=tuple(float(v) for v in content["warmup_s"]),
                 stopped=_stopped(content["stopped"]),
                 timeline=None if content["timeline"] is None else _timeline(content["timeline"]),
-                agreement=None if content["agreement"] is None else _agreement(content["agreement"]),
+                agreement=None if content["agreement"] is None else read_agreement(content["agreement"]),
                 cold=_factor(content.get("cold", 1.0)),
                 promised=bool(content.get("promised", False)),
                 figures={str(k): float(v) for k, v in content.get("figures", {}).items()},
@@ -186,7 +186,12 @@ def _timeline(events: Any) -> Timeline:
     )
 
 
-def _agreement(content: Any) -> Agreement:
+def read_agreement(content: Any) -> Agreement:
+    """Build an agreement from its fields as a mapping.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing or has the wrong type.
+    """
     return Agreement(
         identical=bool(content["identical"]),
         max_abs_error=float(content["max_abs_error"]),

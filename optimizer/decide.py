@@ -6,15 +6,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.base import Agreement, Candidate, Session, conditions_of, counters_of, verified
 from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
-from evaluators.samples import Samples
+from evaluators.samples import Samples, read_agreement
 from optimizer.history import History, Trial
 from search_spaces.errors import PlanError, RunFolderError, UnavailableError
 from search_spaces.graph import Graph
@@ -56,6 +56,7 @@ class Verdict:
         eligible: the finalists that may be recommended: they have no more stages than asked for and keep all limits.
         left_out: how many plans within reach were not measured again for lack of time.
         cores: how many the measurements used.
+        compared: digest → how the outputs of a plan compare with the whole model's that the search had not looked at.
     """
 
     best: Plan
@@ -70,6 +71,7 @@ class Verdict:
     eligible: tuple[int, ...] = ()
     left_out: int = 0
     cores: int = 1
+    compared: Mapping[str, Agreement] = field(default_factory=dict)
 
     def standing(self, plan: Plan) -> Standing | None:
         """Return what the final says of a plan; None where it was not measured there."""
@@ -167,6 +169,7 @@ class Verdict:
             "eligible": list(self.eligible),
             "left_out": self.left_out,
             "cores": self.cores,
+            "compared": {digest: asdict(agreement) for digest, agreement in self.compared.items()},
         }
 
     @classmethod
@@ -190,6 +193,7 @@ class Verdict:
                 tuple(int(i) for i in data["eligible"]),
                 int(data["left_out"]),
                 int(data["cores"]),
+                {str(digest): read_agreement(each) for digest, each in data["compared"].items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError, PlanError) as error:
             raise RunFolderError(f"the verdict in the log is damaged: {error!r}") from error
@@ -251,8 +255,32 @@ def decide(
     eligible = [i for i, t in enumerate(trials) if how.allowed(t.plan) and how.fits(t)]
     eligible = eligible or [i for i, t in enumerate(trials) if how.fits(t)] or list(range(len(trials)))
 
+    # The search gives up a plan that has lost before it looks at its outputs; such a plan may win here.
+    looked = session.capabilities.outputs
+    unseen = {t.plan.digest for t in trials if looked and t.measurement and t.measurement.agreement is None}
+    compared: dict[str, Agreement] = {}
+
+    def checked(candidate: Candidate, plan: Plan) -> Candidate:
+        """Return a candidate whose outputs have been compared with the whole model's.
+
+        Raises:
+            UnavailableError: it computes something else.
+        """
+        if plan.digest not in unseen:
+            return candidate
+        try:
+            candidate.run(1)
+            agreement = verified(candidate)
+        except UnavailableError:
+            candidate.close()
+            raise
+        unseen.discard(plan.digest)
+        if agreement is not None:
+            compared[plan.digest] = agreement
+        return candidate
+
     def load(plan: Plan) -> Callable[[], Candidate]:
-        return lambda: session.load(how.graph, plan, fresh=True)
+        return lambda: checked(session.load(how.graph, plan, fresh=True), plan)
 
     def chosen(final: Final) -> int:
         among = [i for i in eligible if i in final.measured] or list(final.measured)
@@ -268,7 +296,7 @@ def decide(
                 yield min(group, key=lambda i: final.effect(i, final.fastest))
 
     def shared(plan: Plan) -> Callable[[], Candidate]:
-        return lambda: session.load(how.graph, plan)
+        return lambda: checked(session.load(how.graph, plan), plan)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
     policy = replace(how.policy, room=_room(how, free_nbytes))
@@ -316,6 +344,7 @@ def decide(
         tuple(eligible),
         left_out,
         how.cores,
+        compared,
     )
 
 

@@ -31,20 +31,12 @@ from optimizer.coexecution import coexecution_beliefs, coexecution_price
 from optimizer.config import StudyConfig, most_stages
 from optimizer.decide import FinalSettings, Verdict, decide
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.ranks import RankAim
 from optimizer.exact.weighed import weighed
 from optimizer.history import History
 from optimizer.limits import allowed_error, limits_of
 from optimizer.objective import latency_costs, objective_beliefs, objective_model
-from optimizer.objective_spaces import (
-    NonChain,
-    latency_price,
-    least_work,
-    objective_price,
-    space_beliefs,
-    sum_price,
-)
 from optimizer.pareto import Front, FrontPlan, criteria, front_finalists, knee, significant_front
 from optimizer.profile import Profile
 from optimizer.ranks import SLACK, error_violations, rank_baselines, rank_beliefs, rank_model, rank_violations
@@ -175,7 +167,7 @@ def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
     latency = config.objective == (LATENCY.name,) and not needed(config)
     if isinstance(space, RankSpace):
         return not (isinstance(space.chains, ChainSpace) and latency and not config.state)
-    if isinstance(space, CoexecutionSpace):
+    if isinstance(space, CoexecutionSpace | BranchSpace):
         return not latency or bool(config.state)
     return bool(config.state) and not latency
 
@@ -220,6 +212,7 @@ def _composed_aim(
 
     names = [each.objective.name for each in how]
     figures = {name: partial(model.figure, names.index(name)) for name in names[count:]}
+    least = {each.objective.name: bound_of(graph, space, costs, each, ranks).latency_s for each in how[count:]}
     latency = SearchModel(everywhere(priced_model(predicting, platform, latency_only(platform))), graph, space)
     more: tuple[Baseline, ...] = ()
     if ranks is not None:
@@ -234,6 +227,7 @@ def _composed_aim(
         more,
         priced=session if priced is not None else None,
         figures=figures,
+        least=least,
         breaks=breaks,
     )
 
@@ -277,12 +271,11 @@ def _priced_aim(
 ) -> Aim:
     model = objective_model(session, graph, platform, profiled)
     latency = latency_costs(session.inner, graph, platform, profiled)
-    several = len(config.objective) > 1
-    chains = not isinstance(space, NonChain)
+    count = len(config.objective)
     first = session.how[0]
     by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
-    named = PricedSession(session.inner, session.how[: len(config.objective)])
-    makes = (lambda costs: criteria(graph, named, costs), lambda lane: by.get(lane, 1.0)) if several else None
+    named = PricedSession(session.inner, session.how[:count])
+    makes = (lambda costs: criteria(graph, named, costs), lambda lane: by.get(lane, 1.0)) if count > 1 else None
     figures: dict[str, Callable[[Plan], float]] = {}
     least: dict[str, float] = {}
     for how in session.how:
@@ -290,47 +283,24 @@ def _priced_aim(
             by = weights(how.objective, platform, how.powers)
             if set(by) >= {p.name for p in platform.processors}:
                 costs = weighed(latency, by)
-                figures[how.objective.name] = sum_price(costs)
-                least[how.objective.name] = best_chains(costs, most)[0].cost_s if chains else least_work(costs)
-    believed = (
-        space_beliefs(model, session, space, profiled)
-        if isinstance(space, NonChain)
-        else objective_beliefs(model, session, most, optima)
-    )
-    if several:  # a front starts from the optimum of each objective
-        others = tuple(
-            _optimum(PricedSession(session.inner, [how]), graph, platform, space, profiled, most)
-            for how in session.how[1 : len(config.objective)]
-        )
-        believed = replace(believed, optima=tuple({p.digest: p for p in (*believed.optima, *others)}.values()))
-    # Where plans are no chains, what is small when parts overlap is searched as the latency is.
-    law = model.law if chains or model.objective.law != "latency" else None
+                figures[how.objective.name] = partial(chain_cost, replace(costs, beyond_s=None))
+                least[how.objective.name] = best_chains(costs, most)[0].cost_s
+    believed = objective_beliefs(model, session, most, optima)
+    for which in range(1, count):  # a front starts from the optimum of each objective
+        other = session.only(which)
+        found = objective_beliefs(objective_model(other, graph, platform, profiled), other, most, 1).optima
+        believed = replace(believed, optima=tuple({p.digest: p for p in (*believed.optima, found[0])}.values()))
     return Aim(
         session,
         believed,
-        objective_price(model, space),
+        model.predict,
         latency,
-        latency_price(graph, space, latency),
-        lambda fits: Problem(graph, platform, space, latency if several else model.costs, fits, law, makes),
+        lambda plan: chain_cost(latency, plan),
+        lambda fits: Problem(graph, platform, space, latency if count > 1 else model.costs, fits, model.law, makes),
         priced=session,
         figures=figures,
         least=least,
     )
-
-
-def _optimum(
-    session: PricedSession,
-    graph: Graph,
-    platform: Platform,
-    space: EnumerableSpace,
-    profiled: Profile,
-    most: int,
-) -> Plan:
-    """Return the best plan in the model by the first objective of a session."""
-    model = objective_model(session, graph, platform, profiled)
-    if isinstance(space, NonChain):
-        return space_beliefs(model, session, space, profiled).optima[0]
-    return objective_beliefs(model, session, most, 1).optima[0]
 
 
 def _priced(config: StudyConfig, platform: Platform, session: Session) -> PricedSession | None:

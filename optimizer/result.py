@@ -162,6 +162,13 @@ class Result:
         trial = self.history.known.get(plan.digest)
         return trial.measurement if trial else None
 
+    def agreement(self, plan: Plan) -> Agreement | None:
+        """Return how a plan's outputs compared with the whole model's, in the search or else in the final."""
+        measured = self.measurement(plan)
+        if measured is not None and measured.agreement is not None:
+            return measured.agreement
+        return self.verdict.compared.get(plan.digest) if self.verdict is not None else None
+
     @property
     def model_bound_s(self) -> float | None:
         """What no plan of the space goes below in the model: its optimum, where that is proven."""
@@ -350,7 +357,7 @@ class Result:
         }
 
     def _plan_json(self, plan: Plan) -> dict[str, Any]:
-        samples, measured = self.samples(plan), self.measurement(plan)
+        samples, measured, agreement = self.samples(plan), self.measurement(plan), self.agreement(plan)
         interval, ratio = self.interval(plan), self.against_best(plan)
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not measured"
         return {
@@ -371,11 +378,11 @@ class Result:
             if (stage_s := self.stage_s(plan))
             else None,
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
-            "identical": measured.agreement.identical if measured and measured.agreement else None,
-            "max_rel_error": measured.agreement.max_rel_error if measured and measured.agreement else None,
-            "mean_rel_error": measured.agreement.mean_rel_error if measured and measured.agreement else None,
-            "output": measured.agreement.output if measured and measured.agreement else None,
-            "tolerance": measured.agreement.tolerance if measured and measured.agreement else None,
+            "identical": agreement.identical if agreement else None,
+            "max_rel_error": agreement.max_rel_error if agreement else None,
+            "mean_rel_error": agreement.mean_rel_error if agreement else None,
+            "output": agreement.output if agreement else None,
+            "tolerance": agreement.tolerance if agreement else None,
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,
         }

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,14 +19,17 @@ from evaluators.base import Session
 from evaluators.objectives import LATENCY, Priced, PricedSession, Pricing
 from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.bounds import Beliefs, Bounds
+from optimizer.branches import best_near, branch_starts, predictor
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.exact.ranks import RankCosts, Shape, best_ranked
 from optimizer.exact.weighed import weighed
 from optimizer.objective import known_weights
 from optimizer.profile import Profile
+from search_spaces.branch_space import BranchSpace
 from search_spaces.chain import chain_plan
 from search_spaces.coexecution import CoexecutionSpace
 from search_spaces.errors import InfeasibleError, OptimizeError, PlanError
@@ -157,10 +161,18 @@ def starts_of(
     shapes: list[Shape] = [_Chains(graph, most)]
     if isinstance(inner, CoexecutionSpace):
         shapes.append(_Shared(inner))
+    near = branch_starts(inner, costs, costs.platform.processors[0].name) if isinstance(inner, BranchSpace) else []
+    found += near
     for how in asked:
         by = known_weights(how, costs.platform)
         summed = how.objective.law == "sum"
         own = weighed(costs, by) if summed else costs
+        if isinstance(inner, BranchSpace) and how.objective.law != "memory":
+            plain = replace(own, beyond_s=None)  # stages need not be consecutive
+            law: Law = "period" if how.objective.law == "period" else "latency"
+            overlaps = how.objective.law == "latency"
+            price = predictor(graph, inner, own) if overlaps else partial(chain_cost, plain, objective=law)
+            found.append(best_near(inner, price, near)[0])
         scale = np.array([by[p.name] if summed else 1.0 for p in costs.platform.processors])
         for shape in shapes:
             found.append(shape.solve(own)[0])

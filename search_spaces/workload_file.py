@@ -41,6 +41,7 @@ from search_spaces.workload import (
 )
 from search_spaces.yaml_file import Value, parsed
 
+_FILES = (".tflite", ".onnx", ".pt2")
 _WORKLOAD = ("name", "memory_limit_mb", "models", "seed")
 _CLIENT = ("model", "name", "count", "arrival", "priority", "deadline_ms", "own_weights", "queue", "tucker")
 _ARRIVAL = ("kind", "requests", "period_ms", "rate_per_s", "offset_ms")
@@ -95,7 +96,11 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
         if deadline_s is None:
             raise fields["deadline_ms"].error("the deadline must be above 0")
     client = Client(
-        fields["name"].text("the name") if "name" in fields else Path(model).stem if "/" in model else model,
+        fields["name"].text("the name")
+        if "name" in fields
+        else Path(model).stem
+        if model.endswith(".tflite")
+        else model,
         model,
         _whole(fields["count"], "the count", 1, MAX_INSTANCES) if "count" in fields else 1,
         arrival,

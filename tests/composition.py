@@ -6,18 +6,26 @@
 
 A cell is freedoms × one model or two × objective × evaluator. It runs a short study of small networks and looks at what
 that says of itself; or it is refused at the start, in one line, for a reason that stands in :data:`REASONS`.
+``--pairs`` takes cells that hold every pair of these and of :data:`EXTRAS`, which go on with the study: a second worker
+on one storage, states of the platform, a warm start, limits, and the commands that read a finished study.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -25,6 +33,7 @@ from typing import Any
 
 from evaluators.objectives import OBJECTIVES
 from search_spaces.registry import FREEDOMS
+from tests.remote_agents import ROOT, agent_process
 
 SUBSETS = [",".join(("cuts", *more)) for n in range(4) for more in combinations(FREEDOMS[1:], n)]
 AIMS = [(name,) for name in OBJECTIVES] + [("latency", "memory")]
@@ -50,13 +59,29 @@ networks:
       - {name: right, reads: [stem], times: {cpu: 8.0, gpu: 2.2, npu: 1.1}, output_bytes: 1.0e+5}
       - {name: join, reads: [left, right], times: {cpu: 0.4, gpu: 0.3, npu: 0.2}, output_bytes: 1.0e+5}
 """
+AGENT = "AGENT_ADDRESS"
+"""Stands for the address of the agent that :func:`world` starts."""
 RUN_S = 300.0
+EXTRAS = (
+    "",
+    "storage",
+    "states",
+    "warm start",
+    "deadline",
+    "max error",
+    "explain",
+    "export",
+    "compare",
+    "report",
+    "run",
+)
+_SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0}
 
 ON: Mapping[str, Sequence[str]] = {
     "litert": ("--processors", "cpu0,cpu1"),
     "cost-model": ("--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"),
     "cuda": ("--evaluator", "cuda", "--processors", "stream0,stream1"),
-    "remote": ("--evaluator", "remote"),
+    "remote": ("--evaluator", "remote", "--device", AGENT, "--processors", "cpu0,cpu1"),
     "table": ("--evaluator", "table"),
     "example": ("--evaluator", "example"),
 }
@@ -73,6 +98,10 @@ REASONS = (
     "runs one inference at a time",  # the same: there is no stream to tell the throughput of
     "there is nothing to decompose",  # the operators of a table have no weights
     "needs PyTorch",
+    "--state requires a cost model",  # a device is in the state in which it is
+    "computes no outputs",  # so that no error of them can be limited
+    "of several models it goes with --allow ranks",  # whose outputs nothing else changes
+    "its evaluator writes no files",
 )
 """Why a cell may be refused; each is a fact of the evaluator, the device or the network."""
 
@@ -85,16 +114,55 @@ class Cell:
     several: bool
     aims: tuple[str, ...]
     evaluator: str
+    extra: str = ""
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
+        """The command line of its study."""
         model = SEVERAL if self.several else "table.yaml" if self.evaluator == "table" else ONE
+        if self.several and self.extra == "deadline" and self.evaluator != "table":
+            model = "due.yaml"
         found = ["--model", model, "--allow", self.allow, "--budget", "4", *ON[self.evaluator]]
         found += [word for aim in self.aims for word in ("--objective", aim)]
         if "energy" in self.aims:
             found += [word for power in POWERS[self.evaluator] for word in ("--power", power)]
-        return found + (["--max-error", "0.5"] if "ranks" in self.allow else [])
+        found += ["--max-error", "0.5"] if "ranks" in self.allow or self.extra == "max error" else []
+        if self.extra == "storage":
+            found += ["--storage", "sqlite:///shared.db", "--study", "shared"]
+        if self.extra == "states":
+            one = POWERS[self.evaluator][0] if POWERS[self.evaluator] else "cpu=1"
+            found += ["--state", "usual:", "--state", f"hot:{one.split('=')[0]}=2"]
+        return found + (["--deadline", "100000"] if self.extra == "deadline" and not self.several else [])
+
+    @property
+    def steps(self) -> list[list[str]]:
+        """The commands, each of which must end well; the first one's document is looked at."""
+        study = [*self.words, "-q", "--json"]
+        if self.extra == "run":
+            return [["run", "campaign.yaml", "--out", "run", "-q"]]
+        first = [*study, "--out", "run"]
+        more = {
+            "storage": [*study, "--out", "other"],
+            "warm start": [*study, "--out", "other", "--warm-start", "run"],
+            "explain": ["explain", "run", "--json"],
+            "export": ["export", "run", "--out", "exported"],
+            "compare": ["compare", "run", "run", "--json", "-q"],
+            "report": ["report", "run"],
+        }
+        return [first, *([more[self.extra]] if self.extra in more else [])]
+
+    def campaign(self) -> str:
+        """The study as a campaign's file."""
+        given: dict[str, list[str]] = {}
+        for option, value in zip(self.words[::2], self.words[1::2], strict=True):
+            given.setdefault(option[2:].replace("-", "_"), []).append(value)
+        several: dict[str, Any] = {n: given.pop(n) for n in ("objective", "power", "state", "max_error") if n in given}
+        matrix = {name: values[0] for name, values in given.items()}
+        if len(self.aims) == 1:
+            matrix["objective"] = several.pop("objective")[0]
+        if "max_error" in several:
+            several["max_error"] = float(several["max_error"][0])
+        return json.dumps({"name": "one", "matrix": matrix, "settings": several})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,35 +186,86 @@ def cells(evaluators: Sequence[str]) -> Iterator[Cell]:
         yield Cell(allow, several, aims, evaluator)
 
 
+def pairs(evaluators: Sequence[str], seed: int = 0) -> list[Cell]:
+    """Return cells that hold every pair of two values of different kinds, chosen greedily, cheap ones first."""
+    kinds: list[Sequence[Any]] = [SUBSETS, (False, True), AIMS, evaluators, EXTRAS]
+    left = {((i, a), (j, b)) for (i, one), (j, other) in combinations(enumerate(kinds), 2) for a in one for b in other}
+    every, found = list(product(*kinds)), list[Cell]()
+    rng = random.Random(seed)
+    while left:
+        wanted = rng.choice(sorted(left, key=repr))
+        fitting = [values for values in every if all(values[i] == value for i, value in wanted)]
+
+        def worth(values: tuple[Any, ...], left: Any = left) -> float:
+            return sum(pair in left for pair in combinations(enumerate(values), 2)) / _SLOW.get(values[3], 1.0)
+
+        best = max(rng.sample(fitting, min(len(fitting), 60)), key=worth)
+        left -= set(combinations(enumerate(best), 2))
+        found.append(Cell(*best))
+    return found
+
+
 def tried(cell: Cell, environment: Mapping[str, str] | None = None) -> Came:
     """Run a cell."""
     begin_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "table.yaml").write_text(TABLE)
-        command = [sys.executable, "-m", "optimizer.cli", *cell.words, "--out", "run", "-q", "--json"]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=RUN_S,
-                check=False,
-                env=environment and dict(environment),
-            )
-            code, out, err = done.returncode, done.stdout, done.stderr
-        except subprocess.TimeoutExpired:
-            code, out, err = -1, "", f"no end within {RUN_S:g} s"
-    how, why = _judged(cell, code, out, err)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "table.yaml").write_text(TABLE)
+        (folder / "campaign.yaml").write_text(cell.campaign())
+        due = [f"  - {{model: '{model}', deadline_ms: 100000}}\n" for model in SEVERAL.split(",")]
+        (folder / "due.yaml").write_text(f"models:\n{''.join(due)}")
+        how, why = "runs", ""
+        for number, words in enumerate(cell.steps):
+            code, out, err = _run(words, folder, environment)
+            if cell.extra == "run" and code == 0:
+                out = next((folder / "run").rglob("result.json")).read_text()
+            how, why = _judged(cell, code, out, err) if not number else _ended(code, err)
+            if how != "runs":
+                break
+        if how == "runs" and cell.extra in {"storage", "warm start"}:
+            why = _other(cell, *(json.loads((folder / run / "result.json").read_text()) for run in ("run", "other")))
+            how = "wrong" if why else how
     return Came(cell, how, why, time.monotonic() - begin_s)
 
 
+def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str] | None) -> tuple[int, str, str]:
+    """Run a command; return exit code, standard output and error."""
+    address = (environment or {}).get(AGENT, "")
+    command = [sys.executable, "-m", "optimizer.cli", *(address if word == AGENT else word for word in words)]
+    environment = environment and dict(environment)
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=RUN_S, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return -1, "", f"no end within {RUN_S:g} s"
+    return done.returncode, done.stdout, done.stderr
+
+
+def _ended(code: int, err: str) -> tuple[str, str]:
+    """Return what came of a command that reads a study."""
+    return ("runs", "") if code in (0, 5) else _refused(code, err)
+
+
+def _refused(code: int, err: str) -> tuple[str, str]:
+    """Return whether a command said in a line why it cannot be, and the line."""
+    lines = err.strip().splitlines() or [f"exit code {code}"]
+    known = next((line for line in lines if any(reason in line for reason in REASONS)), None)
+    return ("refused", known) if known is not None and "Traceback" not in err else ("wrong", lines[-1])
+
+
+def _other(cell: Cell, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return what a second worker's, or a warmly started, study should not say of itself, or ""."""
+    if cell.extra == "storage" and first["unique_plans"] != second["unique_plans"]:
+        return (
+            f"the budget of all workers is {first['unique_plans']} for one and {second['unique_plans']} for the other"
+        )
+    return _wrong(cell, second)
+
+
 def _judged(cell: Cell, code: int, out: str, err: str) -> tuple[str, str]:
-    last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
-    if code in (2, 4) and err.count("\n") == 1:
-        return ("refused", last) if any(reason in last for reason in REASONS) else ("wrong", last)
     if code not in (0, 5):
-        return "wrong", last
+        return _refused(code, err)
     problem = _wrong(cell, json.loads(out))
     return ("wrong", problem) if problem else ("runs", "")
 
@@ -199,23 +318,68 @@ def _read(log: Path) -> list[Came]:
     return found
 
 
+def listed(came: Sequence[Came]) -> str:
+    """Return a list of cells of :func:`pairs` for people."""
+    lines = ["| evaluator | models | freedoms | objective | with | what came |", "|" + " --- |" * 6]
+    for each in came:
+        cell = each.cell
+        words = (cell.evaluator, "two" if cell.several else "one", cell.allow, "+".join(cell.aims), cell.extra)
+        lines.append(f"| {' | '.join(words)} | {each.how}{': ' + each.why if each.why else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def world(evaluators: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Provide what evaluators need, and give the environment of commands: an agent, the example of a plug-in."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        paths = [str(ROOT), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        if "example" in evaluators:
+            install_example(folder)
+        if "remote" in evaluators:
+            _, address = stack.enter_context(agent_process(folder / "agent", "litert"))
+            found[AGENT] = address
+        yield found
+
+
+def install_example(folder: Path) -> None:
+    """Put the example of a plug-in where commands find it, as pip would."""
+    source = ROOT / "experiments" / "example_evaluator"
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    shutil.copytree(source / "example_evaluator", folder / "example_evaluator")
+    info = folder / f"example-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    entries = (
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items())
+        for group, each in project["entry-points"].items()
+    )
+    (info / "entry_points.txt").write_text("\n".join(entries))
+
+
 def main() -> None:
     """Try cells, print each, write the table and what came as JSON; what ran before is not run again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--evaluator", nargs="+", default=list(ON), choices=list(ON))
     parser.add_argument("--every", type=int, default=1, help="try each Nth cell only")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; their latencies mean less (default 1)")
+    parser.add_argument("--pairs", action="store_true", help="cells that hold every pair, and go on with their studies")
     options = parser.parse_args()
     log = options.file.with_suffix(".json")
     known = {each.cell: each for each in (_read(log) if log.is_file() else ()) if each.how != "wrong"}
-    came = []
-    for cell in list(cells(options.evaluator))[:: options.every]:
-        came.append(known.get(cell) or tried(cell))
-        last = came[-1]
-        sys.stdout.write(f"{last.how:8} {last.took_s:5.1f} s  {' '.join(cell.words)}  {last.why}\n")
-        sys.stdout.flush()
-        log.write_text(json.dumps([asdict(each) for each in came], indent=1))
-    options.file.write_text(table(came))
+    came: list[Came] = []
+    wanted = pairs(options.evaluator) if options.pairs else list(cells(options.evaluator))[:: options.every]
+    with world(options.evaluator) as environment, ThreadPoolExecutor(options.jobs) as pool:
+        for last in pool.map(lambda cell: known.get(cell) or tried(cell, environment), wanted):
+            came.append(last)
+            sys.stdout.write(
+                f"{last.how:8} {last.took_s:5.1f} s  {' '.join(last.cell.words)} {last.cell.extra}  {last.why}\n"
+            )
+            sys.stdout.flush()
+            log.write_text(json.dumps([asdict(each) for each in came], indent=1))
+    options.file.write_text(listed(came) if options.pairs else table(came))
 
 
 if __name__ == "__main__":

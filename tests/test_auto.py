@@ -305,6 +305,21 @@ def test_parts_that_took_no_time_at_all_do_not_end_a_study() -> None:
     correction.draw(4, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("took_s", [0.0, 1e-12, 1e-300])
+def test_parts_that_cost_nothing_and_took_nothing_do_not_end_a_study(took_s: float) -> None:
+    """A model may say 0 s of an operator, as of those that a GPU runs with their neighbours."""
+    model = replace(CHAIN.model, operator_s=np.zeros_like(CHAIN.model.operator_s))
+    correction = Correction(model)
+    for _ in range(3):
+        for index in range(40):
+            stages = CHAIN.space.plan_at(index).stages
+            correction.observe(stages, (took_s,) * len(stages), [(0, 1)] if len(stages) > 1 else ())
+    for plans in (1, 100):
+        correction.choose(plans)
+        drawn = correction.draw(4, np.random.default_rng(0))
+        assert np.isfinite(drawn.operator_s).all()
+
+
 def test_a_small_space_is_proposed_to_its_last_plan_and_gone_on_with() -> None:
     """Where the neighbours of the best plans are used up, the rest of the space is looked at."""
     space = ChainSpace(CHAIN.graph, CHAIN.model.platform, 2)

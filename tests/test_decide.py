@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from evaluators.base import Agreement, Candidate, Session
+from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.measurement.final import FinalPolicy
 from evaluators.samples import Measurement, Samples
 from evaluators.testing import Noise, SyntheticEvaluator
@@ -16,6 +18,7 @@ from optimizer.decide import LEAST_FINALISTS, REACH, FinalSettings, Verdict, dec
 from optimizer.history import History, Trial
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import RunFolderError, UnavailableError
+from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from tests.sentences import fails
 from tests.strategies import chain_graph
@@ -160,6 +163,45 @@ def test_a_plan_that_fails_in_the_final_leaves_the_others() -> None:
     assert found.best == whole
     assert found.speedup is None
     assert found.standing(SPLIT) is None
+
+
+class ComparedCandidate(ForwardingCandidate):
+    """A candidate whose outputs compare as is said."""
+
+    def __init__(self, inner: Candidate, agreement: Agreement) -> None:
+        super().__init__(inner)
+        self._agreement = agreement
+
+    def verify(self) -> Agreement:
+        return self._agreement
+
+
+class ComparingSession(ForwardingSession):
+    """A session that compares outputs: those of one plan as is said, those of others are identical."""
+
+    def __init__(self, inner: Session, plan: Plan, agreement: Agreement) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(self.capabilities, outputs=True)
+        self._plan, self._agreement = plan, agreement
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+        same = Agreement(identical=True, max_abs_error=0.0, max_rel_error=0.0, tolerance=0.0)
+        return ComparedCandidate(
+            self.inner.load(graph, plan, fresh=fresh), self._agreement if plan == self._plan else same
+        )
+
+
+def test_outputs_that_the_search_did_not_look_at_are_compared_in_the_final() -> None:
+    whole = NAMED["whole on cpu"]
+    for wrong in (False, True):
+        agreement = Agreement(identical=False, max_abs_error=0.1, max_rel_error=0.5 if wrong else 1e-3, tolerance=1e-2)
+        history = history_of({whole: 0.1, SPLIT: 0.2})
+        with replace(EVALUATOR, interaction=lambda plan: 0.5 if plan == SPLIT else 1.0).prepare(PLATFORM) as session:
+            found = decide(ComparingSession(session, SPLIT, agreement), history, NAMED, HOW)
+        assert found.best == (whole if wrong else SPLIT)
+        assert found.compared.get(SPLIT.digest) == (None if wrong else agreement)
+        assert Verdict.from_json(json.loads(json.dumps(found.to_json()))) == found
+        assert (found.standing(SPLIT) is None) == wrong
 
 
 def test_a_single_finalist_is_the_answer() -> None:

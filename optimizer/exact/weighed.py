@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts, CostedChain
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.chain_costs import Objective as Law
 from search_spaces.chain import chain_plan
 from search_spaces.errors import InfeasibleError, UnavailableError
@@ -89,8 +89,3 @@ def least_plan(
     if best is None or not np.isfinite(best[0]):
         raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
     return LeastPlan(best[1], best[0], min(best[0], bound) if not left else best[0])
-
-
-def plans_of(graph: Graph, chains: list[CostedChain]) -> tuple[Plan, ...]:
-    """Return the plans of chains."""
-    return tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in chains)

@@ -24,7 +24,7 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from optimizer.exact.chain import ChainCosts
 from optimizer.samplers.draws import Draws
@@ -41,6 +41,7 @@ REFUSED = (
     1e4  # what a refused operator takes, as a multiple of the whole model on all processors: finite, so it adds up
 )
 _LEAST_SHARE = 1e-3  # of what the model says: no measurement is more exact than the usual noise of this
+_LEAST_NOISE = 1e-5  # of a part's standard deviation a priori, where rounding hides a smaller one
 MOST_PARTS = 400  # of one kind of processor that are learned from; more would cost more than they teach
 
 
@@ -202,9 +203,9 @@ class Correction:
         found = []
         for error, noise in grid:
             gram = error**2 * by_error + fixed + np.diag((noise * measured_s) ** 2)
-            factor, lower = cho_factor(gram, lower=True, check_finite=False)
-            fit = float(residual @ cho_solve((factor, lower), residual, check_finite=False))
-            found.append(-fit / 2 - float(np.log(np.diag(factor)).sum()))
+            factor = _factored(gram)
+            fit = float(residual @ cho_solve(factor, residual, check_finite=False))
+            found.append(-fit / 2 - float(np.log(np.diag(factor[0])).sum()))
         return found
 
     def _weights(
@@ -227,7 +228,7 @@ class Correction:
         residual = np.array(kind.residual_s[keep])
         noise_s = self.noise * np.array(kind.noise[keep]) * np.array(kind.measured_s[keep])
         by_error, fixed = _grams(kind, keep)
-        factor = cho_factor(self.model_error**2 * by_error + fixed + np.diag(noise_s**2), lower=True)
+        factor = _factored(self.model_error**2 * by_error + fixed + np.diag(noise_s**2))
         predicted = alone @ a.T + together @ b.T + shared @ c.T + entering[:, first, origin] * entry_s
         predicted += noise_s * _random(rng, shape, len(residual))
         alpha = cho_solve(factor, (residual - predicted).T).T
@@ -263,7 +264,7 @@ class Correction:
             gram = HAND_OVER**2 * (of_own @ of_own.T + of_link @ of_link.T) + np.diag(noise_s**2 + 1e-24)
             predicted = own[:, where[:, 0], where[:, 1]] @ of_own.T + link @ of_link.T
             predicted += noise_s * _random(rng, shape, len(keys))
-            alpha = cho_solve(cho_factor(gram, lower=True), (np.array(self._gap_s[keep]) - predicted).T).T
+            alpha = cho_solve(_factored(gram), (np.array(self._gap_s[keep]) - predicted).T).T
             own[:, where[:, 0], where[:, 1]] += HAND_OVER**2 * alpha @ of_own
             link += HAND_OVER**2 * alpha @ of_link
         found: _Array = np.maximum(model_s + scale_s * (own[:, :, pair] + link[:, None, pair]), 0.0)
@@ -278,6 +279,21 @@ def _grams(kind: _Kind, which: slice) -> tuple[_Array, _Array]:
     both = c[:, [0, 2]] * (WHOLE, INTERACTION)
     by_error = a @ a.T + INTERACTION**2 * (b @ b.T + same * np.outer(entry_s, entry_s)) + both @ both.T
     return by_error, OVERHEAD**2 * np.outer(c[:, 1], c[:, 1])
+
+
+def _factored(covariance: _Array) -> tuple[_Array, bool]:
+    """Return the Cholesky factor of a covariance, as :func:`scipy.linalg.cho_factor` does.
+
+    Parts that are alike to the model and were measured too exactly make a covariance that is singular to rounding. It
+    gets a little more noise, relative to each part's own variance.
+    """
+    try:
+        factor, lower = cho_factor(covariance, lower=True)
+    except LinAlgError:
+        own = np.diag(covariance)
+        more = np.where(own > 0.0, _LEAST_NOISE**2 * own, 1.0)
+        factor, lower = cho_factor(covariance + np.diag(more), lower=True)
+    return factor, lower
 
 
 def _random(rng: np.random.Generator, shape: int, *rest: int) -> _Array:

@@ -5,7 +5,7 @@
 ``live``     makes the same comparisons on the machine as it is then
 ``studies``  runs whole studies beside neighbours, then compares their plans at length on the quiet machine
 ``cost``     times whole studies, interleaved with those of an older command where there is one
-``gpu``      runs studies over a CPU and a graphics adapter, and compares the rows of their tables at length
+``gpu``      runs studies over a CPU and a graphics adapter, and compares each network's best plans at length
 
 Sections of OUT.json that are complete are skipped, and rows of those that are not are kept; ``--again`` makes them
 anew. Traces are kept in OUT.traces; ``--again --reuse`` resamples those that are there.
@@ -32,6 +32,7 @@ from tests.benchmarks.verdicts.document import Document
 from tests.benchmarks.verdicts.neighbours import CONDITIONS, describe, neighbour
 from tests.benchmarks.verdicts.trace import Trace, ratio, record
 
+_LOADING_S = 20.0  # what loading two instances of each plan of a long comparison takes on a graphics adapter, about
 _SPARE_RUNS = 2  # of a recorded turn, since the final asks for more runs when plans get faster
 PARTS = ("traces", "live", "studies", "cost", "gpu")
 
@@ -188,7 +189,7 @@ def run_cost(document: Document, options: argparse.Namespace) -> None:
 
 
 def run_gpu(document: Document, options: argparse.Namespace) -> None:
-    """Run studies with a graphics adapter until the time is up; a later call goes on."""
+    """Run studies with a graphics adapter and compare their plans, until the time is up; a later call goes on."""
     end_s = time.monotonic() + options.seconds
     section = document.begin("gpu", "quiet", again=options.again)
     if section is None:
@@ -197,7 +198,8 @@ def run_gpu(document: Document, options: argparse.Namespace) -> None:
     section["platform"] = accelerated.platform_of(processors).to_json()
     done = {row["study"] for row in section["rows"]}
     longest_s = 0.0
-    for name in accelerated.wanted(options.only.split(",") if options.only else []):
+    wanted = accelerated.wanted(options.only.split(",") if options.only else [])
+    for name in wanted:
         left_s = end_s - time.monotonic()
         if name in done:
             continue
@@ -206,12 +208,64 @@ def run_gpu(document: Document, options: argparse.Namespace) -> None:
             break
         tell(f"gpu: {name}")
         begin_s = time.monotonic()
-        row = accelerated.run(name, processors, options.gpu_budget, options.long_seconds)
+        row = accelerated.run(name, processors, options.gpu_budget)
         longest_s = max(longest_s, time.monotonic() - begin_s)
         document.add(section, row)
+    models = dict.fromkeys(name.split("/")[0] for name in wanted)
+    compare_on_gpu(document, section["rows"], list(models), options, end_s)
+    check_claims(document, section["rows"], list(models), options, end_s)
+    rows = []
+    for row in section["rows"]:
+        long = document.section("gpu_long", row["study"].split("/")[0])
+        rows.append(row | long["studies"].get(row["study"], {}) if long is not None else row)
+    section["rows"] = rows
     section["summary"] = accelerated.judge(section["rows"])
-    section["complete"] = {row["study"] for row in section["rows"]} >= set(accelerated.STUDIES)
+    section["complete"] = {row["study"] for row in section["rows"] if "regret" in row} >= set(accelerated.STUDIES)
     document.save()
+
+
+def compare_on_gpu(
+    document: Document,
+    rows: Sequence[dict[str, Any]],
+    models: Sequence[str],
+    options: argparse.Namespace,
+    end_s: float,
+) -> None:
+    """Compare the plans of each network whose studies are done, where that has not been done with all of them."""
+    of = {model: [row for row in rows if row["study"].split("/")[0] == model] for model in models}
+    for model, own in of.items():
+        wanted = {Plan.from_json(row[n]).digest for row in own if "best" in row for n in ("best", "reference")}
+        known = document.section("gpu_long", model)
+        found = {entry["plan"] for entry in known["plans"]} if known is not None else set()
+        if len(own) < accelerated.MODELS[model] or not wanted or wanted <= found:
+            continue
+        if (left_s := end_s - time.monotonic()) < options.long_seconds + _LOADING_S:
+            tell(f"gpu: {left_s:.0f} s are left, too few to compare {model}; run this again to go on")
+            break
+        section = document.begin("gpu_long", model, again=True)
+        if section is not None:
+            tell(f"gpu: long comparison of {model} for {options.long_seconds:g} s")
+            processors = options.processors.split(",")
+            document.finish(section, **accelerated.compare(model, own, processors, options.long_seconds))
+
+
+def check_claims(
+    document: Document,
+    rows: Sequence[dict[str, Any]],
+    models: Sequence[str],
+    options: argparse.Namespace,
+    end_s: float,
+) -> None:
+    """Check what was claimed of two plans of a network, once studies have measured both."""
+    for model in models:
+        plans = accelerated.claimed(model, [row for row in rows if row["study"].split("/")[0] == model])
+        if not plans or end_s - time.monotonic() < options.claim_seconds + _LOADING_S:
+            continue
+        section = document.begin("gpu_claim", model, again=options.again)
+        if section is not None:
+            tell(f"gpu: {' against '.join(accelerated.CLAIMS[model])} of {model} for {options.claim_seconds:g} s")
+            processors = options.processors.split(",")
+            document.finish(section, **accelerated.check_claim(model, plans, processors, options.claim_seconds))
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -237,7 +291,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--only", metavar="MODEL,…", help="of the part gpu: mobilenet_v2, densenet121/1, …")
     add("--seconds", type=float, default=520.0, help="of the part gpu: begin no study that may end later (default 520)")
     add("--least-seconds", type=float, default=90.0, help="of the part gpu: a study takes so long at least")
-    add("--long-seconds", type=float, default=40.0, help="of the part gpu: each long comparison (default 40)")
+    add("--long-seconds", type=float, default=40.0, help="of the part gpu: each network's long comparison (default 40)")
+    add("--claim-seconds", type=float, default=45.0, help="of the part gpu: each check of a claim (default 45)")
     add("--processors", default=",".join(accelerated.PROCESSORS), help="of the part gpu (default cpu,gpu)")
     add("--gpu-budget", type=int, default=30)
     return parser

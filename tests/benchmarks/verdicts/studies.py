@@ -113,7 +113,8 @@ def ending(verdict: Verdict) -> Row:
     figures = [
         {"plan": verdict.plans[i].to_json(), "name": verdict.names[i], "to_best": math.exp(final.effect(i, best))}
         | {"ms": (samples.median if (samples := final.standings[i].samples) else math.nan) * 1e3}
-        | {"left": i in final.racing}
+        | {"left": i in final.racing, "levels": _rounded(final.standings[i].levels)}
+        | {"instances": list(final.standings[i].instances)}
         for i in ranked
     ]
     faster = verdict.best != verdict.reference[1] and speedup is not None and speedup.low > 1.0
@@ -130,6 +131,10 @@ def ending(verdict: Verdict) -> Row:
         "table": [f for i, f in zip(ranked, figures, strict=True) if f["left"] or f["name"] or i in ranked[:_ROWS]],
         "undecided": verdict.undecided,
     }
+
+
+def _rounded(levels: Sequence[float | None]) -> list[float | None]:
+    return [None if level is None else round(level, 5) for level in levels]
 
 
 def plans_to_compare(rows: Sequence[Row], more: Sequence[Plan] = ()) -> list[Plan]:
@@ -155,13 +160,15 @@ def _loads(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[Load]:
     return [partial(session.load, graph, plan, fresh=True) for plan in plans]
 
 
+def long_trace(session: Session, graph: Graph, plans: Sequence[Plan], seconds: float) -> Trace:
+    """Measure every plan in every round, for so many seconds."""
+    names, rng = [plan.digest for plan in plans], np.random.default_rng(0)
+    return record(_loads(session, graph, plans), names, counters_of(session), seconds, rng, blocks=3)
+
+
 def long_comparison(session: Session, graph: Graph, plans: Sequence[Plan], seconds: float) -> Row:
     """Return what plans take relative to the fastest one, measured in every round."""
-    names = [plan.digest for plan in plans]
-    trace = record(
-        _loads(session, graph, plans), names, counters_of(session), seconds, np.random.default_rng(0), blocks=3
-    )
-    return compared(trace, plans)
+    return compared(long_trace(session, graph, plans, seconds), plans)
 
 
 def compared(trace: Trace, plans: Sequence[Plan]) -> Row:
