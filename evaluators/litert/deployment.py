@@ -138,7 +138,7 @@ def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 def runs_here(path: Path) -> bool:
-    """Return whether a plan of one model has files and names the cores of its processors, so that LiteRT can run it here."""
+    """Return whether a plan of one model has files and names cores, so that LiteRT can run it here."""
     document = _peek(path)
     try:
         return "files" in document and all("cores" in p["options"] for p in document["platform"]["processors"])
