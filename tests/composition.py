@@ -158,8 +158,7 @@ class Cell:
             given.setdefault(option[2:].replace("-", "_"), []).append(value)
         several: dict[str, Any] = {n: given.pop(n) for n in ("objective", "power", "state", "max_error") if n in given}
         matrix = {name: values[0] for name, values in given.items()}
-        if len(self.aims) == 1:
-            matrix["objective"] = several.pop("objective")[0]
+        matrix["objective"] = ",".join(several.pop("objective"))
         if "max_error" in several:
             several["max_error"] = float(several["max_error"][0])
         return json.dumps({"name": "one", "matrix": matrix, "settings": several})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optimizer.cli import main
-from optimizer.explain import explain_run
+from optimizer.tools.explain import explain_run
 from search_spaces.plan import Plan
 from tests.sentences import says
 
@@ -98,11 +98,11 @@ def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path) -> None:
     words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "20", "--out", str(tmp_path / "run")]
     assert main([*words, "-q", "--json"]) == 0
     found = explain_run(tmp_path / "run")
-    assert found.model == "the profiled operators"
-    assert found.best.measured_s is not None
-    assert found.best.predicted_s == pytest.approx(found.best.measured_s, rel=0.2)
-    assert len(found.parts) == len(found.plan.stages)
-    assert len(found.cuts) == len(found.plan.stages) - 1
+    assert found["predicted_by"] == "the profiled operators"
+    assert found["best"]["measured_ms"] is not None
+    assert found["best"]["predicted_ms"] == pytest.approx(found["best"]["measured_ms"], rel=0.2)
+    assert len(found["parts"]) == len(found["plan"]["stages"])
+    assert len(found["cuts"]) == len(found["plan"]["stages"]) - 1
 
 
 def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,8 +74,8 @@ def test_a_platform_file_loads_nothing(
 def test_a_campaign_and_a_storage_load_nothing(
     folder: Path, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from optimizer.shared import SETTINGS
-    from optimizer.shared_storage import close_storage, open_storage
+    from optimizer.shared.storage import close_storage, open_storage
+    from optimizer.shared.study import SETTINGS
 
     campaign = tmp_path / "c.yaml"
     campaign.write_text(f"name: c\nmatrix: {{model: {MODEL}, budget: 3, processors: 'cpu,npu:{folder}'}}\n")

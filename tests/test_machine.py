@@ -17,7 +17,7 @@ from evaluators import machine
 from evaluators.cgroup import core_quota, memory_left_nbytes, throttled_s
 from evaluators.litert import processors
 from evaluators.machine import Conditions, available_nbytes
-from optimizer import doctor
+from optimizer.tools import doctor
 
 
 def write(path: Path, **files: str) -> None:
