@@ -18,19 +18,25 @@ from typing import Any
 
 import numpy as np
 
+from evaluators.energy import OPTION, powers_w
+from evaluators.footprint import peak_nbytes
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY
+from evaluators.objectives import LATENCY, Objective, Pricing, find_objective
 from evaluators.registry import make_evaluator
-from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.outcome import Objective as OfOutcome
+from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.bounds import price_of
 from optimizer.config import StudyConfig, parse_config
-from optimizer.console import describe_operators, slower_text
+from optimizer.console import UNDECIDED, describe_operators, slower_text
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs, least_chain
+from optimizer.exact.weighed import weighed
+from optimizer.objective import known_weights
 from optimizer.report.data import Study, read_result, read_study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.run import LOG
@@ -65,6 +71,7 @@ class Model:
         price: seconds that it gives a plan; infinite for one that cannot run.
         best: the best chain of so many to so many stages and its price; None where there is none.
         own: whether it is the evaluator itself, which says the same of a plan every time.
+        law: how stages add up.
     """
 
     name: str
@@ -73,6 +80,24 @@ class Model:
     price: Callable[[Plan], float]
     best: Best
     own: bool = False
+    law: Law = "latency"
+
+    def by(self, objective: Objective, powers: Mapping[str, float]) -> Model:
+        """Return the model of another objective; a percentile of the latency is predicted as the latency."""
+        if objective.law == "latency":
+            return self
+        if objective.law == "memory":
+            return replace(self, price=lambda plan: sum(peak_nbytes(self.graph, plan).values()) / 1e9, best=_unknown)
+        platform = self.costs.platform
+        costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
+        law: Law = "period" if objective.law == "period" else "latency"
+        alone = replace(costs, beyond_s=None)  # stages need not be consecutive
+
+        def price(plan: Plan) -> float:
+            return chain_cost(alone, plan, law) if math.isfinite(self.price(plan)) else math.inf
+
+        best = partial(_best_by_costs, self.graph, costs, law=law)
+        return Model(self.name, self.graph, costs, price, best, self.own, law)
 
 
 def explain_run(path: Path) -> Document:
@@ -85,23 +110,25 @@ def explain_run(path: Path) -> Document:
 
 
 def explain(study: Study) -> Document:
-    """Explain a study that was read; see :func:`explain_run`."""
-    if study.objective != LATENCY or study.result.get("front"):
-        raise RunFolderError(
-            f"{study.path}: its plan was not chosen by the latency alone",
-            "plans for the latency of one model are explained; optimize report shows what others were chosen by",
-        )
+    """Explain a study that was read, by its first objective; see :func:`explain_run`.
+
+    Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
+    """
     with _model_of(study) as model:
         work, least = _Work(study, model), _least(study, model)
         return {
             "schema_version": SCHEMA_VERSION,
             "run_dir": str(study.path),
+            "objective": study.objective.name,
+            "unit": study.objective.shown,
+            "amount": study.objective.amount or "time",
+            "front": bool(study.result.get("front")),
             "predicted_by": model.name,
             "plan": study.best.to_json(),
             "best": work.known(study.best),
             "cuts": list(work.cuts()),
             "parts": list(work.parts()),
-            "limits": [*work.constraints(), *work.costs(), *work.processors()],
+            "limits": list(work.limits()),
             "by_stages": list(work.by_stages()),
             "baselines": {name: work.known(plan) for name, plan in study.plans.items()},
             "no_plan_below": {
@@ -131,7 +158,7 @@ def _model_of(study: Study) -> Iterator[Model]:
         study.costs,
         partial(_predicted_s, study),
         partial(_best_by_costs, study.graph, study.costs),
-    )
+    ).by(study.objective, {p.name: p.options[OPTION] for p in study.costs.platform.processors if OPTION in p.options})
     evaluator = make_evaluator(str(study.result["evaluator"]))
     if evaluator.capabilities.measures_here:
         yield profiled
@@ -155,7 +182,9 @@ def _model_of(study: Study) -> Iterator[Model]:
                 return None
             return found.plan, found.cost_s
 
-        yield Model("the evaluator's own costs", graph, chain_costs(platform, tables), price, best, own=True)
+        powers = powers_w(platform, session)[0] if study.objective.name == "energy" else {}
+        own = Model("the evaluator's own costs", graph, chain_costs(platform, tables), price, best, own=True)
+        yield own.by(study.objective, powers)
 
 
 def _predicted_s(study: Study, plan: Plan) -> float:
@@ -166,10 +195,17 @@ def _predicted_s(study: Study, plan: Plan) -> float:
     return found.makespan_s if found is not None else math.inf
 
 
-def _best_by_costs(graph: Graph, costs: ChainCosts, fewest: int, most: int) -> tuple[Plan, float] | None:
+def _unknown(fewest: int, most: int) -> tuple[Plan, float] | None:  # noqa: ARG001
+    """Return nothing: what adds up to nothing has no best chain."""
+    return None
+
+
+def _best_by_costs(
+    graph: Graph, costs: ChainCosts, fewest: int, most: int, law: Law = "latency"
+) -> tuple[Plan, float] | None:
     """Return the best chain of an additive model and its price, or None where none fits."""
     try:
-        found = best_chains(costs, most, min_stages=fewest)[0]
+        found = best_chains(costs, most, objective=law, min_stages=fewest)[0]
     except (InfeasibleError, ValueError):
         return None
     return chain_plan(graph, found.cuts, found.processors), found.cost_s
@@ -211,9 +247,13 @@ class _Work:
         self._any_stages = needs_any_stages(str(study.config.get("allow") or "cuts"))
         self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
-        best = _best_by_costs(self._graph, model.costs, 1, self._most)
+        best = _best_by_costs(self._graph, model.costs, 1, self._most, model.law) if self._adds_up else None
         self._least_s = best[1] if best is not None else None
         self._best_s = self._priced(self._plan)[0]
+
+    @property
+    def _adds_up(self) -> bool:
+        return self._study.objective.law != "memory"
 
     def known(self, plan: Plan) -> Document:
         """Return what is predicted of a plan, also against the study's, what was measured, and why it cannot be."""
@@ -290,12 +330,17 @@ class _Work:
                 "elsewhere": elsewhere,
             }
 
-    def constraints(self) -> Iterator[Document]:
+    def limits(self) -> Iterator[Document]:
+        """Yield what stands in the way, and what it costs; of memory nothing adds up that could."""
+        if self._adds_up:
+            yield from (*self._constraints(), *self._costs(), *self._processors())
+
+    def _constraints(self) -> Iterator[Document]:
         """Yield what the study was not allowed to do."""
         costs = self._model.costs
         if self._most < len(self._graph.operators) and not self._any_stages:
             yield self._limit(f"at most {plural(self._most, 'stage')} (--max-stages)", costs, self._most + 1)
-        deadline = self._study.config.get("deadline")
+        deadline = self._study.config.get("deadline") if self._study.objective == LATENCY else None
         if deadline is not None and self._least_s is not None:
             spare_ms = float(deadline) - 1e3 * (self._measured.get(self._plan.digest) or self._best_s or 0.0)
             how = f"{spare_ms:.4g} ms to spare" if spare_ms >= 0 else f"missed by {-spare_ms:.4g} ms"
@@ -310,7 +355,7 @@ class _Work:
                 what = f"{plural(count, 'operator')} not supported on {processor.name} (else as fast as elsewhere)"
                 yield self._limit(what, replace(costs, operator_s=allowed))
 
-    def costs(self) -> Iterator[Document]:
+    def _costs(self) -> Iterator[Document]:
         """Yield what stages cost beside their operators."""
         costs = self._model.costs
         if costs.hand_over_s.any():
@@ -321,7 +366,7 @@ class _Work:
             what = "large stages slow down, and tensors that cross a cut are copied"
             yield self._limit(what, replace(costs, beyond_s=None))
 
-    def processors(self) -> Iterator[Document]:
+    def _processors(self) -> Iterator[Document]:
         """Yield what the best chain would be without each kind of processor."""
         costs = self._model.costs
         kinds = costs.platform.classes()
@@ -334,7 +379,7 @@ class _Work:
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
         """Return what the best chain would be under other costs, both by the additive model."""
-        found = _best_by_costs(self._graph, costs, 1, most or self._most)
+        found = _best_by_costs(self._graph, costs, 1, most or self._most, self._model.law)
         if found is None or self._least_s is None:
             return _limit(what, None, None)
         saves_s = self._least_s - found[1]
@@ -371,18 +416,23 @@ def head(found: Document) -> str:
 
 def blocks(found: Document) -> Iterator[Block]:
     """Yield the explanation as blocks of a report."""
-    best, least = found["best"], found["no_plan_below"]
+    best, least, unit = found["best"], found["no_plan_below"], found["unit"]
+    if found["front"] or found["objective"] != LATENCY.name:
+        of = "the first of several objectives" if found["front"] else "the objective of the study"
+        yield Text(f"All figures are of {of}, {found['objective']}.")
     yield Text(
-        f"This plan: {shown(best['predicted_ms'], _TIME)} ms predicted by {found['predicted_by']}, "
-        f"{shown(best['measured_ms'], _TIME)} ms measured. All predictions below are by the same model."
+        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, "
+        f"{shown(best['measured_ms'], _TIME)} {unit} measured. All predictions below are by the same model."
     )
     if found["note"]:
         yield Text(f"Note: {found['note']}.", "note")
     if found["cuts"]:
         yield _cuts(found)
     yield _parts(found)
-    yield _limits(found)
-    yield _by_stages(found)
+    if found["limits"]:
+        yield _limits(found)
+    if any(k["predicted_ms"] is not None or k["measured_ms"] is not None for k in found["by_stages"]):
+        yield _by_stages(found)
     if text := _final(found):
         yield Text(text)
     yield _baselines(found)
@@ -391,8 +441,8 @@ def blocks(found: Document) -> Iterator[Block]:
     wrong = model_error(best["measured_ms"], least["predicted_ms"]) if best["measured_ms"] is not None else 0.0
     below = f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
     yield Text(
-        f"Lower bound for any plan: {least['predicted_ms']:.4g} ms (predicted), {why} "
-        f"(work {least['work_ms']:.4g} ms, path {least['critical_path_ms']:.4g} ms).{below if wrong else ''}"
+        f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit} (predicted), {why} "
+        f"(work {least['work_ms']:.4g} {unit}, path {least['critical_path_ms']:.4g} {unit}).{below if wrong else ''}"
     )
 
 
@@ -406,17 +456,23 @@ def _final(found: Document) -> str:
         how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
         told = f"In the final comparison, this plan was {how}."
     else:
-        slower = slower_text(Ratio(ratio, low, high).inverse)
-        told = f"In the final comparison, the fastest other plan was {slower}."
+        objective = find_objective(found["objective"])
+        slower = slower_text(Ratio(ratio, low, high).inverse, objective)
+        took = "was" if objective.is_time or slower.startswith("equal") else "took"
+        how = "could not be told from it" if slower == UNDECIDED else f"{took} {slower}"
+        told = f"In the final comparison, the next best plan {how}."
     lucky = best_ms and any((k["measured_ms"] or math.inf) < best_ms for k in found["by_stages"])
     return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
 
 
-_KNOWN = headed("predicted change, ms|+.4g", Column("measured, ms", _TIME), "remark")
+def _columns(found: Document) -> tuple[Column, ...]:
+    """Return the columns of what is known of a plan."""
+    unit = found["unit"]
+    return headed(f"predicted change, {unit}|+.4g", Column(f"measured, {unit}", _TIME), "remark")
 
 
 def _known(told: Mapping[str, Any]) -> tuple[float | None, float | None, str]:
-    """Return the cells under the columns of ``_KNOWN``."""
+    """Return the cells under :func:`_columns`."""
     return told["predicted_more_ms"], told["measured_ms"], told["why_not"] or ""
 
 
@@ -426,7 +482,7 @@ def _cuts(found: Document) -> Table:
         for cut in found["cuts"]
         for side in ("left", "right")
     )
-    return Table("What moving a cut would cost", headed("cut; move", *_KNOWN), rows, group=1)
+    return Table("What moving a cut would cost", headed("cut; move", *_columns(found)), rows, group=1)
 
 
 def _parts(found: Document) -> Table:
@@ -436,7 +492,7 @@ def _parts(found: Document) -> Table:
         for part in found["parts"]
         for name, told in (part["elsewhere"] or alone).items()
     )
-    columns = headed("operators; processor", Column("took, ms", _TIME), "moved to", *_KNOWN)
+    columns = headed("operators; processor", Column(f"took, {found['unit']}", _TIME), "moved to", *_columns(found))
     return Table("What each stage would cost on another processor", columns, rows, group=3)
 
 
@@ -444,15 +500,15 @@ def _limits(found: Document) -> Table:
     rows = []
     for limit in found["limits"]:
         saves, without = limit["saves_ms"], limit["without_ms"]
-        word = "costs time" if limit["binds"] else "no plan left" if without is None else ""
+        word = f"costs {found['amount']}" if limit["binds"] else "no plan left" if without is None else ""
         if limit["binds"] and saves < _LITTLE * without:
             word = "hardly any"
         elif saves is not None and saves < 0:
             word = "needed"
         rows.append((limit["what"], without, None if saves is None else -saves, word))
-    name = "best plan without it, predicted, ms"
-    columns = headed("limit", Column(name, _TIME), "change, ms|+.4g; remark")
-    return Table("Which limits cost time", columns, tuple(rows))
+    name = f"best plan without it, predicted, {found['unit']}"
+    columns = headed("limit", Column(name, _TIME), f"change, {found['unit']}|+.4g; remark")
+    return Table(f"Which limits cost {found['amount']}", columns, tuple(rows))
 
 
 def _by_stages(found: Document) -> Table:
@@ -466,8 +522,9 @@ def _by_stages(found: Document) -> Table:
         )
         for k in found["by_stages"]
     )
-    predicted = headed(Column("predicted, ms", _TIME), "best in the model")
-    columns = headed("K|d", *predicted, Column("measured, ms", _TIME), "best measured")
+    unit = found["unit"]
+    predicted = headed(Column(f"predicted, {unit}", _TIME), "best in the model")
+    columns = headed("K|d", *predicted, Column(f"measured, {unit}", _TIME), "best measured")
     return Table("The best plan for every K", columns, rows)
 
 
@@ -476,7 +533,7 @@ def _baselines(found: Document) -> Table:
     for name, told in found["baselines"].items():
         more, measured, why_not = _known(told)
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
-    columns = headed("plan", *_KNOWN[:2], "times as long|.4f", _KNOWN[2])
+    columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
     return Table("Baselines", columns, tuple(rows))
 
 
@@ -556,7 +613,7 @@ def _workload_jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_m
             }
 
 
-def _predicted_ms(simulator: WorkloadSimulator, plan: Plan, objective: Objective) -> float | None:
+def _predicted_ms(simulator: WorkloadSimulator, plan: Plan, objective: OfOutcome) -> float | None:
     try:
         return simulator.run(plan).value_s(objective) * 1e3
     except OptimizeError:
