@@ -93,7 +93,7 @@ def main() -> None:
     """Measure as the argument asks and print the result; this is the measuring process."""
     asked = json.loads(sys.argv[1])
     os.sched_setaffinity(0, asked["cores"])
-    from evaluators.litert.capi import Runtime
+    from evaluators.litert.worker.capi import Runtime
 
     runtime = Runtime()
     runtime.start(asked["settings"]["accelerators"])

@@ -9,7 +9,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.pinning import pinned_pool
+from evaluators.litert.worker.execution import pinned_pool
 from search_spaces.errors import UnavailableError
 
 PROFILING = {"runtime_options_string": {"enable_profiling": True}}
@@ -42,7 +42,7 @@ class Loaded:
     """A compiled model with buffers of its own.
 
     Args:
-        runtime: :class:`~evaluators.litert.capi.Runtime`, started.
+        runtime: :class:`~evaluators.litert.worker.capi.Runtime`, started.
         cores: what its threads are pinned to.
         settings: as :func:`~evaluators.litert.settings.compile_settings` returns them; with :data:`PROFILING`,
             :meth:`events` tells of its kernels.

@@ -123,7 +123,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     cores = asked["cores"]
     os.sched_setaffinity(0, cores)
-    from evaluators.litert.capi import Runtime
+    from evaluators.litert.worker.capi import Runtime
 
     runtime = Runtime()
     path, settings = asked["reference"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.cuda.settings import HINT
-from evaluators.litert import wire
+from evaluators.litert.worker import wire
 from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 

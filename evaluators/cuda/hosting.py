@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evaluators.cuda.streams import Streams
-from evaluators.workload.desk import NEVER_NS, Desk
+from evaluators.workload.scheduler import NEVER_NS, Scheduler
 from search_spaces.errors import UnavailableError
 
 _NEAR_NS = 2_000_000
@@ -20,7 +20,7 @@ _NAP_S = 1e-3
 
 
 def attend(
-    desk: Desk,
+    desk: Scheduler,
     work: Sequence[Sequence[Any]],
     streams: Streams,
     limit_s: float,
@@ -36,7 +36,7 @@ def attend(
     Raises:
         UnavailableError: a job failed, or took too long.
     """
-    lanes = sorted({lane for seat in desk.seats for lanes in seat.lanes for lane in lanes})
+    lanes = sorted({lane for seat in desk.clients for lanes in seat.lanes for lane in lanes})
     busy: dict[int, int] = {}  # lane → when its job began
     limit_ns = int(limit_s * 1e9)
     desk.begin(clock())
@@ -74,7 +74,7 @@ def _ended(streams: Streams, lane: int) -> bool:
         raise UnavailableError(f"a job on stream {lane} failed: {lines[0]}") from error
 
 
-def _pause(desk: Desk, streams: Streams, now_ns: int, *, waits: bool) -> None:
+def _pause(desk: Scheduler, streams: Streams, now_ns: int, *, waits: bool) -> None:
     if not waits:
         streams.idle()
         return

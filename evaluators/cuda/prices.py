@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from evaluators.litert.workload_prices import Alone, kind_of
-from evaluators.workload.desk import Seat
+from evaluators.workload.prices import Alone, kind_of
+from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting
 from search_spaces.graph import Graph
 from search_spaces.platform import Processor
@@ -65,7 +65,7 @@ def _closed(on: Sequence[int], alone_s: Sequence[float], lanes: Sequence[Process
     """Return a setting in which models ask in closed loops on lanes of their own, all for about as long."""
     wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))
     seats = tuple(
-        Seat(((lane,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True)
+        QueueClient(((lane,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True)
         for lane, own_s in zip(on, alone_s, strict=True)
     )
     excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evaluators.base import Batch, Candidate
 from evaluators.energy import powers_w
 from evaluators.footprint import peak_nbytes
-from evaluators.objectives import OBJECTIVES, TAIL, Objective, Pricing, find_objective
+from evaluators.objectives import TAIL, Objective, Pricing, find_objective
 from evaluators.workload.host import WorkloadCandidate, WorkloadSession
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
@@ -47,7 +47,6 @@ _OWN = {
         ("misses", "missed deadlines, then the mean latency"),
     )
 }
-WORKLOAD_OBJECTIVES = (*_OWN, *(name for name in OBJECTIVES if name not in {*_OWN, "latency"}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.libraries import check_libraries
+from evaluators.litert.processors import check_libraries
 from evaluators.own_process import own_process
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
 from optimizer.config import StudyConfig, option, parse_config

@@ -14,12 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evaluators.litert.deployment import has_files, read_deployment, write_deployment
-from evaluators.litert.runtimes import LITERT, PACKAGES
+from evaluators.litert.deployment import (
+    has_files,
+    is_workload_plan,
+    read_deployment,
+    read_workload_plan,
+    write_deployment,
+    write_workload,
+)
 from evaluators.litert.settings import compile_settings
-from evaluators.litert.workload_files import is_workload_plan, read_workload_plan, write_workload
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES
 from evaluators.objectives import OBJECTIVES
-from evaluators.workload import desk
+from evaluators.workload import scheduler
 from evaluators.workload.lowered import Lowerings
 from optimizer.export.run_plan import excludes, kernels
 from optimizer.files import disk_errors, write_atomic, write_json
@@ -215,7 +221,7 @@ def _link(file: Path, to: Path) -> None:
 
 def _queue_law() -> str:
     """Return the source of the law by which jobs queue, without what only a type checker reads."""
-    text = (Path(desk.__file__)).read_text(encoding="utf-8")
+    text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
     return text.replace("from search_spaces.plan import Dispatch\n", "")
 
 

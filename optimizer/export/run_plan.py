@@ -666,7 +666,7 @@ def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Ma
     spec.loader.exec_module(law)
     excluded = [sum(1 << j for j, b in enumerate(processors) if excludes(a, b)) for a in processors]
     seats = [
-        law.Seat(
+        law.QueueClient(
             tuple(tuple(names.index(name) for name in lanes) for lanes in seat["lanes"]),
             tuple(seat["releases_ns"]),
             seat["requests"],
@@ -675,7 +675,7 @@ def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Ma
         )
         for seat in document["seats"]
     ]
-    return law.Desk(seats, excluded, document["dispatch"])
+    return law.Scheduler(seats, excluded, document["dispatch"])
 
 
 def excludes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Batch, Candidate
-from evaluators.litert.deployment import read_deployment, runs_here
-from evaluators.litert.runner import PlanRunner
-from evaluators.litert.workload_files import is_workload_plan, read_workload_plan
-from evaluators.litert.workload_runner import WorkloadRunner
+from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
+from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.comparison import compare
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio
@@ -149,7 +147,7 @@ def _source(path: Path, stack: ExitStack) -> _Source:
             return _FromFiles(runner, running, runner.measure)
 
         def processes() -> list[int]:
-            return [p for runner in running for p in runner.candidate.lane_processes()]
+            return [p for runner in running for p in runner.candidate.processes()]
 
         return _Source(_interface(deployed.graph), deployed.content_digest, load, processes)
     if has_several(run):

@@ -16,8 +16,6 @@ from evaluators.android.adb import phones
 from evaluators.cgroup import core_quota
 from evaluators.cost_model.files import find_profile, shipped_profiles
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
-from evaluators.litert.lanes import Lanes, Request
-from evaluators.litert.openvino import find_devices, other_versions
 from evaluators.litert.processors import (
     dispatch_libraries,
     local_platform,
@@ -26,8 +24,10 @@ from evaluators.litert.processors import (
     reduced_processors,
     usable_cores,
 )
-from evaluators.litert.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.worker.openvino import find_devices, other_versions
+from evaluators.litert.worker.runtimes import OPENVINO, TFLITE, check_installed, version
+from evaluators.litert.workers import Request, Workers
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
 from evaluators.remote.devices import agents, devices_file
 from search_spaces.errors import OptimizeError, UnavailableError
@@ -184,7 +184,7 @@ def _runtime() -> Iterator[Finding]:
         return
     try:
         platform = local_platform()
-        with closing(Lanes(platform)) as lanes:
+        with closing(Workers(platform)) as lanes:
             lanes.ask(platform.processors[0].name, Request({"op": "arena", "id": 0, "nbytes": 0}), _START_LIMIT_S)
     except OptimizeError as error:
         yield Finding("LiteRT", version, error.what, error.hint, blocks=True)

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.litert.deployment import runs_here
-from evaluators.litert.runner import PlanRunner
-from evaluators.litert.workload_files import is_workload_plan
-from evaluators.litert.workload_runner import WorkloadRunner
+from evaluators.litert.deployment import is_workload_plan, runs_here
+from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement

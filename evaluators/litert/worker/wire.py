@@ -1,4 +1,4 @@
-"""Messages between the parent, the fork server and the lanes: a length, a JSON head, raw bytes, and open files."""
+"""Messages between the parent, the fork server and the workers: a length, a JSON head, raw bytes, and open files."""
 
 from __future__ import annotations
 

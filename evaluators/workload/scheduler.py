@@ -1,4 +1,4 @@
-"""The desk at which the jobs of several models queue for lanes (seed 001): the law of runner and simulator alike.
+"""The scheduler of the queue in which jobs of several models wait for lanes: the law of runner and simulator alike.
 
 A request of an instance is a graph of jobs, each of which becomes ready when those that it reads from are over; an
 instance works on one request at a time, and the others wait in its own bounded queue. So each job of an instance is in
@@ -12,8 +12,9 @@ All that changes is kept in one row of whole numbers, which several processes ma
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from search_spaces.plan import Dispatch
 
@@ -29,8 +30,8 @@ _WAITS, _QUEUED, _RUNS, _DONE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One instance as the desk sees it.
+class QueueClient:
+    """One instance as the scheduler sees it.
 
     Attributes:
         lanes: of each job, those that may take it, the preferred one first.
@@ -53,6 +54,12 @@ class Seat:
     queue: int = 64
     after: tuple[int, ...] = ()
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> QueueClient:
+        """Build a client from its fields as plain values."""
+        lanes = tuple(tuple(each) for each in data["lanes"])
+        return cls(**{**data, "lanes": lanes, "releases_ns": tuple(data["releases_ns"]), "after": tuple(data["after"])})
+
     def needs(self, job: int) -> list[int]:
         """Return the jobs that a job waits for, ascending."""
         if not self.after:
@@ -64,11 +71,11 @@ class Seat:
         return found
 
 
-class Desk:
+class Scheduler:
     """See the module. Jobs are numbered through, those of an instance behind each other.
 
     Args:
-        seats: instances, those first that go first among equals.
+        clients: instances, those first that go first among equals.
         excluded: for each lane a bit set of the lanes that cannot run while it does, itself among them.
         dispatch: the order of the queue.
         store: :meth:`size` numbers, all 0 at first; what others may share.
@@ -76,24 +83,24 @@ class Desk:
 
     def __init__(
         self,
-        seats: Sequence[Seat],
+        clients: Sequence[QueueClient],
         excluded: Sequence[int],
         dispatch: Dispatch,
         store: MutableSequence[int] | None = None,
     ) -> None:
-        self.seats = tuple(seats)
+        self.clients = tuple(clients)
         self._excluded = tuple(excluded)
         self._dispatch = dispatch
-        self._jobs_at = _HEAD + _FIELDS * len(self.seats)
+        self._jobs_at = _HEAD + _FIELDS * len(self.clients)
         self._first: list[int] = []  # of each instance the number of its first job
         self._owner: list[int] = []  # of each job its instance
         self._needs: list[list[int]] = []
         self._readers: list[list[int]] = []
-        for k, seat in enumerate(self.seats):
+        for k, client in enumerate(self.clients):
             first = len(self._owner)
             self._first.append(first)
-            for job in range(len(seat.lanes)):
-                needs = [first + other for other in seat.needs(job)]
+            for job in range(len(client.lanes)):
+                needs = [first + other for other in client.needs(job)]
                 for other in needs:
                     self._readers[other].append(first + job)
                 self._owner.append(k)
@@ -104,11 +111,11 @@ class Desk:
         self._records: list[int] = []
         self._runs: list[int] = []
         end = self._lanes_at + len(self._excluded)
-        for seat in self.seats:
+        for client in self.clients:
             self._records.append(end)
-            end += 2 * seat.requests
+            end += 2 * client.requests
             self._runs.append(end)
-            end += 3 * seat.requests * len(seat.lanes)
+            end += 3 * client.requests * len(client.lanes)
         self.size = end
         self.store = [0] * end if store is None else store
 
@@ -123,30 +130,30 @@ class Desk:
     def arrive(self, now_ns: int) -> None:
         """Take up the requests that have come by now; one that finds its instance's queue full is turned away."""
         store = self.store
-        for k, seat in enumerate(self.seats):
+        for k, client in enumerate(self.clients):
             at = _HEAD + _FIELDS * k
             if store[at + _STATUS] == OVER:
                 continue
-            while store[at + _COME] < len(seat.releases_ns):
+            while store[at + _COME] < len(client.releases_ns):
                 number = store[at + _COME]
-                came_ns = store[0] + seat.releases_ns[number]
+                came_ns = store[0] + client.releases_ns[number]
                 if came_ns > now_ns:
                     break
                 store[at + _COME] = number + 1
                 store[self._records[k] + 2 * number] = came_ns
                 if store[at + _STATUS] == IDLE:
                     self._work_on(k, number, came_ns)
-                elif self._waiting(k) > seat.queue:
+                elif self._waiting(k) > client.queue:
                     store[self._records[k] + 2 * number + 1] = REJECTED
 
     def next_arrival_ns(self) -> int:
         """Return when the next request comes by itself."""
         store = self.store
         found = NEVER_NS
-        for k, seat in enumerate(self.seats):
+        for k, client in enumerate(self.clients):
             at = _HEAD + _FIELDS * k
-            if store[at + _STATUS] != OVER and store[at + _COME] < len(seat.releases_ns):
-                found = min(found, store[0] + seat.releases_ns[store[at + _COME]])
+            if store[at + _STATUS] != OVER and store[at + _COME] < len(client.releases_ns):
+                found = min(found, store[0] + client.releases_ns[store[at + _COME]])
         return found
 
     def start(self, now_ns: int) -> list[tuple[int, int]]:
@@ -201,9 +208,9 @@ class Desk:
 
     def fail(self, k: int) -> None:
         """Take an instance out: its request fails, and all that are still to come; lanes that run its jobs go on."""
-        store, seat = self.store, self.seats[k]
+        store, client = self.store, self.clients[k]
         store[_HEAD + _FIELDS * k + _STATUS] = OVER
-        for number in range(seat.requests):
+        for number in range(client.requests):
             ended = self._records[k] + 2 * number + 1
             if store[ended] == 0:
                 store[ended] = FAILED
@@ -228,18 +235,18 @@ class Desk:
     @property
     def over(self) -> bool:
         """Whether all requests have ended."""
-        return all(self.store[_HEAD + _FIELDS * k + _STATUS] == OVER for k in range(len(self.seats)))
+        return all(self.store[_HEAD + _FIELDS * k + _STATUS] == OVER for k in range(len(self.clients)))
 
     def requests(self, k: int) -> list[tuple[int, int]]:
         """Return when each request of an instance came and ended, or how; see :data:`REJECTED`."""
-        first, count = self._records[k], self.seats[k].requests
+        first, count = self._records[k], self.clients[k].requests
         flat = list(self.store[first : first + 2 * count])
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def runs(self, k: int) -> list[list[tuple[int, int, int]]]:
         """Return start, end and lane of each job of each request of an instance; zeros where it did not run."""
-        jobs, first = len(self.seats[k].lanes), self._runs[k]
-        flat = list(self.store[first : first + 3 * jobs * self.seats[k].requests])
+        jobs, first = len(self.clients[k].lanes), self._runs[k]
+        flat = list(self.store[first : first + 3 * jobs * self.clients[k].requests])
         rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return [rows[i : i + jobs] for i in range(0, len(rows), jobs)]
 
@@ -249,20 +256,20 @@ class Desk:
         if self._dispatch in {"fifo", "static"}:
             return (ready_ns,)
         k = self._owner[n]
-        seat = self.seats[k]
+        client = self.clients[k]
         came_ns = self.store[self._records[k] + 2 * self.store[_HEAD + _FIELDS * k + _REQUEST]]
         if self._dispatch == "priority":
-            return -seat.priority, came_ns
-        return came_ns + seat.deadline_ns if seat.deadline_ns else NEVER_NS, came_ns
+            return -client.priority, came_ns
+        return came_ns + client.deadline_ns if client.deadline_ns else NEVER_NS, came_ns
 
     def _lanes_of(self, n: int) -> tuple[int, ...]:
         k = self._owner[n]
-        return self.seats[k].lanes[n - self._first[k]]
+        return self.clients[k].lanes[n - self._first[k]]
 
     def _run(self, n: int) -> int:
         """Return where the times of a job of its instance's present request are kept."""
         k = self._owner[n]
-        request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.seats[k].lanes)
+        request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.clients[k].lanes)
         return self._runs[k] + 3 * (request * jobs + n - self._first[k])
 
     def _queue(self, n: int, now_ns: int) -> None:
@@ -273,7 +280,7 @@ class Desk:
 
     def _work_on(self, k: int, number: int, now_ns: int) -> None:
         """Begin with a request of an instance: jobs that wait for no other are ready."""
-        at, jobs = _HEAD + _FIELDS * k, len(self.seats[k].lanes)
+        at, jobs = _HEAD + _FIELDS * k, len(self.clients[k].lanes)
         self.store[at + _STATUS], self.store[at + _REQUEST], self.store[at + _LEFT] = BUSY, number, jobs
         for n in range(self._first[k], self._first[k] + jobs):
             self.store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _WAITS
@@ -288,17 +295,17 @@ class Desk:
 
     def _ended(self, k: int, now_ns: int) -> None:
         """Go on with the next request of an instance."""
-        store, seat = self.store, self.seats[k]
+        store, client = self.store, self.clients[k]
         at, records = _HEAD + _FIELDS * k, self._records[k]
         store[records + 2 * store[at + _REQUEST] + 1] = now_ns
         number = store[at + _REQUEST] + 1
-        if seat.closed and number < seat.requests:
+        if client.closed and number < client.requests:
             store[records + 2 * number] = now_ns
             self._work_on(k, number, now_ns)
             return
         while number < store[at + _COME] and store[records + 2 * number + 1] == REJECTED:
             number += 1
-        if number >= seat.requests:
+        if number >= client.requests:
             store[at + _STATUS] = OVER
         elif number < store[at + _COME]:
             self._work_on(k, number, now_ns)

@@ -1,21 +1,23 @@
 """LiteRT's C API through ctypes: it runs without Python's lock, and on memory that we choose.
 
-Only lane processes import this module; the parent never loads the runtime. Prototypes follow the headers under
+Only worker processes import this module; the parent never loads the runtime. Prototypes follow the headers under
 ``litert/c`` of LiteRT 2.3. ``CompiledModel.run_by_index`` of the Python wrapper would hold the lock while it runs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.mapping import Mapping
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES, package_folders
+from evaluators.litert.worker.shared_memory import map_joined, unmap
 from search_spaces.errors import OptimizeError, UnavailableError
 
 _MAX_RANK = 8
@@ -23,6 +25,12 @@ _MAX_RANK = 8
 _TAG_COMPILER_FOLDER, _TAG_DISPATCH_FOLDER, _TAG_RUNTIME_FOLDER, _TAG_ACCELERATORS = 0, 1, 22, 24
 # litert_any.h
 _INTEGER, _STRING = 2, 8
+# litert_common.h and litert_tensor_buffer_types.h
+_READ, _WRITE = 0, 1
+_WEBGPU_BUFFER = 20
+_FLOAT32 = 1
+_FENCE_NBYTES = 64
+_IDLE_TRIES = 5
 
 
 class _Any(ctypes.Structure):
@@ -51,16 +59,14 @@ def library_path() -> Path:
     Raises:
         UnavailableError: the runtime is not installed.
     """
-    spec = importlib.util.find_spec("ai_edge_litert")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "libLiteRt.so"
-        if path.exists():
+    for folder in package_folders(PACKAGES[LITERT].module):
+        if (path := folder / "libLiteRt.so").exists():
             return path
     raise UnavailableError("the LiteRT runtime is not installed", "run: pip install ai-edge-litert")
 
 
 class Runtime:
-    """The loaded library and one environment; everything compiled in a lane belongs to it."""
+    """The loaded library and one environment; everything compiled in a worker belongs to it."""
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(library_path()))
@@ -70,10 +76,9 @@ class Runtime:
         self.environment = c_void_p()
         self._run = self.function("LiteRtRunCompiledModel")
         self._run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
-        self._mapping = Mapping()
 
     def start(self, accelerators: int, dispatch_folder: str = "") -> None:
-        """Create the environment; called after the fork and after the lane is pinned.
+        """Create the environment; called after the fork and after the worker is pinned.
 
         Args:
             accelerators: bit set of those to look for; drivers are loaded when something is compiled for them.
@@ -119,8 +124,8 @@ class Runtime:
                 self._add_custom_ops(options, values)
             if name in {"accelerators", "custom_ops"}:
                 continue
-            # litert_cpu_options.cc and litert_gpu_options.cc hand their settings over as TOML.
-            lines = (f"{key} = {_toml(value)}\n" for key, value in values.items())
+            # litert_cpu_options.cc and litert_gpu_options.cc take their settings as TOML, whose texts are JSON's.
+            lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
             payload = "".join(lines).encode() + b"\0"
             memory = self._libc.malloc(len(payload))
             ctypes.memmove(memory, payload, len(payload))
@@ -150,11 +155,11 @@ class Runtime:
         Raises:
             UnavailableError: the runtime refuses it.
         """
-        memory = self._mapping.lay_out(header, fds)
+        memory = map_joined(header, fds)
         try:
             return self._compile(memory, signatures, settings)
         except OptimizeError:
-            self._mapping.unmap(*memory)
+            unmap(*memory)
             raise
 
     def _compile(self, memory: tuple[int, int], signatures: int, settings: dict[str, Any]) -> Compiled:
@@ -201,14 +206,8 @@ class Runtime:
     def bind(self, kind: _RankedTensorType, address: int, nbytes: int) -> c_void_p:
         """Return a tensor buffer over host memory that we own (64-byte aligned)."""
         buffer = c_void_p()
-        self.call(
-            "LiteRtCreateTensorBufferFromHostMemory",
-            byref(kind),
-            c_void_p(address),
-            c_size_t(nbytes),
-            None,
-            byref(buffer),
-        )
+        place = c_void_p(address), c_size_t(nbytes), None
+        self.call("LiteRtCreateTensorBufferFromHostMemory", byref(kind), *place, byref(buffer))
         return buffer
 
     def unbind(self, buffer: c_void_p) -> None:
@@ -219,7 +218,7 @@ class Runtime:
         """Release a compiled model."""
         self._lib.LiteRtDestroyCompiledModel(compiled.handle)
         self._lib.LiteRtDestroyModel(compiled.model)
-        self._mapping.unmap(*compiled.memory)
+        unmap(*compiled.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +243,96 @@ class Compiled:
     memory: tuple[int, int] = (0, 0)
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor of the device and its place in the arena that all workers share."""
+
+    buffer: c_void_p
+    address: int
+    nbytes: int
+
+
+class Device:
+    """Tensors in an accelerator's own memory: made once per plan, passed from stage to stage without a copy.
+
+    Calls to a GPU return when the work is queued. Whoever wants to read a result, or to stop a clock, has to wait: a
+    tensor that is locked for reading is there, and so is all that was queued before it. A fence is a tensor of 64 bytes
+    that is locked for nothing else.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.function("LiteRtLockTensorBuffer")
+        self._lock.argtypes = [c_void_p, c_void_p, c_int]
+        self._unlock = runtime.function("LiteRtUnlockTensorBuffer")
+        self._unlock.argtypes = [c_void_p]
+        self._fence: c_void_p | None = None
+        self._idle_ns: int | None = None
+
+    def tensor(self, compiled: Compiled, signature: int, side: str, index: int) -> tuple[c_void_p, tuple[int, int]]:
+        """Make room for an input or output (``side``) of a stage, of the kind that the accelerator wants.
+
+        Returns:
+            The buffer, and its kind and size, which must be equal wherever the tensor is used.
+        """
+        call, kind = self._runtime.call, compiled.ports[signature][0 if side == "Input" else 1][index]
+        wanted, buffer, memory, nbytes = c_void_p(), c_void_p(), c_int(), c_size_t()
+        place = c_size_t(signature), c_size_t(index)
+        call(f"LiteRtGetCompiledModel{side}BufferRequirements", compiled.handle, *place, byref(wanted))
+        call("LiteRtGetTensorBufferRequirementsSupportedTensorBufferType", wanted, c_int(0), byref(memory))
+        call("LiteRtGetTensorBufferRequirementsBufferSize", wanted, byref(nbytes))
+        made = self._runtime.environment, byref(kind), wanted, byref(buffer)
+        call("LiteRtCreateManagedTensorBufferFromRequirements", *made)
+        return buffer, (memory.value, nbytes.value)
+
+    def upload(self, copy: Copy) -> None:
+        """Copy a tensor from the arena to the device."""
+        place = self._locked(copy.buffer, _WRITE)
+        ctypes.memmove(place, copy.address, copy.nbytes)
+        self._unlocked(copy.buffer)
+
+    def download(self, copy: Copy) -> None:
+        """Wait for a tensor and copy it to the arena."""
+        place = self._locked(copy.buffer, _READ)
+        ctypes.memmove(copy.address, place, copy.nbytes)
+        self._unlocked(copy.buffer)
+
+    def wait(self) -> None:
+        """Wait until everything that was queued is done."""
+        if self._fence is not None:
+            self._locked(self._fence, _READ)
+            self._unlocked(self._fence)
+
+    def idle_wait_ns(self) -> int:
+        """Return what :meth:`wait` takes when nothing is queued; the fence is made when this is first asked."""
+        if self._idle_ns is None:
+            self._fence = self._make_fence()
+            times = []
+            for _ in range(_IDLE_TRIES):
+                begin = time.perf_counter_ns()
+                self.wait()
+                times.append(time.perf_counter_ns() - begin)
+            self._idle_ns = min(times)
+        return self._idle_ns
+
+    def _make_fence(self) -> c_void_p | None:
+        kind: Any = self._runtime.tensor_type(_FLOAT32, (_FENCE_NBYTES // 4,))
+        buffer = c_void_p()
+        wanted = c_int(_WEBGPU_BUFFER), byref(kind), c_size_t(_FENCE_NBYTES), byref(buffer)
+        try:
+            self._runtime.call("LiteRtCreateManagedTensorBuffer", self._runtime.environment, *wanted)
+        except UnavailableError:
+            return None  # not a GPU: its calls return when they are done
+        return buffer
+
+    def _locked(self, buffer: c_void_p, mode: int) -> int:
+        place = c_void_p()
+        status = self._lock(buffer, byref(place), mode)
+        if status or place.value is None:
+            raise UnavailableError(f"the accelerator lost a tensor: LiteRtLockTensorBuffer returned status {status}")
+        return place.value
+
+    def _unlocked(self, buffer: c_void_p) -> None:
+        status = self._unlock(buffer)
+        if status:
+            raise UnavailableError(f"the accelerator lost a tensor: LiteRtUnlockTensorBuffer returned status {status}")

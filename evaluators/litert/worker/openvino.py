@@ -1,13 +1,12 @@
 """Stages run by OpenVINO, through its C API: on the CPU, and on Intel's GPUs and NPUs.
 
-Only lane processes load the library. Its Python package would take longer to import than most stages to compile, and
+Only worker processes load the library. Its Python package would take longer to import than most stages to compile, and
 imports a client that can send usage data. Prototypes follow the headers under ``openvino/c`` of OpenVINO 2026.4.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
 import re
@@ -21,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.capi import Compiled
-from evaluators.litert.runtimes import OPENVINO, PACKAGES, check_installed
+from evaluators.litert.worker.capi import Compiled
+from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.own_process import own_process
 from search_spaces.errors import OptimizeError, UnavailableError
 
@@ -89,9 +88,7 @@ def other_versions(libraries: Iterable[Path]) -> list[str]:
 
     LiteRT's dispatch library for Intel's NPUs is one.
     """
-    spec = importlib.util.find_spec(PACKAGES[OPENVINO].module)
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    mine = {path.name for folder in folders for path in Path(folder).glob("libs/libopenvino.so.*")}
+    mine = {path.name for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino.so.*")}
     found = []
     for library in libraries:
         wanted = {name.decode() for name in re.findall(rb"libopenvino\.so\.[0-9]+", library.read_bytes())}
@@ -130,12 +127,10 @@ class _Port:
 
 
 class OpenVino:
-    """See :class:`~evaluators.litert.lane.Engine`; nothing but the library is loaded before the fork."""
+    """See :class:`~evaluators.litert.worker.process.Engine`; nothing but the library is loaded before the fork."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec(PACKAGES[OPENVINO].module)
-        folders = (spec.submodule_search_locations or ()) if spec else ()
-        found = sorted(path for folder in folders for path in Path(folder).glob("libs/libopenvino_c.so*"))
+        found = sorted(path for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino_c.so*"))
         if not found:
             raise UnavailableError("openvino is installed without libopenvino_c.so", PACKAGES[OPENVINO].install)
         self._lib = ctypes.CDLL(str(found[0]))
@@ -189,10 +184,8 @@ class OpenVino:
         self._lib.ov_free(text)
         return found
 
-    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """See :class:`~evaluators.litert.lane.Engine`; each file is the model of a stage, and there is no header."""
-        if header or len(fds) != signatures:
-            raise UnavailableError("OpenVINO takes each stage as a file")
+    def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
+        """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
         stages: list[_Stage] = []
         ports = []
         try:
@@ -244,7 +237,7 @@ class OpenVino:
         return tuple(found)
 
     def _run_function(self) -> Callable[[Any, int, int, Any, int, Any], int]:
-        """Return what runs a stage on the memory that it is bound to; see :class:`~evaluators.litert.capi.Compiled`."""
+        """Return what runs a stage on the memory that it is bound to; see :class:`~.capi.Compiled`."""
         infer = self._lib.ov_infer_request_infer
         infer.argtypes = [c_void_p]
         bind = self._bind
@@ -268,7 +261,7 @@ class OpenVino:
         return 0
 
     def bind(self, kind: _Port, address: int, nbytes: int) -> c_void_p:
-        """See :class:`~evaluators.litert.lane.Engine`: a tensor over the memory, without a copy."""
+        """See :class:`~evaluators.litert.worker.process.Engine`: a tensor over the memory, without a copy."""
         dimensions = (c_int64 * len(kind.shape))(*kind.shape)
         tensor, size = c_void_p(), c_size_t()
         shape = _Shape(len(kind.shape), dimensions)
@@ -280,11 +273,11 @@ class OpenVino:
         return tensor
 
     def unbind(self, buffer: c_void_p) -> None:
-        """See :class:`~evaluators.litert.lane.Engine`; the memory stays ours."""
+        """See :class:`~evaluators.litert.worker.process.Engine`; the memory stays ours."""
         self._lib.ov_tensor_free(buffer)
 
     def release(self, compiled: Compiled) -> None:
-        """See :class:`~evaluators.litert.lane.Engine`."""
+        """See :class:`~evaluators.litert.worker.process.Engine`."""
         self._free(compiled.handle)
 
     def _free(self, stages: Sequence[_Stage]) -> None:

@@ -2,7 +2,7 @@
 
 Each stage is an interpreter of its own that reads a file of its own. It keeps its tensors to itself, so what a stage
 reads is copied in and what it gives is copied out; compiled models work on the shared memory itself, but do not run
-all that an interpreter runs (:func:`~search_spaces.models.shapes.needs_interpreter`). Only lane processes load the
+all that an interpreter runs (:func:`~search_spaces.models.shapes.needs_interpreter`). Only worker processes load the
 runtime.
 """
 
@@ -16,7 +16,7 @@ from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from evaluators.litert.capi import Compiled
+from evaluators.litert.worker.capi import Compiled
 from search_spaces.errors import UnavailableError
 
 
@@ -55,7 +55,7 @@ class _Port:
 
 
 class Interpreters:
-    """See :class:`~evaluators.litert.lane.Engine`."""
+    """See :class:`~evaluators.litert.worker.process.Engine`."""
 
     def __init__(self, module: str) -> None:
         self._name = module
@@ -66,10 +66,8 @@ class Interpreters:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return importlib.import_module(self._name)
 
-    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """See :class:`~evaluators.litert.lane.Engine`; each file is the model of a stage, and there is no header."""
-        if header or len(fds) != signatures:
-            raise UnavailableError("an interpreter takes each stage as a file")
+    def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
+        """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
         stages = [self._stage(fd, settings) for fd in fds]
         ports = tuple((into, out) for _, into, out in stages)
         return Compiled(self, _run, stages, ports, accelerated=True)
@@ -101,15 +99,15 @@ class Interpreters:
 
     @staticmethod
     def bind(kind: _Port, address: int, nbytes: int) -> c_void_p:
-        """See :class:`~evaluators.litert.lane.Engine`."""
+        """See :class:`~evaluators.litert.worker.process.Engine`."""
         kind.nbytes = nbytes
         return c_void_p(address)
 
     def unbind(self, buffer: c_void_p) -> None:
-        """See :class:`~evaluators.litert.lane.Engine`; nothing was taken."""
+        """See :class:`~evaluators.litert.worker.process.Engine`; nothing was taken."""
 
     def release(self, compiled: Compiled) -> None:
-        """See :class:`~evaluators.litert.lane.Engine`; an interpreter goes when nobody refers to it."""
+        """See :class:`~evaluators.litert.worker.process.Engine`; an interpreter goes when nobody refers to it."""
 
 
 def _run(handle: Any, signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:

@@ -1,13 +1,15 @@
 """The runtimes that a processor's stages can be run by: LiteRT, its predecessor ``tflite-runtime``, and OpenVINO.
 
-Only lane processes load them. All but LiteRT read each stage as a model of its own.
+Only worker processes load them. All but LiteRT read each stage as a model of its own.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
@@ -45,6 +47,12 @@ PACKAGES = {
     ),
     OPENVINO: RuntimePackage("openvino", "openvino", "pip install 'partition-optimizer[openvino]'"),
 }
+
+
+def package_folders(module: str) -> list[Path]:
+    """Return where a package is installed, without importing it; nothing where it is not."""
+    spec = importlib.util.find_spec(module)
+    return [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
 
 
 def runtime_of(processor: Processor) -> str:

@@ -1,23 +1,24 @@
-"""What the jobs of a workload cost on this machine: each operator on each kind of lane, and lanes that run at once."""
+"""What the jobs of a workload cost where it runs: each operator and triple on each kind of lane, and lanes at once."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.simulated import rewritten_s
-from evaluators.workload.desk import Seat
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome
-from evaluators.workload.predicted import Price
-from evaluators.workload.setting import HOST, SLICED, Setting, demand
+from evaluators.workload.predicted import Grids, Price
+from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
 from evaluators.workload.simulate import JobCost
+from search_spaces.arrangement import RankSet
 from search_spaces.errors import RunFolderError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import LayerRanks
@@ -41,7 +42,7 @@ class PriceTable:
     Attributes:
         whole_s: model (digest) → kind → the model as one job.
         operator_s: the same, each operator, adding up to ``whole_s`` with one job's ``job_s``.
-        job_s: kind → what a job costs beside its operators: to be called, and to be taken from the desk.
+        job_s: kind → what a job costs beside its operators: to be called, and to be taken from the scheduler.
         slowed: model → ``victim|other`` (kinds) → factor on its time while the other lane runs as well, beyond what two
             lanes that the system slices take from each other.
         triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
@@ -55,13 +56,10 @@ class PriceTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain values."""
-        return {
-            "whole_s": {m: dict(each) for m, each in self.whole_s.items()},
-            "operator_s": {m: {k: list(v) for k, v in each.items()} for m, each in self.operator_s.items()},
-            "job_s": dict(self.job_s),
-            "slowed": {m: dict(each) for m, each in self.slowed.items()},
-            **({"triple_s": dict(self.triple_s)} if self.triple_s else {}),
-        }
+        found = asdict(self)
+        if not self.triple_s:
+            del found["triple_s"]
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PriceTable:
@@ -71,14 +69,12 @@ class PriceTable:
             RunFolderError: a field is missing, is not nested as it should be, or holds what is no time.
         """
         try:
-            operators = _mapping(data["operator_s"])
-            triples = _mapping(data.get("triple_s", {}))
             return cls(
-                {model: _times(each) for model, each in _mapping(data["whole_s"]).items()},
-                {m: {k: _row(row) for k, row in _mapping(each).items()} for m, each in operators.items()},
-                _times(data["job_s"]),
-                {model: _times(each) for model, each in _mapping(data["slowed"]).items()},
-                {m: {k: _times(of) for k, of in _mapping(each).items()} for m, each in triples.items()},
+                _nested(data["whole_s"], 2),
+                _nested(data["operator_s"], 2, _row),
+                _nested(data["job_s"], 1),
+                _nested(data["slowed"], 2),
+                _nested(data.get("triple_s", {}), 3),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RunFolderError(f"the prices in the trial log are damaged: {error!r}") from error
@@ -86,7 +82,7 @@ class PriceTable:
     def price(self, lanes: Sequence[Processor]) -> Price:
         """Return what tells the cost of a job on one of some lanes."""
         kinds = [kind_of(lane) for lane in lanes]
-        apart = [[a is b or _apart(a, b) for b in lanes] for a in lanes]
+        apart = [[a is b or a.excludes(b) for b in lanes] for a in lanes]
         rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}
 
         def operators_of(model: Graph, lowered: Lowered, kind: str) -> Sequence[float] | NDArray[np.float64]:
@@ -139,11 +135,6 @@ def first_of_kinds(lanes: Sequence[Processor]) -> dict[str, int]:
     return found
 
 
-def one_seat(lane: int, requests: int, lanes: Sequence[Processor], jobs: int = 1) -> Setting:
-    """Return a setting in which one model asks in a closed loop, all on one lane."""
-    return _seats([lane], requests, lanes, jobs)
-
-
 def measure_prices(
     graphs: Sequence[Graph],
     lanes: Sequence[Processor],
@@ -179,6 +170,57 @@ def measure_prices(
     return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
 
 
+def with_triples(
+    table: PriceTable,
+    graphs: Sequence[Graph],
+    grids: Grids,
+    lowerings: Lowerings,
+    lanes: Sequence[Processor],
+    alone: Alone,
+    progress: Callable[[str], None],
+    forget: Callable[[Graph], None],
+) -> PriceTable:
+    """Return a table that also knows what each triple of some sets of ranks takes; what it knows already stays.
+
+    A model is decomposed by each set as a whole, and run operator by operator. Where a kind of lane does not run it,
+    the table has no times of the set's triples there, which stands for never.
+
+    Args:
+        forget: called with each decomposed model once it was timed.
+
+    Raises:
+        RewriteError, ModelError: the weights cannot be read.
+    """
+    found = {model: {kind: dict(of) for kind, of in each.items()} for model, each in table.triple_s.items()}
+    for graph in graphs:
+        known = table.triple_s.get(graph.digest, {})
+        for number, ranks in enumerate(grids.get(graph.digest, ()), 1):
+            # All kinds are timed together, as far as they can.
+            if all(any(str(layer) in times for times in known.values()) for layer in ranks):
+                continue
+            progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
+            made, origins = lowerings.whole(graph, ranks)
+            for kind, lane in first_of_kinds(lanes).items():
+                try:
+                    each, _ = operators_s(made, lane, lanes, alone, whole_s_on(made, lane, lanes, alone))
+                except UnavailableError as error:
+                    progress(f"{lanes[lane].name} does not run choice {number} of {graph.name}: {error.what}")
+                    continue
+                times = found.setdefault(graph.digest, {}).setdefault(kind, {})
+                for layer, took_s in _by_layer(ranks, each, origins).items():
+                    times.setdefault(layer, took_s)
+            forget(made)
+    return replace(table, triple_s=found)
+
+
+def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> dict[str, float]:
+    """Return what the operators of each triple take together."""
+    return {
+        str(layer): sum(t for t, origin in zip(each, origins, strict=True) if origin == layer.operator)
+        for layer in ranks
+    }
+
+
 def operators_s(
     graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone, whole_s: float
 ) -> tuple[list[float], float]:
@@ -188,7 +230,7 @@ def operators_s(
         UnavailableError: the lane failed.
     """
     count = len(graph.operators)
-    cut = alone(one_seat(lane, _requests(whole_s), lanes, count), [(graph, range(1, count))], 2)[-1]
+    cut = alone(closed_loops([lane], [_requests(whole_s)], lanes, count), [(graph, range(1, count))], 2)[-1]
     stage_s, gap_s = _stages(cut, count)
     job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
     own = np.maximum(stage_s - job_s, 0.02 * stage_s)
@@ -197,7 +239,7 @@ def operators_s(
 
 def whole_s_on(graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone) -> float:
     """Return what a model takes as one job, alone on a lane; errors as :func:`operators_s`."""
-    return _median_s(alone, [lane], [graph], lanes)[0]
+    return _median_s(alone, [lane], [graph], lanes)
 
 
 def _contention(
@@ -209,31 +251,22 @@ def _contention(
 ) -> dict[str, float]:
     """Return how much longer a model takes beside another one, for each pair of kinds of lanes that run at once."""
     pairs: dict[str, tuple[int, int]] = {}
-    for a, one in enumerate(lanes):
-        for b, other in enumerate(lanes):
-            sliced = SLICED in one.options, SLICED in other.options
-            if a != b and not _apart(one, other) and sliced[0] == sliced[1] and _runs(one) and _runs(other):
-                if all(sliced) and kind_of(one) != kind_of(other):
-                    continue
-                pairs.setdefault(f"{kind_of(one)}|{kind_of(other)}", (a, b))
+    running = [lane for lane, processor in enumerate(lanes) if demand(processor)]  # others lend their process alone
+    for a, b in permutations(running, 2):
+        one, other = lanes[a], lanes[b]
+        sliced = SLICED in one.options
+        alike = kind_of(one) == kind_of(other) or not sliced
+        if sliced == (SLICED in other.options) and alike and not one.excludes(other):
+            pairs.setdefault(f"{kind_of(one)}|{kind_of(other)}", (a, b))
     found = {}
     for name, (a, b) in pairs.items():
         factors = []
         for partner in partners if SLICED not in lanes[a].options else (graph,):
-            took_s = _median_s(alone, [a, b], [graph, partner], lanes, whole)[0]
+            took_s = _median_s(alone, [a, b], [graph, partner], lanes, whole)
             fair = max(1.0, *(demand(lanes[a]).get(r, 0.0) + demand(lanes[b]).get(r, 0.0) for r in demand(lanes[a])))
             factors.append(took_s / (whole[graph.digest][lanes[a].like] * fair))
         found[name] = max(1.0, statistics.fmean(factors))
     return found
-
-
-def _runs(lane: Processor) -> bool:
-    """Return whether jobs are given to a lane; one that only lends its process to others has no demands."""
-    return bool(demand(lane))
-
-
-def _apart(one: Processor, other: Processor) -> bool:
-    return one.excludes(other)
 
 
 def _median_s(
@@ -242,24 +275,21 @@ def _median_s(
     graphs: Sequence[Graph],
     lanes: Sequence[Processor],
     known: Mapping[str, Mapping[str, float]] | None = None,
-) -> list[float]:
-    """Return the median latency of models that ask in closed loops on lanes of their own, at the same time.
+) -> float:
+    """Return the median latency of the first of some models that ask in closed loops on lanes of their own, at once.
 
     Where several run, the first asks some times, and the others for as long as it may take.
     """
     if known is None:
-        first = alone(_seats(on, 2, lanes, 1), [(g, ()) for g in graphs], 1)[0]
+        first = alone(closed_loops(on, [2] * len(on), lanes), [(g, ()) for g in graphs], 1)[0]
         guess_s = min(r.latency_s or math.inf for r in first.requests[0])
         counts = [_requests(guess_s)] * len(on)
     else:
         times = [known[g.digest][lanes[lane].like] for g, lane in zip(graphs, on, strict=True)]
         counts = [max(_FEWEST, math.ceil(_requests(times[0]) * times[0] / t * 1.3)) for t in times]
         counts[0] = _requests(times[0])
-    outcomes = alone(_seats(on, counts, lanes, 1), [(g, ()) for g in graphs], _RUNS)[1:]
-    return [
-        statistics.median(r.latency_s for o in outcomes for r in o.requests[k] if r.latency_s is not None)
-        for k in range(len(on))
-    ]
+    outcomes = alone(closed_loops(on, counts, lanes), [(g, ()) for g in graphs], _RUNS)[1:]
+    return statistics.median(r.latency_s for o in outcomes for r in o.requests[0] if r.latency_s is not None)
 
 
 def _requests(took_s: float) -> int:
@@ -278,22 +308,13 @@ def _stages(found: Outcome, count: int) -> tuple[Any, float]:
     return np.array([statistics.median(t) for t in times]), statistics.median(gaps) if gaps else 0.0
 
 
-def _seats(on: Sequence[int], requests: int | Sequence[int], lanes: Sequence[Processor], jobs: int) -> Setting:
-    counts = [requests] * len(on) if isinstance(requests, int) else list(requests)
-    seats = tuple(Seat(((lane,),) * jobs, (0,), n, closed=True) for lane, n in zip(on, counts, strict=True))
-    excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
-    stages = tuple(tuple(range(k * jobs, (k + 1) * jobs)) for k in range(len(on)))
-    return Setting(seats, tuple(range(len(on))), stages, tuple(p.name for p in lanes), excluded)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _nested(value: Any, depth: int, leaf: Callable[[Any], Any] | None = None) -> Any:
+    """Return mappings of mappings, ``depth`` deep, of what is read by ``leaf``: seconds or a factor by default."""
+    if not depth:
+        return (leaf or _time)(value)
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r:.40} is no mapping")
-    return value
-
-
-def _times(value: Any) -> dict[str, float]:
-    return {name: _time(each) for name, each in _mapping(value).items()}
+    return {name: _nested(each, depth - 1, leaf) for name, each in value.items()}
 
 
 def _row(value: Any) -> list[float]:
