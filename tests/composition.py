@@ -64,19 +64,7 @@ networks:
 AGENT = "AGENT_ADDRESS"
 """Stands for the address of the agent that :func:`world` starts."""
 RUN_S = 300.0
-EXTRAS = (
-    "",
-    "storage",
-    "states",
-    "warm start",
-    "deadline",
-    "max error",
-    "explain",
-    "export",
-    "compare",
-    "report",
-    "run",
-)
+EXTRAS = ("", "storage", "states", "warm start", "deadline", "max error", "commands", "campaign")
 _SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0}
 
 ON: Mapping[str, Sequence[str]] = {
@@ -99,6 +87,7 @@ REASONS = (
     "it runs one model at a time",  # a table, a board behind an agent, a plug-in that says nothing else
     "runs one inference at a time",  # the same: there is no stream to tell the throughput of
     "there is nothing to decompose",  # the operators of a table have no weights
+    "has no file",  # the same: no stage can be cut from it
     "needs PyTorch",
     "--state requires a cost model",  # a device is in the state in which it is
     "computes no outputs",  # so that no error of them can be limited
@@ -301,7 +290,9 @@ def _beaten(found: Mapping[str, Any]) -> str:
     make = find_workload_objective if "workload" in found else find_objective
     objective = make(found["objective"])
     best = found["best"][objective.key]["median"]
-    better = [n for n, e in found["baselines"].items() if (v := e[objective.key]) and v["median"] < best * (1 - 1e-9)]
+    stages = len(found["best"]["plan"]["stages"])  # of plans that a model cannot tell apart, the fewest count
+    others = {n: e for n, e in found["baselines"].items() if e[objective.key] and len(e["plan"]["stages"]) <= stages}
+    better = [n for n, e in others.items() if e[objective.key]["median"] < best * (1 - 1e-9)]
     if better and "front" not in found:
         return f"{better[0]} is better than the best plan"
     least = found[f"model_bound_{objective.shown.lower()}"]
