@@ -107,6 +107,7 @@ NOT_RUN = {
     "optimize calibrate": "a mention",
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     "python -m tests.benchmarks.seed_001_gpu OUT.json": "needs an NVIDIA GPU",
+    "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
     **{
         f"python -m tests.benchmarks.{words}": "measures for minutes"
         for words in (
