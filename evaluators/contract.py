@@ -180,10 +180,7 @@ class EvaluatorContract:
         whole = tuple(range(len(graph.operators)))
         with self._session() as (session, platform):
             lane = platform.processors[0].name
-            for plan in (
-                Plan("0" * 64, (Stage(whole, lane),)),
-                Plan(graph.digest, (Stage(whole, "not there"),)),
-            ):
+            for plan in (Plan("0" * 64, (Stage(whole, lane),)), Plan(graph.digest, (Stage(whole, "not there"),))):
                 try:
                     session.load(graph, plan).close()
                 except OptimizeError:

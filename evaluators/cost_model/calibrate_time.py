@@ -12,14 +12,7 @@ from typing import Self
 import numpy as np
 
 from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
-from evaluators.cost_model.calibrate_measure import (
-    ROUNDS,
-    reference_network,
-    reference_s,
-    time_model,
-    warm,
-    whole_plan,
-)
+from evaluators.cost_model.calibrate_measure import ROUNDS, reference_network, reference_s, time_model, warm, whole_plan
 from evaluators.cost_model.calibrate_profile import Timed
 from evaluators.cost_model.columns import Array
 from evaluators.cost_model.features import OperatorFeatures, operator_features

@@ -54,10 +54,7 @@ _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
 
 
 def operator_seconds(
-    features: Sequence[OperatorFeatures],
-    names: Sequence[str],
-    kernel_s: Sequence[float],
-    graph: Graph | None = None,
+    features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float], graph: Graph | None = None
 ) -> NDArray[np.float64]:
     """Return what each operator took, shape ``(n,)``; NaN where its kernels could not be told, 0 where none ran.
 

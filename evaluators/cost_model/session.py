@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import (
-    CONTRACT_VERSION,
-    Capabilities,
-    Evaluator,
-    EvaluatorCapabilities,
-)
+from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities
 from evaluators.cost_model.chains import part_costs
 from evaluators.cost_model.extrapolation import Reported, extrapolation_warning
 from evaluators.cost_model.features import operator_features
@@ -63,10 +58,7 @@ class CostModelEvaluator(Evaluator):
             UnavailableError: nobody has said which device.
         """
         if self._platform is None:
-            raise UnavailableError(
-                "the cost model requires a profile of the device",
-                _HINT,
-            )
+            raise UnavailableError("the cost model requires a profile of the device", _HINT)
         return self._platform
 
     def described(self, source: str | Path) -> Platform | None:
@@ -88,10 +80,7 @@ class CostModelEvaluator(Evaluator):
         if self._profile is None and (shipped := find_profile(platform.name)) is not None:
             self._profile = shipped[0]
         if self._profile is None:
-            raise UnavailableError(
-                f"there is no profile of platform {platform.name!r}",
-                _HINT,
-            )
+            raise UnavailableError(f"there is no profile of platform {platform.name!r}", _HINT)
         for lane in platform.processors:
             profile_key(self._profile, lane)
         session = CostModelSession(self._profile, platform)

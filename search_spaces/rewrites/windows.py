@@ -71,11 +71,7 @@ class Window:
         """Return what rows of the output need of the input, and the padding around that."""
         first = rows[0] * self.stride - self.before
         last = (rows[1] - 1) * self.stride - self.before + self.size
-        return Rows(
-            (max(first, 0), min(last, self.rows_in)),
-            max(0, -first),
-            max(0, last - self.rows_in),
-        )
+        return Rows((max(first, 0), min(last, self.rows_in)), max(0, -first), max(0, last - self.rows_in))
 
     def pads_alike(self, rows: Range) -> bool:
         """Return whether SAME, asked on just the rows that are needed, pads as those need it."""
