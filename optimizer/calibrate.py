@@ -14,21 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Evaluator, Session
-from evaluators.cost_model.calibrate_cuts import CutProfile, time_cuts
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
-from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
     MOST_NETS,
     Fits,
-    Timed,
     build_profile,
     errors_on_models,
     next_network,
 )
-from evaluators.cost_model.calibrate_time import Bench
-from evaluators.cost_model.files import SUFFIXES, to_json
-from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile
+from evaluators.cost_model.calibrate_time import (
+    Bench,
+    CutProfile,
+    Timed,
+    is_of,
+    pairs,
+    time_contention,
+    time_cuts,
+    time_link,
+)
+from evaluators.cost_model.profile import SUFFIXES, ContentionProfile, CostProfile, LinkProfile, to_json
 from evaluators.registry import make_evaluator
 from optimizer.devices import choose_platform
 from optimizer.files import write_atomic

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.files import profile_digest, read_profile
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
 from evaluators.cost_model.plans import PlanSimulator
-from evaluators.cost_model.profile import CostProfile, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, profile_digest, read_profile
 from evaluators.cost_model.transfers import prices, profile_key
 from optimizer.calibrate import Calibration, write_profile
 from optimizer.history import Trial

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evaluators.cost_model.files import find_profile
 from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, explained, indicators
+from evaluators.cost_model.profile import find_profile
 from optimizer.report.data import Study
 from search_spaces.errors import OptimizeError
 

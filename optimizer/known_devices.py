@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluators.android.adb import phones
-from evaluators.cost_model.files import find_profile, shipped_profiles
+from evaluators.cost_model.profile import find_profile, shipped_profiles
 from evaluators.remote.devices import agents, devices_file
 from optimizer.doctor import processor_lines, processors_here
 from search_spaces.errors import OptimizeError

@@ -13,19 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_nets import GENERATOR, network, networks
-from evaluators.cost_model.calibrate_pairs import MAPS, _three_convolutions
-from evaluators.cost_model.calibrate_profile import Fits, Timed, next_network
-from evaluators.cost_model.calibrate_time import Bench
-from evaluators.cost_model.features import OperatorFeatures, operator_features
-from evaluators.cost_model.files import from_json, read_profile, to_json
+from evaluators.cost_model.calibrate_profile import Fits, next_network
+from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions, operator_seconds
+from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_duties
+from evaluators.cost_model.fit import TimedModel, fit_processor
 from evaluators.cost_model.indicators import explained, indicators, width_names
 from evaluators.cost_model.kernels import Tile
-from evaluators.cost_model.machine_match import operator_seconds
-from evaluators.cost_model.profile import CostProfile, ProcessorProfile
-from evaluators.cost_model.recent import multiplies_matrices, with_duties
-from evaluators.cost_model.timed_model import TimedModel
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
 from evaluators.testing import SyntheticEvaluator
 from optimizer.calibrate import Measured, calibrate
 from optimizer.calibrate_refine import refine
@@ -198,7 +193,7 @@ def test_a_fit_is_made_anew_only_when_enough_was_timed_since(monkeypatch: pytest
 def test_networks_of_one_name_are_not_mixed_up() -> None:
     evaluator = SyntheticEvaluator()
     platform = evaluator.platform()
-    drafts = [_three_convolutions(side, channels) for side, channels in MAPS]
+    drafts = [_convolutions(f"link{side}x{channels}", side, channels, 3) for side, channels in MAPS]
     for channels in (8, 16):
         net = Builder("same")
         drafts.append(net.finish(net.conv(net.input((1, 8, 8, 3)), channels, 3, "conv")))
@@ -211,10 +206,10 @@ def test_networks_of_one_name_are_not_mixed_up() -> None:
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Let calibrations time few networks and small models, and look less hard for length scales."""
-    patch.setattr("evaluators.cost_model.process._MOST_TUNED", 30)
-    patch.setattr("evaluators.cost_model.calibrate_fit._TILES", (Tile(), Tile(1, 16)))
-    patch.setattr("evaluators.cost_model.calibrate_fit._NEAR_S", (3e-3,))
-    patch.setattr("evaluators.cost_model.calibrate_fit._CACHE_BYTES", (0.0,))
+    patch.setattr("evaluators.cost_model.correction._MOST_TUNED", 30)
+    patch.setattr("evaluators.cost_model.fit._TILES", (Tile(), Tile(1, 16)))
+    patch.setattr("evaluators.cost_model.fit._NEAR_S", (3e-3,))
+    patch.setattr("evaluators.cost_model.fit._CACHE_BYTES", (0.0,))
     patch.setattr("optimizer.calibrate.MOST_NETS", 4)
     patch.setattr("optimizer.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
 

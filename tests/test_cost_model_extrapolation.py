@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from evaluators.cost_model.extrapolation import Reported, extrapolation_warning
-from evaluators.cost_model.profile import Concern
+from evaluators.cost_model.profile import Concern, Reported, extrapolation_warning
 
 
 def far(kernel: str, beyond: float, *operators: int) -> Concern:

@@ -83,7 +83,7 @@ def test_the_tile_that_fits_is_chosen() -> None:
     picked = [f for f in OPERATORS if f.kernel == "pointwise"]
     tile = Tile(pixels=8, channels=32)
     rows = KernelModel({"macs": 1e-9}, tile)
-    from evaluators.cost_model.columns import columns
+    from evaluators.cost_model.features import columns
 
     found = fit_operators(
         picked,

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.correction import Correction
 from evaluators.cost_model.features import KERNELS, OperatorFeatures, operator_features
-from evaluators.cost_model.files import find_profile, from_json, shipped_profiles, to_json
 from evaluators.cost_model.kernels import TERMS, KernelModel, Tile
 from evaluators.cost_model.profile import (
     STANDS_IN,
@@ -24,6 +23,10 @@ from evaluators.cost_model.profile import (
     LinkProfile,
     OutsideFitWarning,
     ProcessorProfile,
+    find_profile,
+    from_json,
+    shipped_profiles,
+    to_json,
 )
 from search_spaces.errors import OptimizeError, ProfileError
 from search_spaces.models.zoo import draft

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from evaluators.cost_model.features import operator_features
-from evaluators.cost_model.files import find_profile
 from evaluators.cost_model.plans import PlanSimulator
-from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.profile import CostProfile, find_profile
 from evaluators.cost_model.transfers import prices
 from optimizer.baselines import baselines
 from search_spaces.models.zoo import draft

@@ -6,8 +6,12 @@ shape falls onto the kernel's tiles, so that the shape is part of the record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
+import numpy.typing as npt
 
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.intensity import operator_costs
@@ -60,7 +64,7 @@ class OperatorFeatures:
         free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
         interval_s: seconds from one inference to the next: what others leave of its weights in the last cache by then
             decides how quickly they come; 0 where unknown.
-        duty: how much of the time just before matrix products took (:mod:`evaluators.cost_model.recent`), from 0 to 1.
+        duty: how much of the time just before matrix products took (:func:`with_duties`), from 0 to 1.
         resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
     """
 
@@ -279,3 +283,96 @@ _KINDS: dict[str, str] = {
         SPLIT SPLIT_V STRIDED_SLICE TILE TRANSPOSE UNPACK""",
 }
 _KERNEL_OF = {kind: kernel for kernel, kinds in _KINDS.items() for kind in kinds.split()}
+
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Features of n operators as arrays of shape ``(n,)``, float64; names as in :class:`OperatorFeatures`."""
+
+    macs: Array
+    read: Array
+    weight: Array
+    written: Array
+    resident: Array
+    pixels: Array  # of the output
+    pixels_in: Array
+    channels: Array  # of the output
+    channels_in: Array
+    taps: Array  # filter height times width
+    groups: Array
+    inputs: Array
+    interval: Array  # seconds between two uses of the same weights; 0 where unknown
+    duty: Array  # share of the time just before that matrix products took
+
+    def __getitem__(self, rows: npt.NDArray[np.intp] | slice) -> Columns:
+        return Columns(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+def columns(features: Sequence[OperatorFeatures]) -> Columns:
+    """Return the features as arrays, one row an operator."""
+    rows = [
+        (
+            f.macs,
+            f.read_bytes,
+            f.weight_bytes,
+            f.written_bytes,
+            f.resident_bytes,
+            f.output[0] * f.output[1],
+            f.input[0] * f.input[1],
+            f.output[2],
+            f.input[2],
+            f.filter[0] * f.filter[1],
+            f.groups,
+            f.inputs,
+            f.interval_s,
+            f.duty,
+        )
+        for f in features
+    ]
+    return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 14).T)
+
+
+MEMORY_S = 4e-3
+"""Time after which what ran counts for a factor of e less."""
+_LEAST_DUTY = 0.03
+
+
+def multiplies_matrices(feature: OperatorFeatures) -> bool:
+    """Return whether an operator runs as a product of two matrices, both of more than one row."""
+    if feature.kernel == "fully_connected":
+        return feature.output[0] * feature.output[1] > 1
+    return feature.kernel == "matmul" or (feature.kernel == "pointwise" and feature.stride == (1, 1))
+
+
+def sway(duty: Array) -> Array:
+    """Return what a duty does to kernels, from 0 (nothing) to about 1; a little of it does much."""
+    result: Array = 1.0 + np.log(np.maximum(duty, 0.0) + _LEAST_DUTY) / np.log(1.0 / _LEAST_DUTY)
+    return result
+
+
+def with_duties(features: Sequence[OperatorFeatures], seconds: Array) -> list[OperatorFeatures]:
+    """Return the features of a model that runs again and again, each with the duty while it runs.
+
+    Args:
+        seconds: what each operator takes, shape ``(n,)``; one that is not known counts as nothing.
+    """
+    took = np.maximum(np.nan_to_num(seconds, nan=0.0, posinf=0.0), 0.0) / MEMORY_S
+    fades = np.exp(-took)
+    duty = 0.0
+    for feature, fade in zip(features, fades, strict=True):
+        duty = duty * fade + _busy(feature) * (1.0 - fade)
+    duty /= max(1e-9, 1.0 - float(fades.prod()))  # as all inferences before leave it
+    found = []
+    for feature, fade, length in zip(features, fades, took, strict=True):
+        busy = _busy(feature)
+        share = (1.0 - fade) / length if length > 1e-9 else 1.0  # of what was before, on average while it runs
+        found.append(replace(feature, duty=float(busy + (duty - busy) * share)))
+        duty = busy + (duty - busy) * fade
+    return found
+
+
+def _busy(feature: OperatorFeatures) -> float:
+    return 1.0 if not feature.free and multiplies_matrices(feature) else 0.0

@@ -15,10 +15,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from evaluators.cost_model.columns import Array, Columns
-from evaluators.cost_model.correction import Correction
-from evaluators.cost_model.process import Process
-from evaluators.cost_model.recent import sway
+from evaluators.cost_model.correction import Correction, Process
+from evaluators.cost_model.features import Array, Columns, sway
 
 
 @dataclass(frozen=True, slots=True)

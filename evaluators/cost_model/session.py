@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities
-from evaluators.cost_model.chains import part_costs
-from evaluators.cost_model.extrapolation import Reported, extrapolation_warning
 from evaluators.cost_model.features import operator_features
-from evaluators.cost_model.files import find_profile, profile_digest
-from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.plans import part_costs
+from evaluators.cost_model.profile import CostProfile, Reported, extrapolation_warning, find_profile, profile_digest
 from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
 from evaluators.simulated import SimulatedSession
 from evaluators.tabulated import PartCosts

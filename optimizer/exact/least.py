@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from evaluators.cost_model.chains import lane_words
+from evaluators.cost_model.plans import lane_words
 from evaluators.tabulated import PartCosts
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import chains_in_order

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.files import find_profile
+from evaluators.cost_model.profile import find_profile
 from evaluators.cost_model.transfers import prices
 from evaluators.table.placement import read_placement
 from optimizer.exact.chain import best_chains

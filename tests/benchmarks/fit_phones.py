@@ -24,9 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.columns import Array
-from evaluators.cost_model.features import OperatorFeatures
-from evaluators.cost_model.files import to_json
+from evaluators.cost_model.features import Array, OperatorFeatures
 from evaluators.cost_model.fit import (
     WholeModel,
     cross_validated,
@@ -38,7 +36,7 @@ from evaluators.cost_model.fit import (
     sum_of_kernels,
 )
 from evaluators.cost_model.phones import PHONES, PhoneModel, read_phones
-from evaluators.cost_model.profile import CostProfile, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, to_json
 from search_spaces.platform import Platform, Processor
 
 CHIPS = {

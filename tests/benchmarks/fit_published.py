@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from evaluators.cost_model.columns import Array
-from evaluators.cost_model.features import KERNELS, OperatorFeatures, operator_features
-from evaluators.cost_model.files import to_json
+from evaluators.cost_model.features import KERNELS, Array, OperatorFeatures, operator_features
 from evaluators.cost_model.fit import cross_validated, errors_of, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel
-from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile, to_json
 from search_spaces.cuts import every_layer, layer_length, layer_type, parameter_count
 from search_spaces.graph import Graph
 from search_spaces.models.zoo import draft

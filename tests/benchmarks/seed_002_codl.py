@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from evaluators.cost_model.files import find_profile
+from evaluators.cost_model.profile import find_profile
 from evaluators.cost_model.transfers import prices
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
