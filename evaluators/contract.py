@@ -23,7 +23,7 @@ from types import FrameType
 import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Batch, Evaluator, Session
-from evaluators.timeline import Timeline
+from evaluators.schedule import Timeline
 from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor

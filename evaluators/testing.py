@@ -19,8 +19,7 @@ import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
-from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Law, Task, Timeline, run_tasks, timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

@@ -19,9 +19,8 @@ from evaluators.litert.deployment import read_deployment, runs_here
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.workload_files import is_workload_plan, read_workload_plan
 from evaluators.litert.workload_runner import WorkloadRunner
-from evaluators.measurement.comparison import Comparison, compare
 from evaluators.measurement.disturbance import TaskCounters, in_words
-from evaluators.measurement.final import FinalPolicy, Ratio
+from evaluators.measurement.final import Comparison, FinalPolicy, Ratio, compare
 from optimizer.console import interval_ms, slower_text
 from optimizer.execute import plan_of
 from optimizer.execute_hosted import has_several, is_predicted, reloaded, reloaded_workload, study_of

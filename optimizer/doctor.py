@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.openvino import find_devices, other_versions
@@ -25,7 +24,7 @@ from evaluators.litert.processors import (
 )
 from evaluators.litert.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.session import LitertEvaluator
-from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
+from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, core_quota, machine_state
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load

@@ -14,7 +14,7 @@ from optimizer.inspect_text import human_count, operator_text, printable, shape_
 from search_spaces.cuts import CutPoint
 from search_spaces.errors import UsageError
 from search_spaces.graph import Tensor
-from search_spaces.models.atomic import replacing
+from search_spaces.models.files import replacing
 from search_spaces.wording import human_bytes
 
 MARKED = 5  # cut points that are marked as the cheapest

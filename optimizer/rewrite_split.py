@@ -13,8 +13,7 @@ from search_spaces.errors import UsageError, shown
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.operator_split import split_operators
-from search_spaces.rewrites.splits import Axis, Split, extent
+from search_spaces.rewrites.splits import Axis, Split, extent, split_operators
 
 _SPLIT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(height|channels):(\d*\.?\d+(?:,\d*\.?\d+)*)")
 _HINT = "give FIRST-LAST:height:SHARE or FIRST-LAST:channels:SHARE, as 0-2:height:0.6"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from optimizer.inspect_text import human_count, printable
 from optimizer.rewrite_tucker import Rewritten
-from search_spaces.rewrites.tucker_layers import Layer
+from search_spaces.rewrites.tucker import Layer
 from search_spaces.rewrites.tucker_ranks import Choice
 from search_spaces.wording import human_bytes, percent
 

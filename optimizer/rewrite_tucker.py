@@ -17,8 +17,7 @@ from search_spaces.intensity import operator_costs, parameter_total
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo.names import is_name, parse_name
-from search_spaces.rewrites.tucker import TuckerGraph, decompose
-from search_spaces.rewrites.tucker_layers import Ranks, find_layer, tucker_layers
+from search_spaces.rewrites.tucker import Ranks, TuckerGraph, decompose, find_layer, tucker_layers
 from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, Ratio, choose_ranks, parse_rule
 
 SCHEMA_VERSION = 1

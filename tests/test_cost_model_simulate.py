@@ -14,10 +14,9 @@ from evaluators.cost_model.features import KERNELS
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.plans import PlanSimulator, all_chains
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
-from evaluators.cost_model.simulate import Law, Task, busiest_s, period_s, run_tasks, stream
 from evaluators.cost_model.transfers import Prices, prices
 from evaluators.cost_model.transfers import one_core as driven_alike
-from evaluators.pipelining import Rounds, stream_period_s
+from evaluators.schedule import Law, Rounds, Task, busiest_s, period_s, run_tasks, stream, stream_period_s
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import ProfileError, UnavailableError
 from search_spaces.graph import Graph

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from evaluators.base import Batch, Candidate
-from evaluators.measurement.comparison import compare
 from evaluators.measurement.disturbance import Counters
-from evaluators.measurement.final import Final, FinalPolicy, Load, run_final
+from evaluators.measurement.final import Final, FinalPolicy, Load, compare, run_final
+from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
-from evaluators.timeline import Event, Timeline
 from search_spaces.errors import RunFolderError, UnavailableError, UsageError
 from tests.sentences import fails
 

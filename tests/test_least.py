@@ -38,7 +38,7 @@ def simulators(draw: st.DrawFn) -> PlanSimulator:
 
 def fastest_of_all_s(simulator: PlanSimulator, most: int) -> float:
     """Return the latency of the fastest chain, by simulating each."""
-    space = ChainSpace(simulator.graph, simulator.platform, most)
+    space = ChainSpace(simulator.graph, simulator.platform, min(most, len(simulator.graph.operators)))
     found = math.inf
     for index in range(space.cardinality()):
         with suppress(UnavailableError):  # a lane refuses an operator

@@ -18,9 +18,18 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo import draft
-from search_spaces.rewrites.tucker import decompose, outline
-from search_spaces.rewrites.tucker_factors import INPUTS, OUTPUTS, factor, spectrum
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, find_layer, tucker_layers
+from search_spaces.rewrites.tucker import (
+    INPUTS,
+    OUTPUTS,
+    Layer,
+    Ranks,
+    decompose,
+    factor,
+    find_layer,
+    outline,
+    spectrum,
+    tucker_layers,
+)
 from search_spaces.rewrites.tucker_ranks import (
     SEED_001,
     Choosing,
@@ -30,9 +39,9 @@ from search_spaces.rewrites.tucker_ranks import (
     Vbmf,
     choose_ranks,
     energy_rank,
+    evbmf_rank,
     parse_rule,
 )
-from search_spaces.rewrites.vbmf import evbmf_rank
 from tests.sentences import fails
 from tests.split_models import Layers, layers
 from tests.tflite_models import Array, run_pieces

@@ -12,7 +12,7 @@ import pytest
 
 from evaluators.litert.workload_prices import PriceTable
 from evaluators.litert.workload_triples import with_triples
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
 from evaluators.workload.setting import Setting

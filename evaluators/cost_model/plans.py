@@ -10,13 +10,22 @@ from itertools import combinations, pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluators.base import PartCosts
 from evaluators.cost_model.profile import COLD_BYTES
-from evaluators.cost_model.simulate import Law, Span, Task, period_s, run_tasks, timeline
 from evaluators.cost_model.transfers import Prices
 from evaluators.footprint import most_alive_nbytes
-from evaluators.pipelining import needs_of, rounds, stream_period_s
-from evaluators.tabulated import PartCosts
-from evaluators.timeline import Timeline
+from evaluators.schedule import (
+    Law,
+    Span,
+    Task,
+    Timeline,
+    needs_of,
+    period_s,
+    rounds,
+    run_tasks,
+    stream_period_s,
+    timeline,
+)
 from search_spaces.cuts import cut_points
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -129,7 +138,7 @@ class PlanSimulator:
         return period_s(self.tasks(plan), self.law, inferences)
 
     def stream_period_s(self, plan: Plan) -> float:
-        """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.pipelining`."""
+        """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.schedule`."""
         how = rounds(plan, self.platform, needs_of(self.graph, plan))
         return stream_period_s(self.tasks(plan), self.law, how)
 

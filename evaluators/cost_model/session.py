@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities
+from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.plans import part_costs
 from evaluators.cost_model.profile import CostProfile, Reported, extrapolation_warning, find_profile, profile_digest
 from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
 from evaluators.simulated import SimulatedSession
-from evaluators.tabulated import PartCosts
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost

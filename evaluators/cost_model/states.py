@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from evaluators.base import Session
+from evaluators.base import PartCosts, Session
 from evaluators.forwarding import ForwardingSession
-from evaluators.prediction import Prediction
-from evaluators.tabulated import PartCosts
+from evaluators.simulated import Prediction
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.states import Robust, State

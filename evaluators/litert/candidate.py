@@ -20,7 +20,7 @@ from evaluators.litert.program import Schedule, copies, lane_program, schedule
 from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.litert.shared import SETUP_LIMIT_S, SLACK_S, Arena
 from evaluators.litert.waking import sleepers, wake, were_busy
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

@@ -18,8 +18,7 @@ from evaluators.litert.processor_names import processor_options
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.models.atomic import replacing
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.flattened import flattened
 from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import read_model

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ctypes import c_int, c_long, c_size_t, c_void_p
 
 from search_spaces.errors import UnavailableError
-from search_spaces.models.pages import in_pages
+from search_spaces.models.stages import in_pages
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; Python names the first only from 3.13 on
 

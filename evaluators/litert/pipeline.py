@@ -2,7 +2,7 @@
 
 Every inference in flight has memory of its own, a frame. The parent writes the inputs of inference ``i`` into frame
 ``i mod frames`` once the inference that had it before is out, tells the stages that read them, and waits for the stages
-that nobody waits for. Lanes meet at the edges of :mod:`evaluators.pipelining`.
+that nobody waits for. Lanes meet at the edges of :mod:`evaluators.schedule`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evaluators.litert.edges import Meetings, memory_of_edges
 from evaluators.litert.lanes import LaneError, Lanes, Request
 from evaluators.litert.program import Copies
 from evaluators.litert.shared import SETUP_LIMIT_S, SLACK_S, Arena
-from evaluators.pipelining import Rounds, arcs, needs_of, rounds
+from evaluators.schedule import Rounds, arcs, needs_of, rounds
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

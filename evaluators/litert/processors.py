@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.libraries import library_folder
 from evaluators.litert.openvino import computes_natively, find_devices
 from evaluators.litert.processor_names import ProcessorName, parse_lane, processor_options
 from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed
+from evaluators.machine import core_quota
 from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.platform import Platform, Processor, with_cpu

@@ -1,4 +1,4 @@
-"""A lane's share of a stream of inferences: round after round, as :mod:`evaluators.pipelining` lays down.
+"""A lane's share of a stream of inferences: round after round, as :mod:`evaluators.schedule` lays down.
 
 Every stage waits for its edges, runs for the inference that is due, and tells its edges, in every round, whether an
 inference is due or not; so waiting and telling stay in step at the beginning and at the end of a stream.

@@ -21,7 +21,7 @@ from evaluators.workload.hosted import worst
 from evaluators.workload.setting import Setting, setting
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import PlanError
-from search_spaces.models.atomic import replacing
+from search_spaces.models.files import replacing
 from search_spaces.plan import Dispatch, Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from evaluators.cgroup import throttled_s
+from evaluators.machine import throttled_s
 from search_spaces.wording import percent
 
 _PROC = Path("/proc")

@@ -15,7 +15,7 @@ from evaluators.remote.agent import pieces_of
 from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
 from evaluators.remote.devices import Device
 from search_spaces.errors import DeviceLostError, UnavailableError
-from search_spaces.models.atomic import replacing
+from search_spaces.models.files import replacing
 
 _OPTIONS = (
     *wire.OPTIONS,

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, Session
-from evaluators.cost_model.simulate import Law, Task, run_tasks
+from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
+from evaluators.schedule import Event, Law, Task, Timeline, run_tasks
 from evaluators.table.table import Table, read_table
-from evaluators.tabulated import PartCosts
 from evaluators.testing import Noise, SyntheticCandidate
-from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+
+from search_spaces.graph import Graph
 
 
 def enumerators(enum: type) -> dict[int, str]:
@@ -59,3 +62,18 @@ def tensor_nbytes(shape: Sequence[int], dtype: str) -> int:
     """
     count = prod(1 if size < 0 else size for size in shape)
     return (count * _BITS.get(dtype, 0) + 7) // 8
+
+
+def integers(graph: Graph, tensor: int) -> list[int] | None:
+    """Return the elements of a constant of whole numbers (axes, paddings, shapes), or None where they are not known.
+
+    Only what is kept with the structure is looked at (:data:`~search_spaces.models.flatbuffer.SMALL_NBYTES`).
+    """
+    held = graph.tensors[tensor]
+    if graph.source is None or not held.constant or held.dtype not in {"int32", "int64"}:
+        return None
+    buffers = graph.source.schema.buffers
+    data = buffers[held.buffer].data if 0 < held.buffer < len(buffers) else None
+    if data is None or len(data) < held.nbytes:
+        return None
+    return [int(v) for v in np.frombuffer(bytes(np.asarray(data, np.uint8)), held.dtype)]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError, shown
 from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.models.atomic import replacing
-from search_spaces.models.constants import integers
+from search_spaces.models.dtypes import integers
+from search_spaces.models.files import replacing
 
 OPTION = "--input"
 MAX_NBYTES = 1 << 30

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from search_spaces.allowed_code import is_allowed
 from search_spaces.errors import ModelError, UsageError
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest
 
 _LOGGER = logging.getLogger("partition_optimizer")
 

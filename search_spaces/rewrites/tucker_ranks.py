@@ -16,19 +16,87 @@ of its four networks that saves as much of each within 0.7 percentage points.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from math import floor
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
-from search_spaces.rewrites.tucker_factors import INPUTS, OUTPUTS, spectrum
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, read_filters, tucker_layers
-from search_spaces.rewrites.vbmf import evbmf_rank
+from search_spaces.plan import LayerRanks, Plan
+from search_spaces.rewrites.tucker import INPUTS, OUTPUTS, Layer, Ranks, ranks_of, read_filters, spectrum, tucker_layers
+
+Array = NDArray[np.float64]
+
+_GRID = 400
+_REFINEMENTS = 3
+_NOISELESS = 1e-12  # of the largest squared singular value: below lies what arithmetic leaves of zero
+
+
+def evbmf_rank(squared: Array, shape: tuple[int, int]) -> int:
+    """Return how many components of a matrix are more than noise; 0 where all is noise.
+
+    Args:
+        squared: its squared singular values, descending, ``min(shape)`` of them.
+        shape: rows and columns.
+    """
+    rows, columns = min(shape), max(shape)
+    if len(squared) != rows:
+        raise ValueError(f"a matrix of {shape[0]} by {shape[1]} has {rows} singular values, not {len(squared)}")
+    largest = float(squared[0]) if rows else 0.0
+    if largest <= 0:
+        return 0
+    known = np.maximum(squared, largest * _NOISELESS)
+    least = _least_component(rows / columns)
+    noise = _noise_variance(known, rows, columns, least)
+    return int(np.count_nonzero(known > columns * noise * least))
+
+
+@cache
+def _least_component(alpha: float) -> float:
+    """Return how large a squared singular value, over columns times noise variance, must be to count (theorem 2)."""
+
+    def phi(z: float) -> float:
+        return math.log1p(z) / z - 0.5
+
+    tau = float(brentq(lambda t: phi(t) + phi(t / alpha), 1e-9, 10.0))
+    return (1 + tau) * (1 + alpha / tau)
+
+
+def _noise_variance(squared: Array, rows: int, columns: int, least: float) -> float:
+    """Return the noise variance that makes the matrix most likely: the minimum of the free energy (theorem 3).
+
+    It has one variable and may have several minima, so that a grid is searched, and around its best point finer ones.
+    """
+    alpha = rows / columns
+    most = max(0, math.ceil(rows / (1 + alpha)) - 1)  # components that there can be
+    upper = float(squared.sum()) / (rows * columns)
+    lower = max(float(squared[most]) / (columns * least), float(squared[most:].mean()) / columns)
+    low, high = math.log(min(lower, upper)), math.log(upper)
+    best = low
+    for _ in range(_REFINEMENTS):
+        grid = np.linspace(low, high, _GRID)
+        energies = _free_energy(squared[None, :] / (columns * np.exp(grid)[:, None]), alpha, least)
+        at = int(energies.argmin())
+        best, low, high = float(grid[at]), float(grid[max(0, at - 1)]), float(grid[min(_GRID - 1, at + 1)])
+    return math.exp(best)
+
+
+def _free_energy(x: Array, alpha: float, least: float) -> Array:
+    """Return the free energy for each row of normalised squared singular values, up to a constant."""
+    signal = x > least
+    inside = np.where(signal, x, least) - (1 + alpha)
+    tau = 0.5 * (inside + np.sqrt(np.maximum(inside**2 - 4 * alpha, 0.0)))
+    gain = np.log1p(tau) + alpha * np.log1p(tau / alpha) - tau
+    energies: Array = (x - np.log(x) + np.where(signal, gain, 0.0)).sum(axis=1)
+    return energies
+
 
 Spectrum = NDArray[np.float64]
 Spectra = Callable[[], Iterator[tuple[Spectrum, Spectrum]]]
@@ -222,3 +290,74 @@ def _rounded(rank: int, channels: int, how: Choosing) -> int:
         steps = -(-rank // how.multiple) if how.rule.least else rank // how.multiple
         rank = max(steps * how.multiple, min(how.multiple, _FEWEST))
     return min(rank, channels, channels if how.most is None else how.most)
+
+
+SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+"""Of the channels, on both sides of a layer."""
+
+
+class RankChoices:
+    """The triples that a model's layers may become; see the module.
+
+    Attributes:
+        layers: operator → the convolution.
+        options: operator → the ranks that it may get, ascending, where there are any.
+
+    Raises:
+        RewriteError: the model has no convolution larger than 1 by 1, or is quantised.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.layers = {layer.operator: layer for layer in tucker_layers(graph)}
+        offered = {operator: _offered(layer) for operator, layer in self.layers.items()}
+        self.options: Mapping[int, tuple[Ranks, ...]] = {o: found for o, found in offered.items() if found}
+        self._spectra: dict[int, list[tuple[Any, Any]]] = {}
+        self._losses: dict[tuple[int, Ranks], float] = {}
+
+    @cached_property
+    def places(self) -> Mapping[tuple[int, Ranks], int]:
+        """A number for each layer's each triple, counted through."""
+        return {key: i for i, key in enumerate((o, r) for o, found in self.options.items() for r in found)}
+
+    def loss(self, operator: int, ranks: Ranks) -> float:
+        """Return the square of a filter's relative error at some ranks, at most: what both its unfoldings lose.
+
+        Raises:
+            RewriteError: the weights are not there as plain numbers.
+            ModelError: the model has no file, or its file cannot be read.
+        """
+        if (operator, ranks) not in self._losses:
+            self._losses[operator, ranks] = self._loss(operator, ranks)
+        return self._losses[operator, ranks]
+
+    def _loss(self, operator: int, ranks: Ranks) -> float:
+        if operator not in self._spectra:
+            filters = read_filters(self.graph, self.layers[operator])
+            self._spectra[operator] = [(spectrum(f, INPUTS), spectrum(f, OUTPUTS)) for f in filters]
+        pairs = self._spectra[operator]
+        energy = sum(float(first.sum()) for first, _ in pairs)
+        lost = sum(float(a[ranks.inputs :].sum() + b[ranks.outputs :].sum()) for a, b in pairs)
+        return min(lost / energy, 1.0) if energy > 0.0 else 0.0
+
+    def error(self, plan: Plan) -> float:
+        """Return by how much the outputs of a plan are expected to be off, relative; see the module.
+
+        Raises:
+            RewriteError, ModelError: see :meth:`loss`.
+        """
+        return float(sum(self.loss(operator, ranks) for operator, ranks in ranks_of(plan).items()) ** 0.5)
+
+    def with_ranks(self, plan: Plan, ranks: Mapping[int, Ranks]) -> Plan:
+        """Return a plan with these ranks instead of its own."""
+        return replace(plan, ranks=tuple(LayerRanks(o, *ranks[o]) for o in sorted(ranks)))
+
+
+def _offered(layer: Layer) -> tuple[Ranks, ...]:
+    """Return the ranks that a layer may get, ascending: those of fewer multiply-accumulates."""
+    found = dict.fromkeys(Ranks(*(_share_of(share, channels) for channels in layer.full)) for share in SHARES)
+    return tuple(ranks for ranks in found if layer.macs(ranks) < layer.macs())
+
+
+def _share_of(share: float, channels: int) -> int:
+    return min(channels, max(MULTIPLE, int(share * channels) // MULTIPLE * MULTIPLE))

@@ -22,7 +22,7 @@ import torch
 from scipy import stats
 
 from optimizer.provenance import provenance
-from search_spaces.rewrites.tucker_layers import Layer, Ranks
+from search_spaces.rewrites.tucker import Layer, Ranks
 from search_spaces.rewrites.tucker_ranks import Ratio
 from tests.benchmarks.tucker_training import (
     Data,
