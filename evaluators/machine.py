@@ -115,16 +115,15 @@ class Conditions:
         times, mine = _times(self._cores), _cpu_seconds([os.getpid(), *self._processes()])
         old_times, old_mine, then_s = self._before
         self._before = times, mine, now_s
-        load = steal = None
+        load = None
         busy, steal = _shares(old_times, times)
         if busy is not None:
             ours_s = sum(used - old_mine.get(process, 0.0) for process, used in mine.items())
             load = max(0.0, busy - ours_s / ((now_s - then_s) * len(self._cores)))
         clocks = _clocks(self._cores)
-        gpu = gpu_state()
         return {
-            **gpu,
-            "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor"),
+            **gpu_state(),
+            "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor") or None,
             "clock_hz": min(clocks) if clocks else None,
             "temperature_c": _temperature(),
             "load": None if load is None else round(load, 3),
@@ -202,9 +201,8 @@ def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
     """Return the seconds that each process has used of any core; one that is gone is left out."""
     found = {}
     for process in processes:
-        text = _text(Path(f"/proc/{process}/stat")) or ""
         # The name, in brackets, may hold anything; utime and stime are the 14th and 15th field.
-        fields = text.rpartition(")")[2].split()
+        fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
         if len(fields) > 12:
             found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
     return found
@@ -213,13 +211,8 @@ def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
 def _times(cores: list[int]) -> list[int] | None:
     """Return the kernel's counters of time, summed over some cores."""
     wanted = {f"cpu{core}" for core in cores}
-    total: list[int] = []
-    text = _text(Path("/proc/stat")) or ""
-    for line in text.splitlines():
-        name, *numbers = line.split()
-        if name in wanted:
-            counts = [int(number) for number in numbers]
-            total = [a + b for a, b in zip(total, counts, strict=True)] if total else counts
+    rows = [line.split() for line in _text(Path("/proc/stat")).splitlines()]
+    total = [sum(column) for column in zip(*(map(int, row[1:]) for row in rows if row[0] in wanted), strict=True)]
     return total if len(total) > _STEAL else None
 
 
@@ -243,7 +236,7 @@ def _clocks(cores: list[int]) -> tuple[float, ...]:
 def _clocks_of_cpuinfo(cores: list[int]) -> tuple[float, ...]:
     found: dict[int, float] = {}
     core = -1
-    for line in (_text(Path("/proc/cpuinfo")) or "").splitlines():
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         with suppress(ValueError):
             if key.strip() == "processor":
@@ -262,7 +255,7 @@ def _temperature() -> float | None:
 
 def available_nbytes() -> int | None:
     """Return the bytes that this process can have without swapping, or None where the system does not tell."""
-    lines = (_text(Path("/proc/meminfo")) or "").splitlines()
+    lines = _text(Path("/proc/meminfo")).splitlines()
     machine = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     found = [memory_left_nbytes(), *machine]
     return min((nbytes for nbytes in found if nbytes is not None), default=None)
@@ -270,16 +263,17 @@ def available_nbytes() -> int | None:
 
 def _number(path: Path) -> float | None:
     try:
-        return float(_text(path) or "")
+        return float(_text(path))
     except ValueError:
         return None
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> str:
+    """Return what a small file of the kernel says; "" where it is not there."""
     try:
         return os.fsdecode(path.read_bytes()).strip()
     except OSError:
-        return None
+        return ""
 
 
 MOUNT = Path("/sys/fs/cgroup")
@@ -311,10 +305,10 @@ def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | No
     found = []
     for group, names in _cgroups("cpu", mount, membership):
         if names == 2:
-            words = _cgroup_text(group / "cpu.max").split()
+            words = _text(group / "cpu.max").split()
             quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "")
         else:
-            quota, period = _cgroup_text(group / "cpu.cfs_quota_us"), _cgroup_text(group / "cpu.cfs_period_us")
+            quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) and int(period):
             found.append(int(quota) / int(period))
     return min(found, default=None)
@@ -322,18 +316,14 @@ def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | No
 
 def throttled_s(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
     """Return for how many seconds the quota of this process's groups has stopped it so far; 0 without a quota."""
-    found = 0.0
-    for group, names in _cgroups("cpu", mount, membership):
-        if names == 2:
-            found = max(found, _entry(group / "cpu.stat", "throttled_usec") * 1e-6)
-        else:
-            found = max(found, _entry(group / "cpu.stat", "throttled_time") * 1e-9)
-    return found
+    names = {1: ("throttled_time", 1e-9), 2: ("throttled_usec", 1e-6)}
+    found = ((group, *names[version]) for group, version in _cgroups("cpu", mount, membership))
+    return max((_entry(group / "cpu.stat", name) * unit for group, name, unit in found), default=0.0)
 
 
 def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     """Yield the folder of each group that this process is in, its own first, and the version of its files' names."""
-    for line in _cgroup_text(membership).splitlines():
+    for line in _text(membership).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -354,7 +344,7 @@ def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[P
 
 
 def _entry(path: Path, name: str) -> int:
-    for line in _cgroup_text(path).splitlines():
+    for line in _text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():
             return int(value)
@@ -362,12 +352,5 @@ def _entry(path: Path, name: str) -> int:
 
 
 def _count(path: Path) -> int | None:
-    text = _cgroup_text(path)
+    text = _text(path)
     return int(text) if text.isdigit() else None
-
-
-def _cgroup_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -1,9 +1,9 @@
 """What runs where and when: timelines, the law by which stages run on lanes, and how streams of inferences overlap.
 
-A lane runs one stage at a time (``slots`` of them), in the order of the plan (``static``) or in the order in which
-stages become ready (``fifo``). A stage is ready when every stage that it reads from is done and has handed over. Lanes
-that exclude each other take turns; of a plan's stages the earlier one goes first. Lanes that run at once may slow each
-other: a stage then progresses at ``1 / (product of the factors of the lanes that are busy)``.
+A lane runs one stage at a time (``slots`` of them), in the order of the plan. A stage is ready when every stage that it
+reads from is done and has handed over. Lanes that exclude each other take turns; of a plan's stages the earlier one
+goes first. Lanes that run at once may slow each other: a stage then progresses at ``1 / (product of the factors of the
+lanes that are busy)``.
 
 In a stream of inferences lanes go in rounds. In each round a lane runs each of its stages once, in the order of the
 plan, and each for another inference: a stage lags as many rounds behind the first one as there are changes of lanes on
@@ -15,9 +15,10 @@ plan's order as schedule). Lanes that exclude each other take turns within a rou
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -41,13 +42,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """Return the event as plain values."""
-        return {
-            "stage": self.stage,
-            "lane": self.lane,
-            "start_s": self.start_s,
-            "end_s": self.end_s,
-            "copied_s": self.copied_s,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,6 @@ class Timeline:
         return found
 
 
-Dispatch = Literal["static", "fifo"]
 Span = tuple[float, float]
 """Start and end of a task, in seconds."""
 
@@ -109,17 +103,15 @@ class Task:
         work_s: what it takes while nothing slows it.
         needs: the tasks that it reads from, all earlier ones, and what each needs to hand over, in seconds.
         slowed: for each lane the factor on the task's time while that lane is busy; empty where nothing slows it.
-        release_s: it is not ready before.
     """
 
     lane: int
     work_s: float
     needs: tuple[tuple[int, float], ...] = ()
     slowed: tuple[float, ...] = ()
-    release_s: float = 0.0
 
 
-def run_tasks(tasks: Sequence[Task], law: Law, dispatch: Dispatch = "static") -> list[Span]:
+def run_tasks(tasks: Sequence[Task], law: Law) -> list[Span]:
     """Return when each task runs.
 
     Raises:
@@ -128,12 +120,11 @@ def run_tasks(tasks: Sequence[Task], law: Law, dispatch: Dispatch = "static") ->
     for index, task in enumerate(tasks):
         if not 0.0 <= task.work_s < math.inf:
             raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is not a time")
-    if dispatch == "static":
-        spans = _in_order(tasks, law)
-        # What never runs at once cannot slow each other.
-        if not any(task.slowed for task in tasks) or not _overlap(spans):
-            return spans
-    return _Run(tasks, law, dispatch).finish()
+    spans = _in_order(tasks, law)
+    # What never runs at once cannot slow each other.
+    if not any(task.slowed for task in tasks) or not _overlap(spans):
+        return spans
+    return _Run(tasks, law).finish()
 
 
 def _overlap(spans: Sequence[Span]) -> bool:
@@ -153,7 +144,7 @@ def _in_order(tasks: Sequence[Task], law: Law) -> list[Span]:
     for task in tasks:
         lane = task.lane
         slots = free[lane]
-        start = max(slots[0], task.release_s)
+        start = slots[0]
         for other in law.excluded[lane]:
             start = max(start, last[other])
         for before, delay_s in task.needs:
@@ -173,7 +164,6 @@ class _Run:
 
     tasks: Sequence[Task]
     law: Law
-    dispatch: Dispatch
     now_s: float = 0.0
     left: dict[int, float] = field(default_factory=dict)  # running task → work that is left
     started: dict[int, float] = field(default_factory=dict)
@@ -204,32 +194,24 @@ class _Run:
 
     def _start(self) -> None:
         """Start what can start now; who waits for a lane keeps later ones off it, and off those it excludes."""
-        order = self.waiting
-        if self.dispatch == "fifo":
-            # Who is not ready yet does not queue.
-            queue = [(at, i) for i in self.waiting if (at := self._ready_s(i)) is not None and at <= self.now_s]
-            order = [i for _, i in sorted(queue)]
-        claimed: dict[int, int] = {}
-        busy: dict[int, int] = {}
-        for index in self.left:
+        claimed: Counter[int] = Counter()
+        busy = Counter(self.tasks[index].lane for index in self.left)
+        for index in list(self.waiting):
             lane = self.tasks[index].lane
-            busy[lane] = busy.get(lane, 0) + 1
-        for index in list(order):
-            lane = self.tasks[index].lane
-            free = self.law.slots[lane] - busy.get(lane, 0) - claimed.get(lane, 0)
-            blocked = any(busy.get(o) or claimed.get(o) for o in self.law.excluded[lane])
+            free = self.law.slots[lane] - busy[lane] - claimed[lane]
+            blocked = any(busy[o] or claimed[o] for o in self.law.excluded[lane])
             ready_s = self._ready_s(index)
             if free > 0 and not blocked and ready_s is not None and ready_s <= self.now_s:
                 self.waiting.remove(index)
                 self.started[index] = self.now_s
                 self.left[index] = self.tasks[index].work_s
-                busy[lane] = busy.get(lane, 0) + 1
+                busy[lane] += 1
             else:
-                claimed[lane] = claimed.get(lane, 0) + 1
+                claimed[lane] += 1
 
     def _ready_s(self, index: int) -> float | None:
         task = self.tasks[index]
-        at = task.release_s
+        at = 0.0
         for before, delay_s in task.needs:
             if before not in self.ended:
                 return None
@@ -249,33 +231,6 @@ def timeline(spans: Sequence[Span], lanes: Sequence[str]) -> Timeline:
     events = [Event(i, lane, start, end) for i, ((start, end), lane) in enumerate(zip(spans, lanes, strict=True))]
     events.sort(key=lambda e: (e.start_s, e.stage))
     return Timeline(tuple(events))
-
-
-def stream(tasks: Sequence[Task], inferences: int) -> list[Task]:
-    """Return the tasks of several inferences, each of which may begin at once; those of inference 0 come first."""
-    found = []
-    for number in range(inferences):
-        shift = number * len(tasks)
-        found += [
-            Task(t.lane, t.work_s, tuple((b + shift, d) for b, d in t.needs), t.slowed, t.release_s) for t in tasks
-        ]
-    return found
-
-
-def period_s(tasks: Sequence[Task], law: Law, inferences: int = 0) -> float:
-    """Return the seconds from one result to the next when inferences follow each other without a pause.
-
-    Lanes take stages first come, first served, so that an inference begins while earlier ones are still under way.
-
-    Args:
-        inferences: how many to simulate, and as many again; by default enough for a steady state.
-    """
-    count = inferences or len({t.lane for t in tasks}) + 6
-    ends = [
-        max(end for _, end in run_tasks(stream(tasks, inferences), law, "fifo")) for inferences in (count, 2 * count)
-    ]
-    # Where lanes are nearly as busy as each other, a steady state is far away.
-    return max((ends[1] - ends[0]) / count, busiest_s(tasks, law))
 
 
 def busiest_s(tasks: Sequence[Task], law: Law) -> float:
@@ -407,7 +362,7 @@ def in_rounds(tasks: Sequence[Task], how: Rounds, inferences: int) -> tuple[list
             if not task.needs and inference >= how.frames:
                 needs += [(place[inference - how.frames, sink], 0.0) for sink in sinks]
             place[inference, index] = len(found)
-            found.append(Task(task.lane, task.work_s, tuple(needs), task.slowed, task.release_s))
+            found.append(Task(task.lane, task.work_s, tuple(needs), task.slowed))
             whose.append(inference)
     return found, whose
 

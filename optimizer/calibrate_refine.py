@@ -91,12 +91,12 @@ def _settings(file: Path) -> Mapping[str, Any]:
 
 
 def _predictions(profile: CostProfile, platform: Platform, graph: Graph, trials: Sequence[Trial]) -> list[float]:
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
     return [simulator.latency_s(t.plan) for t in trials if t.measurement]
 
 
 def _stages(profile: CostProfile, platform: Platform, graph: Graph, trials: Sequence[Trial]) -> Rows:
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
     found: Rows = {}
     for trial in trials:
         if trial.measurement is None:

@@ -18,7 +18,7 @@ from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo.names import is_name, parse_name
 from search_spaces.rewrites.tucker import Ranks, TuckerGraph, decompose, find_layer, tucker_layers
-from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, Ratio, choose_ranks, parse_rule
+from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, choose_ranks, parse_rule
 
 SCHEMA_VERSION = 1
 
@@ -159,7 +159,7 @@ def rewrite(request: Request) -> Rewritten:
     _check_out(request.out, graph)
     given = given_ranks(graph, request.ranks)
     choices = choose_ranks(graph, Choosing(rule, given, request.multiple, request.most, request.even_larger))
-    _check_some(choices, name, random=is_name(name) and not isinstance(rule, Ratio))
+    _check_some(choices, name, random=is_name(name) and rule.looks)
     prices = price(graph, choices, request.platform) if request.platform is not None else None
     if prices is not None and not request.even_slower:
         choices = only_faster(choices, prices)

@@ -123,7 +123,7 @@ def test_a_fit_predicts_what_it_has_not_seen() -> None:
     fitted = CostProfile("fitted", {"it": fit_processor(timed_networks(14))})
     for model in timed_networks(6, seed=99):
         assert fitted.predict_whole(model.features, "it") == pytest.approx(model.whole_s, rel=0.5)
-    _, sigma = fitted.predict(timed_networks(1, seed=98)[0].features, "it", warn=False)
+    _, sigma = fitted.predict(timed_networks(1, seed=98)[0].features, "it")
     assert np.all(sigma >= 0)
 
 
@@ -142,7 +142,7 @@ def test_a_fitted_profile_survives_its_file() -> None:
     platform = SyntheticEvaluator().platform()
     again, _ = from_json(json.loads(json.dumps(to_json(profile, platform))))
     features = timed_networks(1, seed=7)[0].features
-    before, after = (p.predict(features, "core", warn=False) for p in (profile, again))
+    before, after = (p.predict(features, "core") for p in (profile, again))
     assert np.allclose(before.seconds, after.seconds)
     assert np.allclose(before.relative_sigma, after.relative_sigma)
 
@@ -256,7 +256,7 @@ def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., A
     again = calibrated(tell=told.append)
     assert told == ["12 timings of an earlier start are used"]
     features = operator_features(network("net", 1).graph())
-    one, two = (p.predict(features, "cpu", warn=False).seconds for p in (again.profile, profile))
+    one, two = (p.predict(features, "cpu").seconds for p in (again.profile, profile))
     assert one == pytest.approx(two, rel=1e-3)  # the log rounds
 
 

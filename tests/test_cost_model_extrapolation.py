@@ -8,7 +8,7 @@ from evaluators.cost_model.profile import Concern, Reported, extrapolation_warni
 
 
 def far(kernel: str, beyond: float, *operators: int) -> Concern:
-    return Concern("", operators, kernel, beyond)
+    return Concern(operators, kernel, beyond)
 
 
 def test_all_processors_share_a_line() -> None:

@@ -95,7 +95,7 @@ def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed], 
         fitted = CostProfile("so far", {"it": fit_processor([t.model(usual) for t in timed], tune=False)})
         fits[kind] = count, fitted
     profile = fits[kind][1]
-    return [float(profile.predict(features, "it", warn=False).relative_sigma.mean()) for features in drawn]
+    return [float(profile.predict(features, "it").relative_sigma.mean()) for features in drawn]
 
 
 def build_profile(
@@ -138,7 +138,7 @@ def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, 
         if not kept:
             continue
         predicted = [profile.predict_whole(m.features, like) for m in kept]
-        each = [profile.predict(m.features, like, warn=False).seconds for m in kept]
+        each = [profile.predict(m.features, like).seconds for m in kept]
         wait_s = waited_s([t.model(usual) for t in mine if t.seed is not None], profile[like].invocation_s)
         alone = [awake(m, wait_s).operator_s for m in kept]
         pairs = np.concatenate([np.stack([p, s]) for p, s in zip(each, alone, strict=True)], axis=1)

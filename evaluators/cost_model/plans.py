@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 from evaluators.base import PartCosts
 from evaluators.cost_model.profile import COLD_BYTES
 from evaluators.cost_model.transfers import Prices
-from evaluators.footprint import most_alive_nbytes
 from evaluators.schedule import (
     Law,
     Span,
     Task,
     Timeline,
     needs_of,
-    period_s,
     rounds,
     run_tasks,
     stream_period_s,
@@ -48,14 +46,12 @@ class _Inside:
         reads: what it reads from other stages: the operator that writes it, the tensor, its bytes.
         io_bytes: what crosses its border.
         weight_bytes: of the constants that it reads.
-        peak_bytes: most activations alive at once within it.
         all: its operators.
     """
 
     reads: tuple[tuple[int, int, int], ...]
     io_bytes: int
     weight_bytes: int
-    peak_bytes: int
     all: frozenset[int]
 
 
@@ -133,18 +129,10 @@ class PlanSimulator:
         """Return the seconds of one inference."""
         return makespan_s(run_tasks(self.tasks(plan), self.law))
 
-    def period_s(self, plan: Plan, inferences: int = 0) -> float:
-        """Return the seconds from result to result where inferences follow each other without a pause."""
-        return period_s(self.tasks(plan), self.law, inferences)
-
     def stream_period_s(self, plan: Plan) -> float:
         """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.schedule`."""
         how = rounds(plan, self.platform, needs_of(self.graph, plan))
         return stream_period_s(self.tasks(plan), self.law, how)
-
-    def sigma(self, plan: Plan) -> float:
-        """Return the relative standard deviation of a plan's predicted latency."""
-        return float(np.linalg.norm(self.errors(plan)))
 
     def errors(self, plan: Plan) -> Errors:
         """Return what one standard deviation of each thing that may be wrong changes a plan's latency by, relative.
@@ -176,21 +164,6 @@ class PlanSimulator:
         common = math.sqrt(CORRELATION) * single.sum(axis=1)
         parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())
         return np.concatenate(parts) / total if total > 0 else np.zeros(sum(part.size for part in parts))
-
-    def energy_j(self, plan: Plan) -> float | None:
-        """Return the joules of one inference above idle; None where the power of a lane is unknown."""
-        total = 0.0
-        for event in self.run(plan).events:
-            total += (event.end_s - event.start_s) * float(self.prices.power_w[self._lanes[event.lane]])
-        return None if math.isnan(total) else total
-
-    def peak_bytes(self, plan: Plan) -> dict[str, int]:
-        """Return the memory that each lane of a plan needs: its weights, and the most activations of one stage."""
-        found = {}
-        for lane, indices in plan.by_processor().items():
-            insides = [self._inside(plan.stages[i].operators) for i in indices]
-            found[lane] = sum(i.weight_bytes for i in insides) + max(i.peak_bytes for i in insides)
-        return found
 
     def stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
         """Return a stage's time on a lane, the share of it that is traffic, and how other lanes slow it."""
@@ -260,7 +233,6 @@ def _inside(graph: Graph, operators: tuple[int, ...]) -> _Inside:
         reads,
         io_bytes,
         sum(tensors[t].nbytes for t in border.constants),
-        most_alive_nbytes(graph, operators),
         frozenset(operators),
     )
 
@@ -304,18 +276,6 @@ def lane_words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
 
 def _cold(nbytes: int) -> float:
     return min(1.0, nbytes / COLD_BYTES)
-
-
-def _rectangle(sums: Seconds, c: Whole, d: Whole, a: Whole, b: Whole) -> Seconds:
-    """Return sums over writers ``c … d-1`` and readers ``a … b-1``, from a table of running sums."""
-    found: Seconds = sums[d, b] - sums[c, b] - sums[d, a] + sums[c, a]
-    return found
-
-
-def _part_table(simulator: PlanSimulator) -> Seconds:
-    """Return what operators ``first … last-1`` take as one part on a lane, ``[P, first, last]``, transfers apart."""
-    p = simulator.prices
-    return _operators_s(simulator) + p.invocation_s[:, None, None] + _beyond_s(simulator)
 
 
 def _operators_s(simulator: PlanSimulator) -> Seconds:

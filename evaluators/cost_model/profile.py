@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -49,10 +48,6 @@ STANDS_IN: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class OutsideFitWarning(UserWarning):
-    """A prediction was asked for where the profile was not fitted."""
-
-
 class Prediction(NamedTuple):
     """Times of n operators: ``seconds`` and ``relative_sigma`` (standard deviation over time), shape ``(n,)``."""
 
@@ -65,14 +60,12 @@ class Concern:
     """Why predictions of some operators are to be doubted.
 
     Attributes:
-        reason: one line for a person.
         operators: their indices among the features asked for.
         kernel: theirs.
         beyond: how many times outside the range of the fit the farthest lies; infinity for a kernel that the fit has
             not seen.
     """
 
-    reason: str
     operators: tuple[int, ...]
     kernel: str
     beyond: float
@@ -177,18 +170,12 @@ class CostProfile:
             known = ", ".join(self.processors) or "none"
             raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
 
-    def predict(self, features: Sequence[OperatorFeatures], processor: str, *, warn: bool = True) -> Prediction:
+    def predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
         """Return how long each operator takes on a processor, dispatch included.
-
-        Args:
-            warn: whether doubts (:meth:`concerns`) become an :class:`OutsideFitWarning`.
 
         Raises:
             ProfileError: there is no such processor, or nothing that resembles one of the kernels.
         """
-        if warn:
-            for concern in self.concerns(features, processor):
-                warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
         # How soon weights are used again, and what runs when, depends on the result: begin with what takes long.
         seconds, pace_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
         for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
@@ -213,7 +200,7 @@ class CostProfile:
     def predict_whole(self, features: Sequence[OperatorFeatures], processor: str, *, io_bytes: float = 0.0) -> float:
         """Return how long operators that are loaded as one stage take together, in seconds; no doubts are told."""
         model = self[processor]
-        total = float(self.predict(features, processor, warn=False).seconds.sum())
+        total = float(self.predict(features, processor).seconds.sum())
         held = sum(f.weight_bytes for f in features)
         beyond = max(0.0, held - model.capacity_bytes) if model.capacity_bytes else 0.0
         slowed = total * (1.0 + beyond * model.pressure_per_byte)
@@ -225,28 +212,10 @@ class CostProfile:
         rows = columns(features)
         for key, where in _by_key(features, self[processor]).items():
             kernel, seen = self._kernel(processor, key)
-            if not seen:
-                found.append(
-                    Concern(
-                        f"profile {self.name!r} has seen no {key} on {processor}; {len(where)} predictions are guesses",
-                        tuple(int(i) for i in where),
-                        key,
-                        math.inf,
-                    )
-                )
-                continue
-            beyond = kernel.outside(rows[where])
+            beyond = kernel.outside(rows[where]) if seen else np.full(len(where), np.inf)
             far = where[beyond > TOLERATED]
             if far.size:
-                found.append(
-                    Concern(
-                        f"{far.size} {key} operators lie up to {beyond.max():.1f} times outside the range in which "
-                        f"{processor} of profile {self.name!r} was fitted",
-                        tuple(int(i) for i in far),
-                        key,
-                        float(beyond.max()),
-                    )
-                )
+                found.append(Concern(tuple(int(i) for i in far), key, float(beyond.max())))
         return tuple(found)
 
     def _kernel(self, processor: str, key: str) -> tuple[KernelModel, bool]:

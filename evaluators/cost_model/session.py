@@ -144,7 +144,7 @@ class CostModelSession(SimulatedSession):
     def prices(self, lowered: Lowered) -> Prices:
         """See :class:`~evaluators.simulated.SimulatedSession`; what the profile cannot vouch for is told once."""
         graph = lowered.graph
-        table = prices(self._profile, graph, self.platform, warn=False)
+        table = prices(self._profile, graph, self.platform)
         if self._state is not None:
             return slowed(table, self._state, self.platform)
         features = operator_features(graph)

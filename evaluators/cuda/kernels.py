@@ -33,6 +33,12 @@ class Window:
         return top == bottom and left == right
 
     @property
+    def around(self) -> tuple[int, int, int, int]:
+        """What is added left, right, above and below: PyTorch names the last dimension first."""
+        top, bottom, left, right = self.sides
+        return left, right, top, bottom
+
+    @property
     def padding(self) -> tuple[int, int]:
         """What is added on each side, of an even window."""
         return self.sides[0], self.sides[2]
@@ -175,9 +181,8 @@ def _finish(conv: Conv, value: Any, added: Any) -> Any:
     return activate(value if added is None else value.add_(added), conv.activation)
 
 
-def _padded(conv: Conv, image: Any, value: float = 0.0) -> Any:
-    top, bottom, left, right = conv.window.sides
-    return torch_module().nn.functional.pad(image, (left, right, top, bottom), value=value)
+def _padded(conv: Conv, image: Any) -> Any:
+    return torch_module().nn.functional.pad(image, conv.window.around)
 
 
 def _conv(conv: Conv, weight: Any = None) -> Call:

@@ -21,7 +21,7 @@ from evaluators.cuda.kernels import ACTIVATIONS, PLAIN, Call, Conv, Dense, Sides
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
-from search_spaces.models.stages import Mapped
+from search_spaces.models.stages import mapped
 
 
 def float_constant(graph: Graph, tensor: int) -> bool:
@@ -103,7 +103,7 @@ class Weights:
         if extent is None:
             data = bytes(np.asarray(graph.source.schema.buffers[held.buffer].data, np.uint8))
             return np.frombuffer(data, np.float32, count).reshape(held.shape).copy()
-        with Mapped(graph.source) as file, file[extent.offset : extent.offset + extent.nbytes] as part:
+        with mapped(graph.source) as file, file[extent.offset : extent.offset + extent.nbytes] as part:
             return np.frombuffer(part, np.float32, count).reshape(held.shape).copy()
 
 
@@ -290,13 +290,10 @@ def _max_pool(placed: Placed) -> Made:
     functional = torch_module().nn.functional
 
     def call(window: Window, _: tuple[int, int]) -> Call:
-        small = all(2 * n <= k for n, k in zip(window.padding, window.size, strict=True))
-        if window.even and small:
+        if _pads_itself(window):
             return lambda x: functional.max_pool2d(x, window.size, window.stride, window.padding)
-        top, bottom, left, right = window.sides
-        least = float("-inf")
         return lambda x: functional.max_pool2d(
-            functional.pad(x, (left, right, top, bottom), value=least), window.size, window.stride
+            functional.pad(x, window.around, value=float("-inf")), window.size, window.stride
         )
 
     return _pool(placed, call)
@@ -308,32 +305,28 @@ def _average_pool(placed: Placed) -> Made:
     functional = torch.nn.functional
 
     def call(window: Window, image: tuple[int, int]) -> Call:
-        small = all(2 * n <= k for n, k in zip(window.padding, window.size, strict=True))
-        if window.even and small:
+        if _pads_itself(window):
             return lambda x: functional.avg_pool2d(
                 x, window.size, window.stride, window.padding, count_include_pad=False
             )
-        top, bottom, left, right = window.sides
-        around = (left, right, top, bottom)
         ones = torch.ones((1, 1, *image), device=placed.weights.device)
-        share = functional.avg_pool2d(functional.pad(ones, around), window.size, window.stride)
-        return lambda x: functional.avg_pool2d(functional.pad(x, around), window.size, window.stride) / share
+        share = functional.avg_pool2d(functional.pad(ones, window.around), window.size, window.stride)
+        return lambda x: functional.avg_pool2d(functional.pad(x, window.around), window.size, window.stride) / share
 
     return _pool(placed, call)
+
+
+def _pads_itself(window: Window) -> bool:
+    """Return whether PyTorch's pooling can add what is around the image."""
+    return window.even and all(2 * n <= k for n, k in zip(window.padding, window.size, strict=True))
 
 
 def _binary(placed: Placed) -> Made:
     torch, operator = torch_module(), placed.operator
     function = {"ADD": torch.add, "SUB": torch.sub, "MUL": torch.mul}[operator.kind]
-    graph, activation = placed.weights.graph, placed.activation
-    rank = len(placed.shape(operator.outputs[0]))
-    fixed: list[Any] = []
-    ranks = []
-    for tensor in operator.inputs:
-        ranks.append(len(placed.shape(tensor)))
-        fixed.append(held(_wide(placed.weights[tensor], rank), rank) if graph.tensors[tensor].constant else None)
-    moving = [t for t, value in zip(operator.inputs, fixed, strict=True) if value is None]
-    rising = [r for r, value in zip(ranks, fixed, strict=True) if value is None]
+    activation, rank = placed.activation, len(placed.shape(operator.outputs[0]))
+    fixed, moving = _fixed(placed, rank)
+    rising = [len(placed.shape(t)) for t in moving]
 
     def run(*given: Any) -> Any:
         values = iter(x if r == rank else held(_wide(x, rank), rank) for x, r in zip(given, rising, strict=True))
@@ -341,6 +334,13 @@ def _binary(placed: Placed) -> Made:
         return activate(function(a, b), activation)
 
     return run, moving
+
+
+def _fixed(placed: Placed, rank: int) -> tuple[list[Any], list[int]]:
+    """Return for each input its value where it is a constant, else None; and the inputs that are none."""
+    tensors, inputs = placed.weights.graph.tensors, placed.operator.inputs
+    fixed = [held(_wide(placed.weights[t], rank), rank) if tensors[t].constant else None for t in inputs]
+    return fixed, [t for t, value in zip(inputs, fixed, strict=True) if value is None]
 
 
 def _wide(value: Any, rank: int) -> Any:
@@ -352,9 +352,7 @@ def _concatenation(placed: Placed) -> Made:
     torch, operator = torch_module(), placed.operator
     rank = len(placed.shape(operator.outputs[0]))
     axis, activation = axis_of(int(operator.options["axis"]), rank), placed.activation
-    graph = placed.weights.graph
-    fixed = [held(placed.weights[t], rank) if graph.tensors[t].constant else None for t in operator.inputs]
-    moving = [t for t, value in zip(operator.inputs, fixed, strict=True) if value is None]
+    fixed, moving = _fixed(placed, rank)
 
     def run(*given: Any) -> Any:
         values = iter(given)
@@ -368,12 +366,11 @@ def _mean(placed: Placed) -> Made:
     operator = placed.operator
     rank, after = (len(placed.shape(t)) for t in (operator.inputs[0], operator.outputs[0]))
     axes = [a % rank for a in placed.weights.whole_numbers(operator.inputs[1])]
+    # Of an image, what is left is in the file's order unless it is an image, too, or its channels alone.
+    if rank == 4 and (after not in {2, 4} or (after == 2 and sorted(axes) != [1, 2])):
+        return lambda x: x.permute(_TO_LAST).mean(axes), operator.inputs[:1]
     where = [axis_of(a, rank) for a in axes]
-    if rank == 4 and after not in {2, 4}:  # what is left is in the file's order
-        return lambda x: x.permute(_TO_LAST).mean(axes), operator.inputs[:1]
     keep = bool(operator.options.get("keep_dims")) and after == rank
-    if rank == 4 and after == 2 and sorted(axes) != [1, 2]:
-        return lambda x: x.permute(_TO_LAST).mean(axes), operator.inputs[:1]
     return lambda x: x.mean(where, keepdim=keep), operator.inputs[:1]
 
 
@@ -418,9 +415,7 @@ def _softmax(placed: Placed) -> Made:
     operator, torch = placed.operator, torch_module()
     axis = axis_of(-1, len(placed.shape(operator.inputs[0])))
     beta = float(operator.options.get("beta", 1.0))
-    if beta == 1.0:
-        return lambda x: torch.softmax(x, axis), operator.inputs[:1]
-    return lambda x: torch.softmax(x * beta, axis), operator.inputs[:1]
+    return lambda x: torch.softmax(x if beta == 1.0 else x * beta, axis), operator.inputs[:1]
 
 
 def _map(function: Callable[[Any], Call]) -> Callable[[Placed], Made]:
@@ -564,10 +559,7 @@ class _Lowering:
         weight = self.weights[operator.inputs[1]]
         outputs, inputs = (int(n) for n in weight.shape)
         data, result = (self.graph.tensors[t].shape for t in (operator.inputs[0], operator.outputs[0]))
-        rows = 1
-        for size in data:
-            rows *= size
-        rows //= inputs
+        rows = prod(data) // inputs
         dense = Dense(weight, self._bias(operator, outputs), operator.options.get("fused_activation", "NONE"), rows)
         inner, flatten, back = self._chosen(dense), same_memory(len(data), 2), same_memory(2, len(result))
         return lambda x: back(inner(flatten(x, (rows, inputs))), result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,16 +66,7 @@ class StageModel:
 
         The header is a whole number of pages long, so the file can be mapped behind it and no weight is copied.
         """
-        outside = {b for b in self.buffers if not self.source.extents[b].inline}
-        header, fields = pack_header(self.schema, self.buffers, outside)
-        begin = -(-len(header) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        for buffer, field in fields.items():
-            extent = self.source.extents[buffer]
-            if buffer in outside:
-                point_outside(header, field, begin + extent.offset, extent.nbytes)
-            else:
-                point_at(header, field, begin + extent.offset - 4)
-        return bytes(header).ljust(begin, b"\0")
+        return _view(self.schema, (self.source,), dict.fromkeys(self.buffers, 0))
 
     def write(self, path: Path) -> str:
         """Write the stage as a stand-alone file and return its SHA-256 (hex).
@@ -86,9 +77,10 @@ class StageModel:
             ModelError: the model's file is gone or has changed.
             UsageError: the folder cannot be written, or the disk is full.
         """
-        with Mapped(self.source) as weights:
+        with mapped(self.source) as weights:
             outside = self.weight_nbytes > MAX_INSIDE_NBYTES
-            write_model(self.schema, _Blobs(self, weights), path, outside=outside)
+            blobs = _Blobs((self.source,), (weights,), dict.fromkeys(self.buffers, 0))
+            write_model(self.schema, blobs, path, outside=outside)
         return file_digest(path)
 
 
@@ -233,50 +225,42 @@ def _indices(vector: Any) -> list[int]:
     return [] if vector is None else [int(t) for t in vector]
 
 
-class Mapped:
-    """A model's file in memory, read-only.
+@contextmanager
+def mapped(source: ModelSource) -> Iterator[memoryview]:
+    """Map a model's file into memory, read-only.
 
     Raises:
         ModelError: the file is gone or has changed.
     """
-
-    def __init__(self, source: ModelSource) -> None:
-        self._source = source
-
-    def __enter__(self) -> memoryview:
-        try:
-            with self._source.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{self._source.path}: {error}") from error
-        if len(self._map) != self._source.nbytes:
-            raise ModelError(f"{self._source.path}: the file changed while it was in use", "start again")
-        self._view = memoryview(self._map)
-        return self._view
-
-    def __exit__(self, *_: object) -> None:
-        self._view.release()
-        self._map.close()
+    try:
+        with source.path.open("rb") as file:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{source.path}: {error}") from error
+    if len(whole) != source.nbytes:
+        raise ModelError(f"{source.path}: the file changed while it was in use", "start again")
+    with whole, memoryview(whole) as view:
+        yield view
 
 
 class _Blobs(Mapping[int, memoryview]):
-    """The stage's weights by buffer number, sliced when they are asked for."""
+    """Weights by buffer number, sliced when they are asked for, so that no slice outlives its file's mapping."""
 
-    def __init__(self, stage: StageModel, weights: memoryview) -> None:
-        self._stage = stage
-        self._weights = weights
+    def __init__(
+        self, sources: Sequence[ModelSource], weights: Sequence[memoryview], buffers: Mapping[int, int]
+    ) -> None:
+        self._sources, self._weights, self._buffers = sources, weights, buffers
 
     def __getitem__(self, buffer: int) -> memoryview:
-        if buffer not in self._stage.buffers:
-            raise KeyError(buffer)
-        extent = self._stage.source.extents[buffer]
-        return self._weights[extent.offset : extent.offset + extent.nbytes]
+        which = self._buffers[buffer]
+        extent = self._sources[which].extents[buffer]
+        return self._weights[which][extent.offset : extent.offset + extent.nbytes]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._stage.buffers)
+        return iter(self._buffers)
 
     def __len__(self) -> int:
-        return len(self._stage.buffers)
+        return len(self._buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,19 +283,7 @@ class JoinedModel:
         The header is a whole number of pages long and each file begins on a page, so that the files can be mapped
         and no weight is copied.
         """
-        outside = {b for b, s in self.buffers.items() if not self.sources[s].extents[b].inline}
-        header, fields = pack_header(self.schema, self.buffers.keys(), outside)
-        begins = [in_pages(len(header))]
-        for source in self.sources:
-            begins.append(begins[-1] + in_pages(source.nbytes))
-        for buffer, field in fields.items():
-            which = self.buffers[buffer]
-            extent = self.sources[which].extents[buffer]
-            if buffer in outside:
-                point_outside(header, field, begins[which] + extent.offset, extent.nbytes)
-            else:
-                point_at(header, field, begins[which] + extent.offset - 4)
-        return bytes(header).ljust(begins[0], b"\0")
+        return _view(self.schema, self.sources, self.buffers)
 
     def write_into(self, file: BinaryIO) -> None:
         """Write the model, the weights that it reads included, to an open, empty file.
@@ -322,28 +294,29 @@ class JoinedModel:
         """
         nbytes = sum(self.sources[s].extents[b].nbytes for b, s in self.buffers.items())
         with ExitStack() as stack:
-            weights = [stack.enter_context(Mapped(source)) for source in self.sources]
-            blobs = _JoinedBlobs(self, weights)
+            weights = [stack.enter_context(mapped(source)) for source in self.sources]
+            blobs = _Blobs(self.sources, weights, self.buffers)
             write_into(file, self.schema, blobs, self.sources[0].path.name, outside=nbytes > MAX_INSIDE_NBYTES)
 
 
-class _JoinedBlobs(Mapping[int, memoryview]):
-    """Weights by buffer number, sliced when they are asked for, so that no slice outlives its file's mapping."""
+def _view(model: Any, sources: Sequence[ModelSource], buffers: Mapping[int, int]) -> bytes:
+    """Return the header of a model whose weights lie in files behind it, each from a page on.
 
-    def __init__(self, joined: JoinedModel, weights: Sequence[memoryview]) -> None:
-        self._joined = joined
-        self._weights = weights
-
-    def __getitem__(self, buffer: int) -> memoryview:
-        which = self._joined.buffers[buffer]
-        extent = self._joined.sources[which].extents[buffer]
-        return self._weights[which][extent.offset : extent.offset + extent.nbytes]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._joined.buffers)
-
-    def __len__(self) -> int:
-        return len(self._joined.buffers)
+    Args:
+        buffers: number of a buffer → the source that holds it, as a position in ``sources``.
+    """
+    outside = {b for b, s in buffers.items() if not sources[s].extents[b].inline}
+    header, fields = pack_header(model, buffers.keys(), outside)
+    begins = [in_pages(len(header))]
+    for source in sources:
+        begins.append(begins[-1] + in_pages(source.nbytes))
+    for buffer, field in fields.items():
+        extent, begin = sources[buffers[buffer]].extents[buffer], begins[buffers[buffer]]
+        if buffer in outside:
+            point_outside(header, field, begin + extent.offset, extent.nbytes)
+        else:
+            point_at(header, field, begin + extent.offset - 4)
+    return bytes(header).ljust(begins[0], b"\0")
 
 
 def join(stages: Sequence[StageModel]) -> JoinedModel:

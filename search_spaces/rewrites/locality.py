@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from search_spaces.errors import RewriteError
@@ -264,22 +265,13 @@ def _paddings(graph: Graph, operator: Operator) -> list[int]:
     return found
 
 
-def _convolution_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    read = window(graph, operator).needs(rows).read
-    return (Part(1, *read), *(None for _ in operator.inputs[1:]))
+def _only(operator: Operator, place: int, part: Part) -> tuple[Need, ...]:
+    """Return the needs of an operator that reads a part of one input, and all others whole."""
+    return tuple(part if i == place else None for i in range(len(operator.inputs)))
 
 
-def _pool_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return (Part(1, *pool_slice(graph, operator, rows).read),)
-
-
-def _transposed_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    read = transposed_slice(graph, operator, rows).read
-    return (None, None, Part(1, *read), *(None for _ in operator.inputs[3:]))
-
-
-def _pad_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return (Part(1, *padded_rows(graph, operator, rows)[0]), *(None for _ in operator.inputs[1:]))
+def _bias(tensors: Sequence[int], rows: Range) -> list[Need]:
+    return [Part(0, *rows) if t != -1 else None for t in tensors]
 
 
 def _mean_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
@@ -291,17 +283,10 @@ def _mean_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...
     return (Part(1, *rows), None)
 
 
-def _elementwise_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return _elementwise(graph, operator, rows, 1)
-
-
-def _elementwise_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return _elementwise(graph, operator, rows, len(graph.tensors[operator.outputs[0]].shape) - 1)
-
-
 def _elementwise(graph: Graph, operator: Operator, rows: Range, dimension: int) -> tuple[Need, ...]:
     """Return what broadcasting reads: dimensions are counted from the last one, and one of size 1 serves all."""
     shape = graph.tensors[operator.outputs[0]].shape
+    dimension %= len(shape)
     found: list[Need] = []
     for index in operator.inputs:
         tensor = graph.tensors[index]
@@ -335,7 +320,7 @@ def _concatenation(dimension: int) -> _Rule:
 def _convolution_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
     weights = graph.tensors[operator.inputs[1]].shape
     groups = graph.tensors[operator.inputs[0]].shape[3] // max(1, weights[3])
-    bias = [Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]]
+    bias = _bias(operator.inputs[2:], rows)
     if groups == 1:
         return (None, Part(0, *rows), *bias)
     each = weights[0] // groups
@@ -349,28 +334,20 @@ def _depthwise_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[
     times = graph.tensors[operator.outputs[0]].shape[3] // graph.tensors[operator.inputs[0]].shape[3]
     if rows[0] % times or rows[1] % times:
         raise ValueError(f"a cut must lie at a multiple of its {times} filters for each channel")
-    bias = [Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]]
+    bias = _bias(operator.inputs[2:], rows)
     return (Part(3, rows[0] // times, rows[1] // times), Part(3, *rows), *bias)
 
 
 def _dense_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
     if not graph.tensors[operator.inputs[1]].constant:
         raise ValueError("its weights are computed")
-    return (None, Part(0, *rows), *(Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]))
-
-
-def _transposed_channels(_: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return (None, Part(0, *rows), None, *(Part(0, *rows) if t != -1 else None for t in operator.inputs[3:]))
-
-
-def _pool_channels(_: Graph, __: Operator, rows: Range) -> tuple[Need, ...]:
-    return (Part(3, *rows),)
+    return (None, Part(0, *rows), *_bias(operator.inputs[2:], rows))
 
 
 def _pad_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
     if any(_paddings(graph, operator)[6:]):
         raise ValueError("it adds channels")
-    return (Part(3, *rows), *(None for _ in operator.inputs[1:]))
+    return _only(operator, 0, Part(3, *rows))
 
 
 def _mean_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
@@ -385,23 +362,23 @@ _Rule = Callable[[Graph, Operator, Range], tuple[Need, ...]]
 
 _RULES: Mapping[Axis, Mapping[str, _Rule]] = {
     "height": {
-        **dict.fromkeys(ELEMENTWISE, _elementwise_rows),
-        **dict.fromkeys(CONVOLUTIONS, _convolution_rows),
-        **dict.fromkeys(POOLS, _pool_rows),
+        **dict.fromkeys(ELEMENTWISE, partial(_elementwise, dimension=1)),
+        **dict.fromkeys(CONVOLUTIONS, lambda g, o, rows: _only(o, 0, Part(1, *window(g, o).needs(rows).read))),
+        **dict.fromkeys(POOLS, lambda g, o, rows: _only(o, 0, Part(1, *pool_slice(g, o, rows).read))),
         "CONCATENATION": _concatenation(1),
         "MEAN": _mean_rows,
-        "PAD": _pad_rows,
-        "TRANSPOSE_CONV": _transposed_rows,
+        "PAD": lambda g, o, rows: _only(o, 0, Part(1, *padded_rows(g, o, rows)[0])),
+        "TRANSPOSE_CONV": lambda g, o, rows: _only(o, 2, Part(1, *transposed_slice(g, o, rows).read)),
     },
     "channels": {
-        **dict.fromkeys(ELEMENTWISE, _elementwise_channels),
-        **dict.fromkeys(POOLS, _pool_channels),
+        **dict.fromkeys(ELEMENTWISE, partial(_elementwise, dimension=-1)),
+        **dict.fromkeys(POOLS, lambda _, o, rows: _only(o, 0, Part(3, *rows))),
         "CONCATENATION": _concatenation(-1),
         "CONV_2D": _convolution_channels,
         "DEPTHWISE_CONV_2D": _depthwise_channels,
         "FULLY_CONNECTED": _dense_channels,
         "MEAN": _mean_channels,
         "PAD": _pad_channels,
-        "TRANSPOSE_CONV": _transposed_channels,
+        "TRANSPOSE_CONV": lambda _, o, rows: (None, Part(0, *rows), None, *_bias(o.inputs[3:], rows)),
     },
 }

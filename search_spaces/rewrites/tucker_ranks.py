@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import floor
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,84 +111,60 @@ _HAIR = 1e-9
 RULES = "ratio:SHARE or ratio:IN,OUT, energy:SHARE, vbmf, given"
 
 
-class Rule(Protocol):
-    """Chooses the ranks of a layer; its text is what a person writes for it.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Chooses the ranks of a layer.
 
     Attributes:
+        text: what a person writes for it.
+        ranks: returns the ranks of a layer, before rounding; None to leave it as it is.
         least: whether fewer ranks would not do, so that they are rounded up; else more would not, and it is down.
+        looks: whether it looks at the weights.
+        why_not: why a layer that gets no ranks stays as it is.
     """
 
-    @property
-    def least(self) -> bool:
-        """See above."""
-        ...
-
-    def ranks(self, layer: Layer, spectra: Spectra) -> Ranks | None:
-        """Return the ranks, before rounding; None to leave the layer as it is."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The same share of the channels everywhere; weights are not looked at."""
-
-    inputs: float
-    outputs: float
-    least: ClassVar[bool] = False
-
-    def ranks(self, layer: Layer, _: Spectra) -> Ranks:
-        """See :class:`Rule`."""
-        return Ranks(floor(self.inputs * layer.inputs + _HAIR), floor(self.outputs * layer.outputs + _HAIR))
+    text: str
+    ranks: Callable[[Layer, Spectra], Ranks | None]
+    least: bool = True
+    looks: bool = True
+    why_not: str = "no ranks are given"
 
     def __str__(self) -> str:
-        return f"ratio:{self.inputs:g}" + (f",{self.outputs:g}" if self.inputs != self.outputs else "")
+        return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """As few ranks as keep a share of the energy of each unfolding."""
+def ratio(inputs: float, outputs: float) -> Rule:
+    """Return the rule of the same share of the channels everywhere; weights are not looked at."""
+    text = f"ratio:{inputs:g}" + (f",{outputs:g}" if inputs != outputs else "")
 
-    share: float
-    least: ClassVar[bool] = True
+    def ranks(layer: Layer, _: Spectra) -> Ranks:
+        return Ranks(floor(inputs * layer.inputs + _HAIR), floor(outputs * layer.outputs + _HAIR))
 
-    def ranks(self, _: Layer, spectra: Spectra) -> Ranks:
-        """See :class:`Rule`."""
-        found = [[energy_rank(squared, self.share) for squared in pair] for pair in spectra()]
+    return Rule(text, ranks, least=False, looks=False)
+
+
+def energy(share: float) -> Rule:
+    """Return the rule of as few ranks as keep a share of the energy of each unfolding."""
+
+    def ranks(_: Layer, spectra: Spectra) -> Ranks:
+        found = [[energy_rank(squared, share) for squared in pair] for pair in spectra()]
         return Ranks(*np.max(found, axis=0).tolist())
 
-    def __str__(self) -> str:
-        return f"energy:{self.share:g}"
+    return Rule(f"energy:{share:g}", ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class Vbmf:
-    """As many ranks as variational Bayes finds above the noise; a layer that is nothing but noise is left alone."""
-
-    least: ClassVar[bool] = True
-
-    def ranks(self, layer: Layer, spectra: Spectra) -> Ranks | None:
-        """See :class:`Rule`."""
-        area = layer.kernel[0] * layer.kernel[1]
-        shapes = (layer.inputs, layer.outputs * area), (layer.outputs, layer.inputs * area)
-        found = [[evbmf_rank(s[: min(x)], x) for s, x in zip(pair, shapes, strict=True)] for pair in spectra()]
-        inputs, outputs = np.max(found, axis=0).tolist()
-        return Ranks(inputs, outputs) if inputs and outputs else None
-
-    def __str__(self) -> str:
-        return "vbmf"
+def _above_noise(layer: Layer, spectra: Spectra) -> Ranks | None:
+    area = layer.kernel[0] * layer.kernel[1]
+    shapes = (layer.inputs, layer.outputs * area), (layer.outputs, layer.inputs * area)
+    found = [[evbmf_rank(s[: min(x)], x) for s, x in zip(pair, shapes, strict=True)] for pair in spectra()]
+    inputs, outputs = np.max(found, axis=0).tolist()
+    return Ranks(inputs, outputs) if inputs and outputs else None
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """None but those that are given layer by layer."""
-
-    least: ClassVar[bool] = True
-
-    def ranks(self, _: Layer, __: Spectra) -> None:
-        """See :class:`Rule`."""
-
-    def __str__(self) -> str:
-        return "given"
+VBMF = Rule("vbmf", _above_noise, why_not="its weights are nothing but noise")
+"""As many ranks as variational Bayes finds above the noise; a layer that is nothing but noise is left alone."""
+GIVEN = Rule("given", lambda _, __: None)
+"""None but those that are given layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +200,7 @@ class Choosing:
     even_larger: bool = False
 
 
-SEED_001 = Choosing(Ratio(0.38, 0.49), multiple=16, most=112)
+SEED_001 = Choosing(ratio(0.38, 0.49), multiple=16, most=112)
 """MACs of VGG16 −81.7 %, ResNet152 −38.8 %, Inception v3 −62.2 %, RegNetY-32GF −35.2 %; seed 001 has −81, −38.6,
 −62.8, −35.8 %."""
 
@@ -237,7 +213,7 @@ def parse_rule(text: str) -> Rule:
     """
     name, colon, value = text.partition(":")
     if not colon and name in ("vbmf", "given"):
-        return Vbmf() if name == "vbmf" else Given()
+        return VBMF if name == "vbmf" else GIVEN
     if name not in ("ratio", "energy"):
         raise UsageError(f"--tucker {text}: there is no such rule", f"give one of: {RULES}")
     try:
@@ -246,7 +222,7 @@ def parse_rule(text: str) -> Rule:
         shares = []
     if not all(0 < share <= 1 for share in shares) or len(shares) not in ((1, 2) if name == "ratio" else (1,)):
         raise UsageError(f"--tucker {text}: the share must be above 0 and at most 1", f"as in {name}:0.5")
-    return Ratio(shares[0], shares[-1]) if name == "ratio" else Energy(shares[0])
+    return ratio(shares[0], shares[-1]) if name == "ratio" else energy(shares[0])
 
 
 def choose_ranks(graph: Graph, how: Choosing) -> tuple[Choice, ...]:
@@ -256,8 +232,7 @@ def choose_ranks(graph: Graph, how: Choosing) -> tuple[Choice, ...]:
         RewriteError: a rank is 0 or above the channels, there is nothing to decompose, or the model is quantised.
         ModelError: the rule looks at the weights and they cannot be read.
     """
-    layers = tucker_layers(graph)
-    return tuple(_choice(graph, layer, how) for layer in layers)
+    return tuple(_choice(graph, layer, how) for layer in tucker_layers(graph))
 
 
 def energy_rank(squared: Spectrum, share: float) -> int:
@@ -277,8 +252,7 @@ def _choice(graph: Graph, layer: Layer, how: Choosing) -> Choice:
 
     found = how.rule.ranks(layer, spectra)
     if found is None:
-        noise = "its weights are nothing but noise" if isinstance(how.rule, Vbmf) else "no ranks are given"
-        return Choice(layer, None, noise)
+        return Choice(layer, None, how.rule.why_not)
     ranks = Ranks(*(_rounded(rank, channels, how) for rank, channels in zip(found, layer.full, strict=True)))
     if layer.macs(ranks) >= layer.macs() and not how.even_larger:
         return Choice(layer, None, f"{ranks} would take no fewer multiply-accumulates")

@@ -197,7 +197,7 @@ def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
         wait_s = waited_s(seen)
         for model, flops in zip(unseen, plain, strict=True):
-            each = profile.predict(model.features, lane, warn=False).seconds
+            each = profile.predict(model.features, lane).seconds
             alone_s = awake(model, wait_s).operator_s
             operators += [
                 (float(p), float(s)) for p, s, f in zip(each, alone_s, model.features, strict=True) if counts(f, s)

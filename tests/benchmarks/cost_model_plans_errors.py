@@ -114,7 +114,7 @@ class Fits:
         """Return a simulator on some processors' profiles, at the pace of the plans' run."""
         likes = {lane: self.platform[lane].like for lane in KINDS}
         profile = CostProfile("here", {likes[lane]: of for lane, of in fitted.items()}, self.links, self.contention)
-        table = prices(profile, graph, self.platform, warn=False)
+        table = prices(profile, graph, self.platform)
         families = {family(name) for name in names}
         kinds = [next(lane for lane in KINDS if likes[lane] == p.like) for p in self.platform.processors]
         slower = np.array([self.slower(kind, families) for kind in kinds])

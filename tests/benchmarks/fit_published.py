@@ -215,7 +215,7 @@ def _operators_left_out(profile: CostProfile, published: Mapping[str, Any], link
         input=(52, 52, 256),
         output=(52, 52, 128),
     )
-    predicted = {k: float(profile.predict([feature], k, warn=False).seconds[0]) * 1e3 for k in ("cpu", "gpu")}
+    predicted = {k: float(profile.predict([feature], k).seconds[0]) * 1e3 for k in ("cpu", "gpu")}
     shared = (feature.read_bytes + feature.written_bytes) / 2
     sharing = (link.latency_s + shared * link.copy_s_per_byte) * 1e3
     return {

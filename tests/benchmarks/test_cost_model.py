@@ -40,7 +40,7 @@ def simulator(model: str) -> PlanSimulator:
         tuple(ContentionProfile(a, b, 1.05, 1.3) for a in names for b in names if a != b),
     )
     graph = draft(model).graph()
-    return PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    return PlanSimulator(graph, platform, prices(profile, graph, platform))
 
 
 def pricing(one: PlanSimulator) -> tuple[ChainPricing, Draws]:

@@ -23,7 +23,7 @@ from scipy import stats
 
 from optimizer.provenance import provenance
 from search_spaces.rewrites.tucker import Layer, Ranks
-from search_spaces.rewrites.tucker_ranks import Ratio
+from search_spaces.rewrites.tucker_ranks import ratio
 from tests.benchmarks.tucker_training import (
     Data,
     Network,
@@ -48,7 +48,7 @@ RATE, LOWER_RATE = 2e-3, 1e-3
 
 def share_of(share: float) -> Callable[[Layer], Ranks | None]:
     """Return the rule: a share of the channels on both sides, in multiples of 4, where that saves anything."""
-    rule = Ratio(share, share)
+    rule = ratio(share, share)
 
     def choose(layer: Layer) -> Ranks | None:
         wanted = rule.ranks(layer, lambda: iter(()))
