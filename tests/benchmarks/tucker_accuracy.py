@@ -51,7 +51,7 @@ def share_of(share: float) -> Callable[[Layer], Ranks | None]:
     rule = ratio(share, share)
 
     def choose(layer: Layer) -> Ranks | None:
-        wanted = rule.ranks(layer, lambda: iter(()))
+        wanted = rule.ranks(layer, lambda: iter(())) or layer.full
         ranks = Ranks(
             *(min(c, max(r // MULTIPLE * MULTIPLE, MULTIPLE)) for r, c in zip(wanted, layer.full, strict=True))
         )
