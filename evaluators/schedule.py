@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -296,17 +296,15 @@ def needs_of(graph: Graph, plan: Plan) -> list[frozenset[int]]:
 
 def rounds(plan: Plan, platform: Platform, needs: Sequence[Collection[int]]) -> Rounds:
     """Return how a plan is run for a stream; ``needs`` as :func:`needs_of` returns them."""
-    meet = _apart(plan, platform)
+    lanes = {name: platform[name] for name in plan.by_processor()}
     lag: list[int] = []
     for index, stage in enumerate(plan.stages):
         least = 0
-        for other in range(index):
-            same = plan.stages[other].processor == stage.processor
-            turns = not same and not meet(other, index)
-            if other in needs[index] and not same and not turns:
-                least = max(least, lag[other] + 1)
-            elif other in needs[index] or same or turns:
-                least = max(least, lag[other])
+        for other, before in enumerate(plan.stages[:index]):
+            same = before.processor == stage.processor
+            turns = not same and lanes[before.processor].excludes(lanes[stage.processor])
+            if same or turns or other in needs[index]:
+                least = max(least, lag[other] + (not same and not turns))
         lag.append(least)
     return Rounds(tuple(lag))
 
@@ -381,14 +379,3 @@ def stream_period_s(tasks: Sequence[Task], law: Law, how: Rounds) -> float:
         ends[inference] = max(ends[inference], end)
     # Where lanes are nearly as busy as each other, a steady state is far away.
     return max((ends[2 * count - 1] - ends[count - 1]) / count, busiest_s(tasks, law))
-
-
-def _apart(plan: Plan, platform: Platform) -> Callable[[int, int], bool]:
-    """Return what tells whether two stages may run at the same time."""
-    lanes = {name: platform[name] for name in plan.by_processor()}
-
-    def meet(a: int, b: int) -> bool:
-        one, other = plan.stages[a].processor, plan.stages[b].processor
-        return one != other and not lanes[one].excludes(lanes[other])
-
-    return meet

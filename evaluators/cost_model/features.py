@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.intensity import operator_costs
+from search_spaces.intensity import Cost, operator_costs
 
 KERNELS = (
     "conv",  # a convolution that none of the next four describes
@@ -133,30 +133,9 @@ def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
 
     An operator's ``resident_bytes`` supposes that the whole graph runs on one processor in this order.
     """
-    found = []
-    before: frozenset[int] = frozenset()
-    for operator, cost in zip(graph.operators, operator_costs(graph), strict=True):
-        tensors = graph.tensors
-        reads = [tensors[i] for i in operator.inputs if i != -1 and not tensors[i].constant]
-        writes = [tensors[i] for i in operator.outputs]
-        weights = sum(tensors[i].nbytes for i in set(operator.inputs) if i != -1 and tensors[i].constant)
-        weights = min(weights, cost.read_bytes)
-        resident = sum(tensors[i].nbytes for i in set(operator.inputs) & before)
-        read = cost.read_bytes - weights
-        described = _described(operator, graph, reads, writes)
-        found.append(
-            replace(
-                described,
-                macs=cost.macs,
-                read_bytes=read,
-                weight_bytes=weights,
-                written_bytes=cost.written_bytes,
-                resident_bytes=min(read, resident),
-                free=described.free or _in_consumer(graph, operator),
-            )
-        )
-        before = frozenset(operator.outputs)
-    return tuple(found)
+    before = [frozenset[int](), *(frozenset(operator.outputs) for operator in graph.operators)]
+    each = zip(graph.operators, operator_costs(graph), before, strict=False)
+    return tuple(_described(graph, operator, cost, written) for operator, cost, written in each)
 
 
 def _in_consumer(graph: Graph, operator: Operator) -> bool:
@@ -175,9 +154,13 @@ def _in_consumer(graph: Graph, operator: Operator) -> bool:
     )
 
 
-def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: list[Tensor]) -> OperatorFeatures:
+def _described(graph: Graph, operator: Operator, cost: Cost, just_written: frozenset[int]) -> OperatorFeatures:
+    tensors, options = graph.tensors, operator.options
+    inputs = set(operator.inputs) - {-1}
+    reads = [tensors[i] for i in operator.inputs if i != -1 and not tensors[i].constant]
+    writes = [tensors[i] for i in operator.outputs]
+    constants = min(sum(tensors[i].nbytes for i in inputs if tensors[i].constant), cost.read_bytes)
     source, target = _plane(reads), _plane(writes)
-    options = operator.options
     filters, groups = (1, 1), 1
     weights = _weights(operator, graph)
     if operator.kind in _FILTERED and weights is not None and len(weights.shape) == 4:
@@ -187,14 +170,16 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
         filters = (max(1, int(options["filter_height"])), max(1, int(options["filter_width"])))
     stride = (max(1, int(options.get("stride_h", 1))), max(1, int(options.get("stride_w", 1))))
     activation = str(options.get("fused_activation", ""))
-    kernel = _kernel(operator, filters, stride, groups, (source, target))
+    kernel = _KERNEL_OF.get(operator.kind, "other")
+    if operator.kind == "CONV_2D":
+        kernel = convolution_kernel(filters, stride, groups, source, target)
     return OperatorFeatures(
         kernel=kernel,
         kind=operator.kind,
-        macs=0,
-        read_bytes=0,
-        weight_bytes=0,
-        written_bytes=0,
+        macs=cost.macs,
+        read_bytes=cost.read_bytes - constants,
+        weight_bytes=constants,
+        written_bytes=cost.written_bytes,
         input=source,
         output=target,
         filter=filters,
@@ -204,7 +189,8 @@ def _described(operator: Operator, graph: Graph, reads: list[Tensor], writes: li
         activation="" if activation == "NONE" else activation,
         repeats=_repeats(operator, graph) if kernel == "elementwise" else "",
         dtype=(writes or reads)[0].dtype if writes or reads else "float32",
-        free=operator.kind in _FREE,
+        free=operator.kind in _FREE or _in_consumer(graph, operator),
+        resident_bytes=min(cost.read_bytes - constants, sum(tensors[i].nbytes for i in inputs & just_written)),
     )
 
 
@@ -218,14 +204,6 @@ def _repeats(operator: Operator, graph: Graph) -> str:
     if not least or prod(least) <= 1 or prod(least) >= prod(target):
         return ""
     return "channels" if least[-1] == 1 < target[-1] else "pixels"
-
-
-def _kernel(
-    operator: Operator, filters: tuple[int, int], stride: tuple[int, int], groups: int, planes: tuple[Plane, Plane]
-) -> str:
-    if operator.kind == "CONV_2D":
-        return convolution_kernel(filters, stride, groups, planes[0], planes[1])
-    return _KERNEL_OF.get(operator.kind, "other")
 
 
 def convolution_kernel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
@@ -337,42 +337,41 @@ def part_costs(simulator: PlanSimulator) -> PartCosts:
 
 def _border_bytes(graph: Graph) -> Seconds:
     """Return the bytes that cross the border of operators ``first … last-1``, ``[first, last]``."""
-    count = len(graph.operators)
-    steps = np.zeros((count + 2, count + 2))
-
-    def add(rows: range, columns: range, nbytes: int) -> None:
-        if len(rows) and len(columns):
-            steps[rows.start, columns.start] += nbytes
-            steps[rows.stop, columns.start] -= nbytes
-            steps[rows.start, columns.stop] -= nbytes
-            steps[rows.stop, columns.stop] += nbytes
-
+    count, areas = len(graph.operators), []
     for tensor in graph.activation_tensors:
         nbytes, readers = graph.tensors[tensor].nbytes, graph.consumers.get(tensor, ())
         writer = graph.producer.get(tensor, -1)
         # Read by a part that begins after the writer and holds a reader: the next one from its first operator on.
         for before, reader in pairwise((writer, *readers)):
-            add(range(before + 1, reader + 1), range(reader + 1, count + 1), nbytes)
+            areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), nbytes))
         if writer >= 0 and (readers or tensor in graph.outputs):
             end = count + 1 if tensor in graph.outputs else readers[-1] + 1
-            add(range(writer + 1), range(writer + 1, end), nbytes)
-    found: Seconds = steps.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
-    return found
+            areas.append((range(writer + 1), range(writer + 1, end), nbytes))
+    return _piled(count, areas)
 
 
 def _weight_bytes(graph: Graph) -> Seconds:
     """Return the bytes of constants that operators ``first … last-1`` read, each once, ``[first, last]``."""
-    count = len(graph.operators)
-    steps = np.zeros((count + 2, count + 2))
+    count, areas = len(graph.operators), []
     readers: dict[int, list[int]] = {}
     for index, operator in enumerate(graph.operators):
         for tensor in {t for t in operator.inputs if t != -1 and graph.tensors[t].constant}:
             readers.setdefault(tensor, []).append(index)
     for tensor, at in readers.items():
-        nbytes = graph.tensors[tensor].nbytes
         for before, reader in pairwise((-1, *at)):
             # Parts that begin after the reader before and hold this one.
-            steps[before + 1, reader + 1] += nbytes
-            steps[reader + 1, reader + 1] -= nbytes
+            areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), graph.tensors[tensor].nbytes))
+    return _piled(count, areas)
+
+
+def _piled(count: int, areas: Iterable[tuple[range, range, int]]) -> Seconds:
+    """Return sums of bytes, each added to an area of rows and columns, shape ``(count + 1, count + 1)``."""
+    steps = np.zeros((count + 2, count + 2))
+    for rows, columns, nbytes in areas:
+        if len(rows) and len(columns):
+            steps[rows.start, columns.start] += nbytes
+            steps[rows.stop, columns.start] -= nbytes
+            steps[rows.start, columns.stop] -= nbytes
+            steps[rows.stop, columns.stop] += nbytes
     found: Seconds = steps.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
     return found

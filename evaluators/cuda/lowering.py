@@ -108,7 +108,6 @@ class Weights:
 
 
 _SHOWN = 6
-_ELEMENTWISE = ("RELU", "RELU6", "LOGISTIC", "TANH", "HARD_SWISH")
 
 
 def refused(graph: Graph, operators: Sequence[int] | None = None) -> dict[int, str]:
@@ -197,23 +196,13 @@ def _fine(_: Graph, __: Operator) -> str:
 
 
 _TESTS: Mapping[str, Callable[[Graph, Operator], str]] = {
-    "CONV_2D": _weighted,
-    "DEPTHWISE_CONV_2D": _weighted,
-    "FULLY_CONNECTED": _weighted,
-    "MAX_POOL_2D": _image,
-    "AVERAGE_POOL_2D": _image,
-    "ADD": _arithmetic,
-    "SUB": _arithmetic,
-    "MUL": _arithmetic,
-    "CONCATENATION": _arithmetic,
-    "MEAN": _numbers,
-    "PAD": _numbers,
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _weighted),
+    **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D"), _image),
+    **dict.fromkeys(("ADD", "SUB", "MUL", "CONCATENATION"), _arithmetic),
+    **dict.fromkeys(("MEAN", "PAD", "TRANSPOSE"), _numbers),
     "SLICE": _ranges,
-    "TRANSPOSE": _numbers,
-    "RESHAPE": _fine,
-    "SQUEEZE": _fine,
-    "SOFTMAX": _fine,
-    **dict.fromkeys(_ELEMENTWISE, _fine),
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "SOFTMAX"), _fine),
+    **dict.fromkeys(("RELU", "RELU6", "LOGISTIC", "TANH", "HARD_SWISH"), _fine),
 }
 KINDS = tuple(_TESTS)
 
@@ -425,15 +414,12 @@ def _map(function: Callable[[Any], Call]) -> Callable[[Placed], Made]:
 MAKERS: Mapping[str, Callable[[Placed], Made]] = {
     "MAX_POOL_2D": _max_pool,
     "AVERAGE_POOL_2D": _average_pool,
-    "ADD": _binary,
-    "SUB": _binary,
-    "MUL": _binary,
+    **dict.fromkeys(("ADD", "SUB", "MUL"), _binary),
     "CONCATENATION": _concatenation,
     "MEAN": _mean,
     "PAD": _pad,
-    "RESHAPE": _reshape,
+    **dict.fromkeys(("RESHAPE", "SQUEEZE"), _reshape),
     "SLICE": _slice,
-    "SQUEEZE": _reshape,
     "TRANSPOSE": _transpose,
     "SOFTMAX": _softmax,
     "RELU": _map(lambda torch: torch.relu),

@@ -224,16 +224,8 @@ class Worker:
         Raises:
             UnavailableError: it cannot be done.
         """
-        ask: Callable[[Mapping[str, Any], bytes], Answer] = {
-            "model": self._model,
-            "load": self._load,
-            "drop": self._drop,
-            "forget": self._forget,
-            "inputs": self._inputs,
-            "outputs": self._outputs,
-            "run": self._run,
-            "facts": self._facts,
-        }[head["op"]]
+        known = ("model", "load", "drop", "forget", "inputs", "outputs", "run", "facts")
+        ask: Callable[[Mapping[str, Any], bytes], Answer] = getattr(self, f"_{known[known.index(head['op'])]}")
         return ask(head, payload)
 
     def _model(self, head: Mapping[str, Any], _: bytes) -> Answer:

@@ -12,7 +12,6 @@ neither placed nor handed over.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -133,24 +132,16 @@ def _without_circles(
 
 def _ordered(raw: Graph, atoms: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the atoms in the topological order that is nearest to the file's."""
+    if all(len(atom) == 1 for atom in atoms):
+        return sorted(atoms)
+    import networkx as nx
+
     place = {operator: number for number, atom in enumerate(atoms) for operator in atom}
-    needs = [{place[b] for o in a for b in raw.predecessors(o) if b in place} - {n} for n, a in enumerate(atoms)]
-    followers: list[list[int]] = [[] for _ in atoms]
-    for number, before in enumerate(needs):
-        for other in before:
-            followers[other].append(number)
-    open_needs = [len(before) for before in needs]
-    ready = [(atom[0], number) for number, atom in enumerate(atoms) if not open_needs[number]]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        _, number = heapq.heappop(ready)
-        ordered.append(atoms[number])
-        for other in followers[number]:
-            open_needs[other] -= 1
-            if not open_needs[other]:
-                heapq.heappush(ready, (atoms[other][0], other))
-    return ordered
+    edges = ((place[b], n) for n, a in enumerate(atoms) for o in a for b in raw.predecessors(o) if b in place)
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(range(len(atoms)))
+    order.add_edges_from((one, other) for one, other in edges if one != other)
+    return [atoms[n] for n in nx.lexicographical_topological_sort(order, key=lambda n: atoms[n][0])]
 
 
 def _group(raw: Graph, atom: Sequence[int]) -> Operator:

@@ -20,28 +20,16 @@ def enumerators(enum: type) -> dict[int, str]:
 DTYPES: Mapping[int, str] = {value: name.lower() for value, name in enumerators(schema.TensorType).items()}
 
 # Types without an entry (string, resource, variant) have elements of no fixed size.
-_BITS: dict[str, int] = {
-    "bool": 8,
-    "int2": 2,
-    "int4": 4,
-    "uint4": 4,
-    "int8": 8,
-    "uint8": 8,
-    "float8_e4m3fn": 8,
-    "float8_e5m2": 8,
-    "int16": 16,
-    "uint16": 16,
-    "float16": 16,
-    "bfloat16": 16,
-    "int32": 32,
-    "uint32": 32,
-    "float32": 32,
-    "int64": 64,
-    "uint64": 64,
-    "float64": 64,
-    "complex64": 64,
-    "complex128": 128,
+_NAMES: Mapping[int, str] = {
+    2: "int2",
+    4: "int4 uint4",
+    8: "bool int8 uint8 float8_e4m3fn float8_e5m2",
+    16: "int16 uint16 float16 bfloat16",
+    32: "int32 uint32 float32",
+    64: "int64 uint64 float64 complex64",
+    128: "complex128",
 }
+_BITS = {name: bits for bits, names in _NAMES.items() for name in names.split()}
 
 
 def has_fixed_size(dtype: str) -> bool:

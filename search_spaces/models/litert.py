@@ -32,11 +32,7 @@ _ENUMERATIONS: Mapping[str, Mapping[int, str]] = {
     "combiner": enumerators(schema.CombinerType),
     "mode": enumerators(schema.MirrorPadMode),
     "reduceFunction": enumerators(schema.ReduceWindowFunction),
-    "inDataType": DTYPES,
-    "outDataType": DTYPES,
-    "outType": DTYPES,
-    "idxOutType": DTYPES,
-    "quantizedBiasType": DTYPES,
+    **dict.fromkeys(("inDataType", "outDataType", "outType", "idxOutType", "quantizedBiasType"), DTYPES),
 }
 
 _RENAMED: Mapping[str, str] = {"fusedActivationFunction": "fused_activation"}

@@ -68,14 +68,21 @@ class Structure:
         return self._floats[value]
 
     def _constant(self, values: NDArray[Any]) -> int:
+        data, whole = np.frombuffer(values.tobytes(), np.uint8), values.dtype == np.int32
+        return self._made(values.shape, data, f"split/constant_{len(self.tensors)}".encode(), whole=whole)
+
+    def _made(
+        self, shape: tuple[int, ...], data: NDArray[np.uint8] | DeferredBytes, name: bytes, *, whole: bool = False
+    ) -> int:
+        """Add a constant of floats, or of whole numbers, and return its number."""
         made = schema.TensorT(
-            shape=np.array(values.shape, np.int32),
-            type=schema.TensorType.INT32 if values.dtype == np.int32 else schema.TensorType.FLOAT32,
-            buffer=self._data(np.frombuffer(values.tobytes(), np.uint8)),
-            name=f"split/constant_{len(self.tensors)}".encode(),
+            shape=np.array(shape, np.int32),
+            type=schema.TensorType.INT32 if whole else schema.TensorType.FLOAT32,
+            buffer=self._data(data),
+            name=name,
             hasRank=True,
         )
-        return self._add(made, values.shape)
+        return self._add(made, shape)
 
     def weights(self, shape: tuple[int, ...], values: Callable[[], NDArray[np.float32]], name: bytes) -> int:
         """Add a constant of floats, and return its number; ``values`` is called when somebody reads them."""
@@ -83,14 +90,7 @@ class Structure:
         def compute() -> NDArray[np.uint8]:
             return np.frombuffer(np.ascontiguousarray(values(), np.float32).tobytes(), np.uint8)
 
-        made = schema.TensorT(
-            shape=np.array(shape, np.int32),
-            type=schema.TensorType.FLOAT32,
-            buffer=self._data(DeferredBytes(4 * prod(shape), compute)),
-            name=name,
-            hasRank=True,
-        )
-        return self._add(made, shape)
+        return self._made(shape, DeferredBytes(4 * prod(shape), compute), name)
 
     def part(self, tensor: int, part: Part) -> int:
         """Return a part of a constant as a constant; equal ones are one tensor."""

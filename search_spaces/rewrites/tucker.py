@@ -8,6 +8,7 @@ weights stay where they are in the model's file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -280,12 +281,8 @@ Weights = NDArray[np.float32]
 
 _VALID, _NO_ACTIVATION = 1, 0  # schema.Padding, schema.ActivationFunctionType
 _POINTWISE = {"padding": _VALID, "strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1}
-_PLAIN_POINTWISE: Mapping[str, Any] = {
-    "padding": "VALID",
-    "stride_w": 1,
-    "stride_h": 1,
-    "dilation_w_factor": 1,
-    "dilation_h_factor": 1,
+_PLAIN_POINTWISE: Mapping[str, Any] = {re.sub("(?=[A-Z])", "_", k).lower(): v for k, v in _POINTWISE.items()} | {
+    "padding": "VALID"
 }
 
 
