@@ -50,7 +50,7 @@ def timed_networks(count: int, seed: int = 1) -> tuple[TimedModel, ...]:
     for index, draft in enumerate(networks([f"n{i}" for i in range(count)], seed)):
         features = operator_features(draft.graph())
         seconds = np.array([true_s(f) for f in features])
-        found.append(TimedModel(draft.name, str(index), features, seconds, float(np.nansum(seconds)) * 1.02 + 5e-6))
+        found.append(TimedModel(draft.name, str(index), features, float(np.nansum(seconds)) * 1.02 + 5e-6, seconds))
     return tuple(found)
 
 
@@ -73,14 +73,14 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
     few = [m for m in models if all(f.kernel != "matmul" for f in m.features)]
     product = OperatorFeatures("matmul", "BATCH_MATMUL", 150_000, 20_000, 0, 4_000, output=(4, 31, 31))
     small = [replace(product, macs=150_000 + n % 3) for n in range(12)]
-    seen = TimedModel("small", "small", tuple(small), np.full(12, 7e-6), 12 * 7e-6)
+    seen = TimedModel("small", "small", tuple(small), 12 * 7e-6, np.full(12, 7e-6))
     fitted = fit_processor([*few, seen], tune=False)
     kernels = fitted.kernels
     assert kernels["matmul"].prices == kernels["pointwise"].prices
     assert kernels["matmul"].samples == 12
     assert not CostProfile("it", {"core": fitted}).concerns(small, "core")
     many = [replace(product, macs=100_000 * n) for n in range(1, 13)]
-    known = TimedModel("large", "large", tuple(many), np.array([true_s(f) for f in many]), 1e-3)
+    known = TimedModel("large", "large", tuple(many), 1e-3, np.array([true_s(f) for f in many]))
     kernels = fit_processor([*few, known], tune=False).kernels
     assert kernels["matmul"].prices != kernels["pointwise"].prices
 
@@ -88,11 +88,11 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
 def test_a_kind_of_few_shapes_is_known_to_its_coarser_kernel_only() -> None:
     large = OperatorFeatures("elementwise", "SQUARED_DIFFERENCE", 0, 2_000_000, 0, 1_000_000, output=(64, 64, 61))
     few = [replace(large, read_bytes=2_000_000 + n % 5) for n in range(20)]
-    seen = TimedModel("few", "few", tuple(few), np.full(20, 6e-5), 20 * 6e-5)
+    seen = TimedModel("few", "few", tuple(few), 20 * 6e-5, np.full(20, 6e-5))
     kernels = fit_processor([*timed_networks(6), seen], tune=False).kernels
     assert "elementwise/SQUARED_DIFFERENCE" not in kernels
     many = [replace(large, read_bytes=2_000_000 + n) for n in range(20)]
-    seen = TimedModel("many", "many", tuple(many), np.full(20, 6e-5), 20 * 6e-5)
+    seen = TimedModel("many", "many", tuple(many), 20 * 6e-5, np.full(20, 6e-5))
     assert "elementwise/SQUARED_DIFFERENCE" in fit_processor([*timed_networks(6), seen], tune=False).kernels
 
 

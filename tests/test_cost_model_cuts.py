@@ -30,7 +30,7 @@ def timed(count: int = 14) -> list[TimedModel]:
         seconds = np.array([np.nan if f.free else 2e-6 + f.macs / 5e10 + f.read_bytes / 1e10 for f in features])
         whole_s = float(np.nansum(seconds)) + CALL_S
         seconds[next(i for i, f in enumerate(features) if not f.free)] += WAIT_S
-        found.append(TimedModel(f"n{index}", str(index), features, seconds, whole_s))
+        found.append(TimedModel(f"n{index}", str(index), features, whole_s, seconds))
     return found
 
 

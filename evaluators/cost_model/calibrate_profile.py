@@ -70,14 +70,11 @@ def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[Operat
     """Return the mean distance of each network's operators to the nearest known one of the same kernel."""
     if not known:
         return [float(len({f.fine for f in features})) for features in drawn]
-    places: dict[str, Array] = {}
-    for key in {f.key for f in known}:
-        places[key] = shape_features(columns([f for f in known if f.key == key]))
+    places = _places(known)
     scores = []
     for features in drawn:
         total = 0.0
-        for key in {f.key for f in features}:
-            mine = shape_features(columns([f for f in features if f.key == key]))
+        for key, mine in _places(features).items():
             if key not in places:
                 total += 4.0 * len(mine)
                 continue
@@ -85,6 +82,12 @@ def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[Operat
             total += float(np.sqrt(squares.min(axis=1)).clip(max=4.0).sum())
         scores.append(total / len(features))
     return scores
+
+
+def _places(features: Sequence[OperatorFeatures]) -> dict[str, Array]:
+    """Return where operators lie in the space of shapes, by the key of their kernel."""
+    keys = {f.key for f in features}
+    return {key: shape_features(columns([f for f in features if f.key == key])) for key in keys}
 
 
 def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed], fits: Fits) -> list[float]:

@@ -294,7 +294,7 @@ class Timed:
         """Return the timing as it were with a reference of ``usual_s``."""
         factor = usual_s / self.reference_s
         family = "kept out" if self.seed is None else "generated"
-        return TimedModel(self.name, family, self.features, self.operator_s * factor, self.whole_s * factor)
+        return TimedModel(self.name, family, self.features, self.whole_s * factor, self.operator_s * factor)
 
 
 Loaded = Callable[[Draft], Graph]

@@ -8,7 +8,7 @@ slower or faster operators run in company.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -64,20 +64,32 @@ _LEAST_OPERATORS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
-    """A model that was timed end to end.
+class TimedModel:
+    """One model on one processor.
 
     Attributes:
-        name: of the model.
-        family: models of one architecture share it.
+        name, family: models of one family share what they are built of, and are kept out of a fit together.
         features: of its operators, as the processor runs them.
-        seconds: of one inference.
+        whole_s: of the model as one stage; NaN where that was not measured.
+        operator_s: what each operator takes within the model, shape ``(n,)``; NaN where that is not known; empty where
+            operators were not timed.
     """
 
     name: str
     family: str
     features: tuple[OperatorFeatures, ...]
-    seconds: float
+    whole_s: float
+    operator_s: Array = field(default_factory=lambda: np.empty(0))
+
+    def at_their_pace(self) -> list[OperatorFeatures]:
+        """Return the features, each with the time from one inference to the next."""
+        pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
+        return with_duties([replace(f, interval_s=pace_s) for f in self.features], self.operator_s)
+
+    @property
+    def sum_s(self) -> float:
+        """The time of all operators that are not free; NaN where one is not known."""
+        return float(sum(s for f, s in zip(self.features, self.operator_s, strict=True) if not f.free))
 
 
 def fit_operators(
@@ -125,7 +137,7 @@ def fit_operators(
 
 
 def fit_whole_models(
-    models: Sequence[WholeModel],
+    models: Sequence[TimedModel],
     *,
     terms: Mapping[str, tuple[str, ...]] = MODEL_TERMS,
     groups: Mapping[str, str] = MODEL_GROUPS,
@@ -163,7 +175,7 @@ def fit_whole_models(
 
 
 def fit_overheads(
-    kernels: Mapping[str, KernelModel], models: Sequence[WholeModel], operator_s: Sequence[float] | None = None
+    kernels: Mapping[str, KernelModel], models: Sequence[TimedModel], operator_s: Sequence[float] | None = None
 ) -> ProcessorProfile:
     """Return a processor whose kernels are known from operators and whose overheads from whole models.
 
@@ -189,7 +201,7 @@ def fit_overheads(
     return ProcessorProfile(kernels=scaled, dispatch_s=float(dispatch), invocation_s=float(invocation))
 
 
-def sum_of_kernels(processor: ProcessorProfile, model: WholeModel) -> float:
+def sum_of_kernels(processor: ProcessorProfile, model: TimedModel) -> float:
     """Return what the operators of a model take in their kernels, in seconds; kernels not seen take nothing."""
     return sum(
         float(processor.kernels[key].predict(part)[0].sum())
@@ -317,8 +329,8 @@ def _ranges(rows: Columns) -> dict[str, tuple[float, float]]:
     return {name: (float(getattr(rows, name).min()), float(getattr(rows, name).max())) for name in _RANGES}
 
 
-def _times(models: Sequence[WholeModel]) -> Array:
-    times = np.array([m.seconds for m in models], dtype=np.float64)
+def _times(models: Sequence[TimedModel]) -> Array:
+    times = np.array([m.whole_s for m in models], dtype=np.float64)
     _check_times(times, len(models))
     return times
 
@@ -329,39 +341,6 @@ def _check_times(times: Array, count: int) -> None:
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
     if bad.size:
         raise ProfileError(f"row {int(bad[0])} to fit has the time {times[bad[0]]}", "times are positive seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class TimedModel:
-    """One model on one processor.
-
-    Attributes:
-        name, family: models of one family share what they are built of, and are kept out of a fit together.
-        features: of its operators.
-        operator_s: what each takes within the model, shape ``(n,)``; NaN where that is not known.
-        whole_s: of the model as one stage; NaN where that was not measured.
-    """
-
-    name: str
-    family: str
-    features: tuple[OperatorFeatures, ...]
-    operator_s: Array
-    whole_s: float
-
-    def at_their_pace(self) -> list[OperatorFeatures]:
-        """Return the features, each with the time from one inference to the next."""
-        pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
-        return with_duties([replace(f, interval_s=pace_s) for f in self.features], self.operator_s)
-
-    @property
-    def whole(self) -> WholeModel:
-        """The model without its operators' times."""
-        return WholeModel(self.name, self.family, self.features, self.whole_s)
-
-    @property
-    def sum_s(self) -> float:
-        """The time of all operators that are not free; NaN where one is not known."""
-        return float(sum(s for f, s in zip(self.features, self.operator_s, strict=True) if not f.free))
 
 
 _NEAR = 8  # visits on either side
@@ -483,7 +462,6 @@ _TERMS: Mapping[str, tuple[str, ...]] = {
 _TILED = frozenset({"conv", "pointwise"})
 _LEAST, _LEAST_SHAPES = 3, 6
 _MOST_POINTS = 1000
-_RANGES = ("macs", "read", "weight", "written")
 
 # Kernels that one implementation runs: a product of matrices, or one that finds its rows by pointers.
 _ONE_KERNEL: Mapping[str, str] = {
@@ -617,8 +595,7 @@ def _corrected(
     model: KernelModel, rows: Columns, seconds: Array, like: KernelModel | None, noise: float, *, tune: bool
 ) -> KernelModel:
     """Return a kernel that has prices with what its neighbours correct, and where it was fitted."""
-    ranges = {name: (float(getattr(rows, name).min()), float(getattr(rows, name).max())) for name in _RANGES}
-    model = replace(model, ranges=ranges, samples=len(seconds))
+    model = replace(model, ranges=_ranges(rows), samples=len(seconds))
     residual = np.log(seconds / np.maximum(model.base_s(rows), 1e-9))
     keys = [tuple(row) for row in np.round(shape_features(rows), 1)]
     first, mean, deviation = together(keys, residual, noise)
@@ -720,6 +697,6 @@ def _with_overheads(
     wholes = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(m.sum_s)]
     if len(wholes) < _LEAST:
         return bare
-    inside = [replace(m.whole, seconds=max(m.whole_s - invocation_s, m.whole_s / 2)) for m in wholes]
+    inside = [replace(m, whole_s=max(m.whole_s - invocation_s, m.whole_s / 2)) for m in wholes]
     fitted = fit_overheads(kernels, inside, [m.sum_s for m in wholes])
     return replace(fitted, invocation_s=fitted.invocation_s + invocation_s)

@@ -243,9 +243,13 @@ class Bench:
         self.ready(loaded)
         return loaded
 
+    def _there(self, held: _Model | Loaded) -> bool:
+        """Return whether the process of today holds something."""
+        return held.generation == self.client.generation and self.client.pid is not None
+
     def ready(self, loaded: Loaded) -> None:
         """Load an instance again where its process is gone."""
-        if loaded.generation == self.client.generation and self.client.pid is not None:
+        if self._there(loaded):
             return
         model = self._model(loaded.graph)
         head = {"op": "load", "instance": loaded.number, "model": model.number, "owner": loaded.owner}
@@ -274,7 +278,7 @@ class Bench:
 
     def give_back(self, loaded: Loaded) -> None:
         """Let an instance go; a second call does nothing."""
-        if loaded.generation == self.client.generation and self.client.pid is not None:
+        if self._there(loaded):
             self.client.ask({"op": "drop", "instance": loaded.number}, self._limits.load_s)
         loaded.generation = -1
 
@@ -283,7 +287,7 @@ class Bench:
         model = self._models.pop(self._key(graph), None)
         if model is None:
             return
-        if model.generation == self.client.generation and self.client.pid is not None:
+        if self._there(model):
             self.client.ask({"op": "forget", "model": model.number}, self._limits.load_s)
         if model.path.parent == Path(self._folder.name):
             model.path.unlink(missing_ok=True)
@@ -342,7 +346,7 @@ class Bench:
         if key not in self._models:
             self._models[key] = self._made(graph, next(self._model_numbers))
         model = self._models[key]
-        if model.generation != self.client.generation or self.client.pid is None:
+        if not self._there(model):
             kinds = [o.kind for o in graph.operators]
             head = {"op": "model", "model": model.number, "path": str(model.path), "name": graph.name, "kinds": kinds}
             self.client.ask(head, self._limits.load_s)
@@ -351,11 +355,9 @@ class Bench:
 
     def _made(self, graph: Graph, number: int) -> _Model:
         if graph.source is not None and not graph.source.fixed:
-            inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
-            return _Model(number, graph, graph.source.path, inputs, outputs)
+            return _Model(number, graph, graph.source.path, (*range(len(graph.inputs)),), (*range(len(graph.outputs)),))
         stage = cut_stage(graph, range(len(graph.operators)))  # the file's structure is another
         path = Path(self._folder.name) / f"model{number}.tflite"
         stage.write(path)
         inputs = tuple(graph.inputs.index(t) for t in stage.inputs)
-        outputs = tuple(graph.outputs.index(t) for t in stage.outputs)
-        return _Model(number, graph, path, inputs, outputs)
+        return _Model(number, graph, path, inputs, tuple(graph.outputs.index(t) for t in stage.outputs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,12 +135,8 @@ def _example(site: Conv | Dense) -> tuple[Any, ...]:
 Arrays = Sequence[NDArray[np.generic]]
 
 
-class Recorder(Protocol):
-    """Makes of a function what streams start (:mod:`evaluators.cuda.worker`)."""
-
-    def __call__(self, call: Callable[[], None]) -> Any:
-        """Run a function once or twice, and return what does the same again."""
-        ...
+Recorder = Callable[[Callable[[], None]], Any]
+"""Runs a function once or twice, and returns what streams start to do the same again."""
 
 
 def as_function(call: Callable[[], None]) -> Any:
@@ -162,7 +158,7 @@ class Capturing:
         self._pool = torch_module().cuda.graph_pool_handle()
 
     def __call__(self, call: Callable[[], None]) -> Any:
-        """See :class:`Recorder`."""
+        """See :data:`Recorder`."""
         warm(self._stream, call, 2)
         return captured(self._stream, call, self._pool)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -61,28 +62,14 @@ def check_calls(model: Any) -> tuple[int, ...]:
         ValueError: a call leads to the main subgraph, nowhere, or back to where it came from.
     """
     count = len(model.subgraphs)
-    callers: dict[int, list[int]] = {n: [] for n in range(count)}
-    calls = [{n for operator in s.operators or () for n in called(operator)} for s in model.subgraphs]
-    for number, others in enumerate(calls):
-        wrong = next((n for n in others if not 0 < n < count), None)
-        if wrong is not None:
-            raise ValueError(f"an operator calls subgraph {wrong} of {count}")
-        for other in others:
-            callers[other].append(number)
-    open_calls = [len(others) for others in calls]
-    ordered = [n for n in range(count) if not open_calls[n]]
-    for number in ordered:  # grows on the way
-        for caller in callers[number]:
-            open_calls[caller] -= 1
-            if not open_calls[caller]:
-                ordered.append(caller)
-    left = set(range(count)) - set(ordered)
-    if left:
-        number = min(left)
-        for _ in left:  # after as many steps the way is in the circle
-            number = min(calls[number] & left)
-        raise ValueError(f"subgraph {number} calls itself")
-    return tuple(ordered)
+    calls = {i: {n for o in s.operators or () for n in called(o)} for i, s in enumerate(model.subgraphs)}
+    wrong = next((n for others in calls.values() for n in others if not 0 < n < count), None)
+    if wrong is not None:
+        raise ValueError(f"an operator calls subgraph {wrong} of {count}")
+    try:
+        return tuple(TopologicalSorter(calls).static_order())
+    except CycleError as error:
+        raise ValueError(f"subgraph {min(error.args[1])} calls itself") from None
 
 
 def operator_states(model: Any, order: Sequence[int]) -> list[frozenset[str]]:

@@ -139,7 +139,7 @@ def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedM
         graph = made[name].graph()
         features = operator_features(graph)
         seconds = operator_seconds(features, names, [float(s) for s in kernel_s], graph)
-        found.append(TimedModel(name, family(name), features, np.where(seconds > 0, seconds, np.nan), float(whole_s)))
+        found.append(TimedModel(name, family(name), features, float(whole_s), np.where(seconds > 0, seconds, np.nan)))
     return found
 
 
