@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -38,35 +38,33 @@ from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 
 # Beginning of a kernel's name → the schema's kinds that it runs. The interpreter's own kernels have the kind's name.
-_KINDS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "Convolution": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
-        "Fully Connected": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
-        "Deconvolution": ("TRANSPOSE_CONV",),
-        "Batch Matrix Multiply": ("BATCH_MATMUL",),
-        "Max Pooling": ("MAX_POOL_2D",),
-        "Average Pooling": ("AVERAGE_POOL_2D",),
-        "Global Average Pooling": ("AVERAGE_POOL_2D",),
-        "Mean": ("MEAN",),
-        "Add": ("ADD",),
-        "Multiply": ("MUL",),
-        "Subtract": ("SUB",),
-        "Squared Difference": ("SQUARED_DIFFERENCE",),
-        "HardSwish": ("HARD_SWISH",),
-        "Sigmoid": ("LOGISTIC",),
-        "TanH": ("TANH",),
-        "GELU": ("GELU",),
-        "LeakyReLU": ("LEAKY_RELU",),
-        "Reciprocal Square Root": ("RSQRT",),
-        "Copy": ("CONCATENATION",),
-        "Constant Pad": ("PAD",),
-        "Softmax": ("SOFTMAX",),
-        "Transpose": ("TRANSPOSE",),
-        "Slice": ("SLICE",),
-        "Space To Depth": ("SPACE_TO_DEPTH",),
-        "Static Resize Bilinear": ("RESIZE_BILINEAR",),
-    }
-)
+_KINDS_OF: Mapping[str, tuple[str, ...]] = {
+    "Convolution": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
+    "Fully Connected": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
+    "Deconvolution": ("TRANSPOSE_CONV",),
+    "Batch Matrix Multiply": ("BATCH_MATMUL",),
+    "Max Pooling": ("MAX_POOL_2D",),
+    "Average Pooling": ("AVERAGE_POOL_2D",),
+    "Global Average Pooling": ("AVERAGE_POOL_2D",),
+    "Mean": ("MEAN",),
+    "Add": ("ADD",),
+    "Multiply": ("MUL",),
+    "Subtract": ("SUB",),
+    "Squared Difference": ("SQUARED_DIFFERENCE",),
+    "HardSwish": ("HARD_SWISH",),
+    "Sigmoid": ("LOGISTIC",),
+    "TanH": ("TANH",),
+    "GELU": ("GELU",),
+    "LeakyReLU": ("LEAKY_RELU",),
+    "Reciprocal Square Root": ("RSQRT",),
+    "Copy": ("CONCATENATION",),
+    "Constant Pad": ("PAD",),
+    "Softmax": ("SOFTMAX",),
+    "Transpose": ("TRANSPOSE",),
+    "Slice": ("SLICE",),
+    "Space To Depth": ("SPACE_TO_DEPTH",),
+    "Static Resize Bilinear": ("RESIZE_BILINEAR",),
+}
 _KIND = re.compile(r"[A-Z][A-Z0-9_]+")
 _CLAMPED = frozenset({"ADD", "MUL", "SUB", "DIV", "MAXIMUM", "MINIMUM"})
 _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})

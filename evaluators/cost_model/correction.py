@@ -213,7 +213,7 @@ def fit_process(
     covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
     weights = cho_solve((cholesky(covariance, lower=True), True), residual)
     return Process(
-        _rows(points),
+        tuple(tuple(float(v) for v in row) for row in points),
         tuple(float(f"{w:.6g}") for w in weights),
         tuple(round(float(s), 4) for s in scales),
         float(spread),
@@ -263,10 +263,6 @@ def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, floa
     scales = np.full(points.shape[1], _USUAL_SCALE)
     scales[varies] = np.exp(found.x[:-2])
     return scales, float(np.exp(found.x[-2])), float(np.exp(found.x[-1]))
-
-
-def _rows(points: Array) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(v) for v in row) for row in points)
 
 
 def _matern(a: Array, b: Array, spread: float) -> Array:

@@ -162,7 +162,8 @@ def _described(graph: Graph, operator: Operator, cost: Cost, just_written: froze
     constants = min(sum(tensors[i].nbytes for i in inputs if tensors[i].constant), cost.read_bytes)
     source, target = _plane(reads), _plane(writes)
     filters, groups = (1, 1), 1
-    weights = _weights(operator, graph)
+    index = operator.inputs[1] if len(operator.inputs) > 1 else -1
+    weights = tensors[index] if index != -1 else None
     if operator.kind in _FILTERED and weights is not None and len(weights.shape) == 4:
         filters = (max(1, weights.shape[1]), max(1, weights.shape[2]))
         groups = max(1, source[2] // max(1, weights.shape[3])) if operator.kind == "CONV_2D" else 1
@@ -222,11 +223,6 @@ def convolution_kernel(
     if filters == (3, 3) and stride == (1, 1) and deep and tiles >= _WINOGRAD_LEAST_TILES:
         return "winograd"
     return "conv"
-
-
-def _weights(operator: Operator, graph: Graph) -> Tensor | None:
-    index = operator.inputs[1] if len(operator.inputs) > 1 else -1
-    return graph.tensors[index] if index != -1 else None
 
 
 def _plane(tensors: list[Tensor]) -> Plane:

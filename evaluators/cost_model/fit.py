@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,39 +23,33 @@ from search_spaces.errors import ProfileError
 _DENSE = ("launch", "macs", "patches", "written", "weight")
 _MOVED = ("launch", "read", "written")
 
-OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(KERNELS, _MOVED),
-        **dict.fromkeys(("conv", "winograd", "pointwise", "transpose_conv"), _DENSE),
-        "depthwise": ("launch", "macs", "read", "written"),
-        "grouped": ("launch", "macs", "read", "written"),
-        "fully_connected": ("launch", "weight"),
-        "matmul": ("launch", "macs", "read", "written"),
-        "concat": ("inputs", "read"),
-        "pool": ("launch", "patches", "read", "written"),
-    }
-)
+OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(KERNELS, _MOVED),
+    **dict.fromkeys(("conv", "winograd", "pointwise", "transpose_conv"), _DENSE),
+    "depthwise": ("launch", "macs", "read", "written"),
+    "grouped": ("launch", "macs", "read", "written"),
+    "fully_connected": ("launch", "weight"),
+    "matmul": ("launch", "macs", "read", "written"),
+    "concat": ("inputs", "read"),
+    "pool": ("launch", "patches", "read", "written"),
+}
 
 # Whole models cannot tell apart what always comes together: kernels of one group have one price for each term.
-MODEL_GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        **{kernel: kernel for kernel in KERNELS},
-        "winograd": "conv",
-        "transpose_conv": "conv",
-        "matmul": "fully_connected",
-        **dict.fromkeys(("concat", "mean", "pool"), "moving"),
-        **dict.fromkeys(("elementwise", "copy", "softmax", "other"), "mapping"),
-    }
-)
-MODEL_TERMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("conv", "pointwise"), ("macs", "patches", "written", "weight")),
-        "depthwise": ("macs", "read", "written"),
-        "grouped": ("macs", "patches", "written"),
-        "fully_connected": ("weight",),
-        **dict.fromkeys(("moving", "mapping"), ("read", "written")),
-    }
-)
+MODEL_GROUPS: Mapping[str, str] = {
+    **{kernel: kernel for kernel in KERNELS},
+    "winograd": "conv",
+    "transpose_conv": "conv",
+    "matmul": "fully_connected",
+    **dict.fromkeys(("concat", "mean", "pool"), "moving"),
+    **dict.fromkeys(("elementwise", "copy", "softmax", "other"), "mapping"),
+}
+MODEL_TERMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("conv", "pointwise"), ("macs", "patches", "written", "weight")),
+    "depthwise": ("macs", "read", "written"),
+    "grouped": ("macs", "patches", "written"),
+    "fully_connected": ("weight",),
+    **dict.fromkeys(("moving", "mapping"), ("read", "written")),
+}
 
 _RANGES = ("macs", "read", "weight", "written")
 _USUAL_ERROR = 0.05  # rows farther off than this count less
@@ -551,14 +544,10 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
     kept: dict[str, list[int]] = {}
     for key, where in found.items():
         # One of few shapes is known to its coarser kernel, too, which tells more about others.
-        shapes = {_shape(features[i]) for i in where}
+        shapes = {(f.macs, f.read_bytes, f.weight_bytes, f.written_bytes) for f in (features[i] for i in where)}
         if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
             kept[key] = where
     return kept
-
-
-def _shape(feature: OperatorFeatures) -> tuple[int, ...]:
-    return feature.macs, feature.read_bytes, feature.weight_bytes, feature.written_bytes
 
 
 def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | None:
@@ -601,7 +590,9 @@ def _corrected(
     first, mean, deviation = together(keys, residual, noise)
     clock = _CLOCK_S / seconds[first]
     deviation = np.hypot(deviation, np.minimum(clock, 0.5))
-    chosen = _spread_out(len(first))
+    chosen = np.arange(len(first))
+    if len(first) > _MOST_POINTS:
+        chosen = np.sort(np.random.default_rng(0).choice(len(first), _MOST_POINTS, replace=False))
     process = like.correction if like and isinstance(like.correction, Process) else None
     fitted = fit_process(rows[np.array(first)[chosen]], mean[chosen], deviation[chosen], process, tune=tune)
     model = replace(model, correction=fitted)
@@ -680,13 +671,6 @@ def _prices(table: Array, seconds: Array, swayed: Array) -> tuple[Array, float]:
     prices = np.zeros(table.shape[1])
     prices[used] = np.exp(found.x[:-1])
     return prices, round(float(found.x[-1]), 4)
-
-
-def _spread_out(count: int) -> list[int]:
-    """Return which of many shapes to learn from: all, or some of them drawn at random."""
-    if count <= _MOST_POINTS:
-        return list(range(count))
-    return sorted(int(i) for i in np.random.default_rng(0).choice(count, _MOST_POINTS, replace=False))
 
 
 def _with_overheads(

@@ -173,7 +173,7 @@ def _weighted(graph: Graph, operator: Operator) -> str:
     return ""
 
 
-def _image(graph: Graph, operator: Operator) -> str:
+def _pooling(graph: Graph, operator: Operator) -> str:
     return "" if len(graph.tensors[operator.inputs[0]].shape) == 4 else "reads no image"
 
 
@@ -191,18 +191,14 @@ def _ranges(graph: Graph, operator: Operator) -> str:
     return "" if known else "has a begin or a size that is computed"
 
 
-def _fine(_: Graph, __: Operator) -> str:
-    return ""
-
-
 _TESTS: Mapping[str, Callable[[Graph, Operator], str]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _weighted),
-    **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D"), _image),
+    **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D"), _pooling),
     **dict.fromkeys(("ADD", "SUB", "MUL", "CONCATENATION"), _arithmetic),
     **dict.fromkeys(("MEAN", "PAD", "TRANSPOSE"), _numbers),
     "SLICE": _ranges,
-    **dict.fromkeys(("RESHAPE", "SQUEEZE", "SOFTMAX"), _fine),
-    **dict.fromkeys(("RELU", "RELU6", "LOGISTIC", "TANH", "HARD_SWISH"), _fine),
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "SOFTMAX"), lambda _, __: ""),
+    **dict.fromkeys(("RELU", "RELU6", "LOGISTIC", "TANH", "HARD_SWISH"), lambda _, __: ""),
 }
 KINDS = tuple(_TESTS)
 

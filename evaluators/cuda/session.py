@@ -176,12 +176,13 @@ class CudaSession(Session):
         inputs = tensors.model_inputs(graph, INPUT_SEED)
         owner = f"fresh {next(self._numbers)}" if fresh else ""
         loaded = self._bench.take(lowered.graph, jobs, owner, owner, inputs, needs(lowered.plan, lowered.graph))
-        compare = lambda: self._compared(loaded, graph, allowed)  # noqa: E731
+
+        def compare() -> Agreement:
+            outputs = self._bench.outputs(loaded)
+            return tensors.agreement(graph, outputs, self._references.outputs(graph), allowed)
+
         candidate = CudaCandidate(self._bench, loaded, lowered.plan, self._platform, compare)
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
-
-    def _compared(self, loaded: Loaded, graph: Graph, allowed: float) -> Agreement:
-        return tensors.agreement(graph, self._bench.outputs(loaded), self._references.outputs(graph), allowed)
 
 
 class CudaCandidate(Candidate):

@@ -396,7 +396,10 @@ class _Levels:
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + (count - 1) * own) / freedom
         pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
         alpha = _ALPHA if count >= _EARLY_ROUNDS else _EARLY_ALPHA
-        return _student(1.0 - alpha / pairs, freedom) * math.sqrt(variance / count)
+        from scipy.special import stdtrit
+
+        student = float(stdtrit(freedom, 1.0 - alpha / pairs / 2))  # its two-sided quantile
+        return student * math.sqrt(variance / count)
 
     @property
     def _common(self) -> tuple[float, int]:
@@ -806,13 +809,6 @@ def _median_of_rows(values: Array) -> Array:
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found
-
-
-def _student(level: float, freedom: float) -> float:
-    """Return the two-sided quantile of Student's distribution."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.5 + level / 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,7 +203,9 @@ def read_table(path: Path) -> Table:
         objective = "period"
     most = _whole(fields["max_stages"], "max_stages") if "max_stages" in fields else None
     name = fields["name"].text("the table's name") if "name" in fields else path.stem
-    once = "one_part_per_device" in fields and _truth(fields["one_part_per_device"], "one_part_per_device")
+    once = "one_part_per_device" in fields
+    if once:
+        once = _choice(fields["one_part_per_device"], "one_part_per_device", ("true", "false")) == "true"
     return Table(name, objective, most, once, devices, networks)
 
 
@@ -392,10 +394,6 @@ def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:
     return text
 
 
-def _truth(value: Value, what: str) -> bool:
-    return _choice(value, what, ("true", "false")) == "true"
-
-
 def _whole(value: Value, what: str) -> int:
     number = value.number(what, above=1.0)
     if number != int(number):
@@ -411,8 +409,7 @@ def check_objective(name: str | None, table: Table) -> Objective:
     """
     if name is None:
         return table.objective
-    if name == "latency":
-        return "latency"
-    if name == "period":
-        return "period"
-    raise UsageError(f"--objective {name}: a table has the objectives latency and period")
+    known: tuple[Objective, ...] = get_args(Objective)
+    if name not in known:
+        raise UsageError(f"--objective {name}: a table has the objectives latency and period")
+    return known[known.index(name)]

@@ -62,7 +62,8 @@ def _read(source: str, signature: str | None) -> Graph:
     from search_spaces.models.litert import read_model
     from search_spaces.models.zoo.names import ZOO, is_name, nearest, parse_name
 
-    if is_name(source) and not _is_file_in_folder(source):
+    # ``vgg16/model.tflite`` is a file in a folder of a model's name, and no size.
+    if is_name(source) and not (source.endswith(".tflite") or (os.sep in source and Path(source).is_file())):
         from search_spaces.models.cache import cached
         from search_spaces.models.zoo import VERSION, write
 
@@ -73,7 +74,7 @@ def _read(source: str, signature: str | None) -> Graph:
 
     if (kind := kind_of(source)) is not None:
         return read_model(converted(source, kind), source, signature)
-    if _looks_like_path(source):
+    if source.endswith(".tflite") or os.sep in source or os.path.lexists(source):
         return read_model(Path(source), signature=signature)
     from search_spaces.models.plugin import built, model_names
 
@@ -81,12 +82,3 @@ def _read(source: str, signature: str | None) -> Graph:
         return read_model(built(source), source, signature)
     hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
     raise ModelError(f"no model or file is called {source!r}", hint)
-
-
-def _is_file_in_folder(source: str) -> bool:
-    """Tell ``vgg16/model.tflite``, a file in a folder of a model's name, from a size."""
-    return source.endswith(".tflite") or (source.count(os.sep) > 0 and Path(source).is_file())
-
-
-def _looks_like_path(source: str) -> bool:
-    return source.endswith(".tflite") or os.sep in source or os.path.lexists(source)

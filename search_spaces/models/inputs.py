@@ -206,20 +206,12 @@ def _ascending(graph: Graph, operator: Operator) -> Wanted:
     return np.arange(count) * (made[0] if made else 1) // max(1, count)
 
 
-def _segment(graph: Graph, operator: Operator) -> Wanted:
-    return 0, (_shape(graph, operator, 0, output=True) or (1,))[0]
-
-
 def _distinct(graph: Graph, operator: Operator) -> Wanted:
     """Return places of a dense tensor, in order, none twice."""
     places, made = _shape(graph, operator, 0), _shape(graph, operator, 0, output=True)
     count = places[0] if places else 1
     flat = np.arange(count) * max(1, prod(made) // max(1, count)) % max(1, prod(made))
     return np.stack(np.unravel_index(flat, made or (1,)), axis=-1) if len(places) == 2 else flat
-
-
-def _permutation(graph: Graph, operator: Operator) -> Wanted:
-    return np.arange(len(_shape(graph, operator, 0)))
 
 
 def _range(position: int) -> _Rule:
@@ -233,6 +225,10 @@ def _range(position: int) -> _Rule:
         return np.array([(start, start + size * step, step)[position]])
 
     return rule
+
+
+def _segment(graph: Graph, operator: Operator) -> Wanted:
+    return 0, (_shape(graph, operator, 0, output=True) or (1,))[0]
 
 
 def _reversed(graph: Graph, operator: Operator) -> Wanted:
@@ -280,7 +276,7 @@ _RULES: Mapping[tuple[str, int], _Rule] = {
     **{(kind, 1): _declared(-1) for kind in ("TOPK_V2", "MULTINOMIAL")},
     **{(f"NON_MAX_SUPPRESSION_V{v}", 2): _declared(0) for v in (4, 5)},
     **{(f"NON_MAX_SUPPRESSION_V{v}", p): _between(0.0, 1.0) for v in (4, 5) for p in (1, 3, 4, 5)},
-    ("TRANSPOSE", 1): _permutation,
+    ("TRANSPOSE", 1): lambda g, o: np.arange(len(_shape(g, o, 0))),
     **{(kind, 1): _value(0) for kind in ("EXPAND_DIMS", "CUMSUM", "REVERSE_V2", "ARG_MAX", "ARG_MIN")},
     **{(kind, 1): _value(0) for kind in ("MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN")},
     **{(kind, 1): _value(0) for kind in ("REDUCE_ANY", "REDUCE_ALL")},

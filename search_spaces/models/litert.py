@@ -224,18 +224,6 @@ def check_operator(operator: Operator, tensors: Sequence[Tensor]) -> None:
         raise ValueError(f"makes {text} and its output is said to have the shape {declared}")
 
 
-def _same(_: Operator, shapes: Sequence[Shape]) -> Shape:
-    return shapes[0]
-
-
-def _as_many(_: Operator, shapes: Sequence[Shape]) -> int:
-    return prod(shapes[0])
-
-
-def _joined(_: Operator, shapes: Sequence[Shape]) -> int:
-    return sum(map(prod, shapes))
-
-
 def _broadcast(_: Operator, shapes: Sequence[Shape]) -> Shape:
     rank = max(map(len, shapes))
     columns = zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True)
@@ -293,12 +281,12 @@ _MANY = 1 << 31
 
 # Kind → fewest and most inputs, outputs, and what shape (or how many elements) the output has.
 _CHECKS: Mapping[str, tuple[int, int, int, _Rule | None]] = {
-    **dict.fromkeys(_UNARY, (1, 1, 1, _same)),
+    **dict.fromkeys(_UNARY, (1, 1, 1, lambda _, shapes: shapes[0])),
     **dict.fromkeys(_BINARY, (2, 2, 1, _broadcast)),
     "ASSIGN_VARIABLE": (2, 2, 0, None),
     "AVERAGE_POOL_2D": (1, 1, 1, _pool),
     "CALL_ONCE": (0, 0, 0, None),
-    "CONCATENATION": (1, _MANY, 1, _joined),
+    "CONCATENATION": (1, _MANY, 1, lambda _, shapes: sum(map(prod, shapes))),
     "CONV_2D": (2, 3, 1, _convolution),
     "DEPTHWISE_CONV_2D": (2, 3, 1, _convolution),
     "FULLY_CONNECTED": (2, 3, 1, _fully_connected),
@@ -306,8 +294,8 @@ _CHECKS: Mapping[str, tuple[int, int, int, _Rule | None]] = {
     "MAX_POOL_2D": (1, 1, 1, _pool),
     "MEAN": (2, 2, 1, None),
     "READ_VARIABLE": (1, 1, 1, None),
-    "RESHAPE": (1, 2, 1, _as_many),
-    "TRANSPOSE": (2, 2, 1, _as_many),
+    "RESHAPE": (1, 2, 1, lambda _, shapes: prod(shapes[0])),
+    "TRANSPOSE": (2, 2, 1, lambda _, shapes: prod(shapes[0])),
     "VAR_HANDLE": (0, 0, 1, None),
 }
 

@@ -146,19 +146,15 @@ def select_signature(source: ModelSource, key: str) -> ModelSource:
     changed.subgraphs = []
     for place in range(count):
         subgraph = copy.copy(model.subgraphs[places[place]])
-        subgraph.operators = [_renumbered_or_refused(o, codes, places) for o in subgraph.operators or ()]
+        try:
+            subgraph.operators = [renumbered(o, codes, places) for o in subgraph.operators or ()]
+        except KeyError as error:
+            raise ModelError(f"an operator refers to {error}, which the model does not have") from None
         changed.subgraphs.append(subgraph)
     changed.signatureDefs = [copy.copy(s) for s in model.signatureDefs]
     for signature in changed.signatureDefs:
         signature.subgraphIndex = places.get(int(signature.subgraphIndex), -1)
     return replace(source, schema=changed, fixed=number != 0, signature=key if number else "")
-
-
-def _renumbered_or_refused(operator: Any, codes: Mapping[int, int], places: Mapping[int, int]) -> Any:
-    try:
-        return renumbered(operator, codes, places)
-    except KeyError as error:
-        raise ModelError(f"an operator refers to {error}, which the model does not have") from None
 
 
 def stage_signatures(whole: Any, border: Boundary, place: Mapping[int, int]) -> list[Any] | None:

@@ -170,7 +170,8 @@ class GrowingSplit:
         if not self._leaves(tensor):
             return None
         here = _length(graph, _measured(graph, index, self._axis), self._axis, index)
-        cuts = [_scaled(b, here, self._borders[-1]) for b in self._borders]
+        whole = self._borders[-1]
+        cuts = [(2 * border * here + whole) // (2 * whole) for border in self._borders]  # rounded half up
         if any(a >= b for a, b in pairwise(cuts)):
             raise RewriteError(f"{self._told(index)}: {what(graph, index)} has only {here} along {self._axis}")
         return tuple(pairwise(cuts))
@@ -213,11 +214,6 @@ def _widen(wanted: dict[int, Range], tensor: int, rows: Range) -> None:
     """Make what is wanted of a tensor as wide as it must be for rows, too."""
     before = wanted.get(tensor, rows)
     wanted[tensor] = min(before[0], rows[0]), max(before[1], rows[1])
-
-
-def _scaled(position: int, length: int, of: int) -> int:
-    """Return the place of ``position`` of ``of`` among ``length``, rounded half up."""
-    return (2 * position * length + of) // (2 * of)
 
 
 def _only_output(graph: Graph, index: int) -> int:

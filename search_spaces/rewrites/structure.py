@@ -15,7 +15,6 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
@@ -119,21 +118,12 @@ class Structure:
         data = self._buffers[int(self.tensors[tensor].buffer)].data
 
         def compute() -> NDArray[np.uint8]:
-            whole = np.asarray(data, np.uint8) if extent is None else self._read(extent)
+            whole = np.asarray(data, np.uint8) if extent is None else np.frombuffer(self.source.read(extent), np.uint8)
             rows = whole[: prod(shape[: part.dimension]) * shape[part.dimension] * each]
             rows = rows.reshape(-1, shape[part.dimension], each)[:, part.first : part.last]
             return np.ascontiguousarray(rows).reshape(-1)
 
         return self._data(DeferredBytes(prod(shape[: part.dimension]) * nbytes, compute))
-
-    def _read(self, extent: Extent) -> NDArray[np.uint8]:
-        try:
-            with self.source.path.open("rb") as file:
-                file.seek(extent.offset)
-                data = file.read(extent.nbytes)
-        except OSError as error:
-            raise ModelError(f"{self.source.path}: {error.strerror}") from error
-        return np.frombuffer(data, np.uint8)
 
     def _empty(self) -> int:
         self._buffers.append(schema.BufferT())

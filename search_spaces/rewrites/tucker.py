@@ -255,22 +255,10 @@ def read_filters(graph: Graph, layer: Layer) -> Filter:
             "give a model with plain float32 weights",
         )
     shape = (layer.groups, layer.outputs, *layer.kernel, layer.inputs)
-    values = np.frombuffer(_bytes(source, int(main.tensors[held].buffer)), dtype, prod(shape))
+    values = np.frombuffer(source.buffer_bytes(int(main.tensors[held].buffer)), dtype, prod(shape))
     if not np.isfinite(values).all():
         raise RewriteError(f"operator {layer.operator} ({shown(layer.name)}): a weight is not finite")
     return values.reshape(shape).astype(np.float64)
-
-
-def _bytes(source: ModelSource, buffer: int) -> bytes:
-    extent = source.extents.get(buffer)
-    if extent is None:
-        return bytes(np.asarray(source.schema.buffers[buffer].data, np.uint8))
-    try:
-        with source.path.open("rb") as file:
-            file.seek(extent.offset)
-            return file.read(extent.nbytes)
-    except OSError as error:
-        raise ModelError(f"{source.path}: {error.strerror}") from error
 
 
 def _pixels(tensor: Tensor) -> int:
