@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,12 +216,8 @@ def _operator_s(graph: Graph, index: int, lane: Processor) -> float:
     operator = graph.operators[index]
     nbytes = sum(graph.tensors[t].nbytes for t in (*operator.inputs, *operator.outputs) if t != -1)
     effort = 0.5 + 1.5 * _share(operator.kind)
-    speed = 1.0 + (_cores(lane.resources) - 1.0) * (0.4 + 0.6 * _share(operator.kind, lane.kind))
+    speed = 1.0 + (max(1.0, sum(lane.resources.values())) - 1.0) * (0.4 + 0.6 * _share(operator.kind, lane.kind))
     return OPERATOR_S + nbytes * effort / (CORE_BYTES_PER_S * speed)
-
-
-def _cores(resources: Mapping[str, float]) -> float:
-    return max(1.0, sum(resources.values()))
 
 
 def _share(*words: str) -> float:

@@ -16,7 +16,7 @@ from evaluators.cost_model.plans import PlanSimulator, all_chains
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.transfers import Prices, prices
 from evaluators.cost_model.transfers import one_core as driven_alike
-from evaluators.footprint import peak_nbytes
+from evaluators.objectives import peak_nbytes
 from evaluators.schedule import Law, Rounds, Task, busiest_s, run_tasks, stream_period_s
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import ProfileError, UnavailableError

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -334,13 +334,13 @@ def shipped_profiles() -> list[str]:
 
 def to_json(profile: CostProfile, platform: Platform) -> dict[str, Any]:
     """Return a profile and its lanes as plain values."""
-    plain = _plain(profile)
+    plain = asdict(profile)
     return {"schema_version": SCHEMA_VERSION, "kind": KIND, "platform": platform.to_json(), "profile": plain}
 
 
 def profile_digest(profile: CostProfile) -> str:
     """Return the SHA-256 (hex) of all that a profile predicts with; provenance and errors are no part of it."""
-    content = {name: value for name, value in _plain(profile).items() if name not in {"provenance", "errors"}}
+    content = {name: value for name, value in asdict(profile).items() if name not in {"provenance", "errors"}}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -381,7 +381,7 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
         for key, kernel in processor.kernels.items():
             if isinstance(kernel.correction, Process) and not kernel.correction.fits():
                 raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
-    for where, number in _numbers({n: _plain(getattr(profile, n)) for n in _NOT_NEGATIVE}, "profile"):
+    for where, number in _numbers({n: asdict(profile)[n] for n in _NOT_NEGATIVE}, "profile"):
         if not (math.isfinite(number) and number >= 0.0):
             raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
     return profile, platform
@@ -405,22 +405,12 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
-
-
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, Mapping):
         for key, each in value.items():
             if key not in {"errors", "correction"}:
                 yield from _numbers(each, f"{where}.{key}")
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             yield from _numbers(each, f"{where}.{index}")
     elif isinstance(value, float | int) and not isinstance(value, bool):

@@ -68,6 +68,7 @@ class Prices:
     def __post_init__(self) -> None:
         lanes, count = self.operator_s.shape
         for name, shape in (
+            ("operator_s", (lanes, count)),
             ("sigma", (lanes, count)),
             ("traffic", (count,)),
             *((name, (lanes,)) for name in _PER_LANE),
@@ -80,8 +81,6 @@ class Prices:
                 raise ValueError(f"{name} has the shape {table.shape}, not {shape}")
             if name != "power_w" and (np.isnan(table).any() or (table < 0).any()):
                 raise ProfileError(f"{name} has an entry that is negative or no number")
-        if np.isnan(self.operator_s).any() or (self.operator_s < 0).any():
-            raise ProfileError("operator_s has an entry that is negative or no number")
         if self.asleep_s is not None and (self.asleep_s < self.latency_s).any():
             raise ProfileError("asleep_s has an entry below latency_s")
 

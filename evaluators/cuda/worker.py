@@ -278,9 +278,7 @@ class Worker:
     def _choose(self, precision: str) -> Choose:
         if not self._tunes:
             return plainly
-        if precision not in self._tunings:
-            self._tunings[precision] = Tuning(precision, self._busy, self._known)
-        return self._tunings[precision]
+        return self._tunings.setdefault(precision, Tuning(precision, self._busy, self._known))
 
     def _new_choices(self) -> dict[str, str]:
         return {key: way for t in self._tunings.values() for key, way in t.chosen.items() if key not in self._known}

@@ -15,9 +15,8 @@ from evaluators.litert.lanes import Lanes, Request
 from evaluators.litert.runtimes import INTERPRETER, LITERT, runtime_of
 from evaluators.litert.settings import cache_settings, compile_settings, reads_files
 from search_spaces.errors import UnavailableError
-from search_spaces.models.flattened import flattened
 from search_spaces.models.shapes import needs_interpreter
-from search_spaces.models.stages import JoinedModel, StageModel, join
+from search_spaces.models.stages import JoinedModel, StageModel, flattened, join
 from search_spaces.platform import Processor
 
 COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0

@@ -19,10 +19,9 @@ from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.files import file_digest, replacing
-from search_spaces.models.flattened import flattened
 from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import read_model
-from search_spaces.models.stages import StageModel, cut_stage
+from search_spaces.models.stages import StageModel, cut_stage, flattened
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
 from search_spaces.rewrites.views import lie_inside, without_copies

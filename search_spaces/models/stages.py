@@ -11,6 +11,7 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -365,3 +366,79 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
             if holder.extents[buffer].nbytes != stage.source.extents[buffer].nbytes:
                 raise ModelError(f"{holder.path} and {stage.source.path} are no stages of one model")
     return JoinedModel(joined, sources, buffers)
+
+
+_DENSE, _RESHAPE = schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.RESHAPE
+
+
+def flattened(model: Any) -> Any:
+    """Return a model (``ModelT``) in which dense layers that flatten their input read the output of a RESHAPE.
+
+    Inputs, outputs and what is computed stay the same; the model itself is returned where there is nothing to do.
+    """
+    found = copy.copy(model)
+    found.operatorCodes = list(model.operatorCodes)
+    found.subgraphs = [_spelled_out(found, subgraph) for subgraph in model.subgraphs]
+    changed = any(new is not old for new, old in zip(found.subgraphs, model.subgraphs, strict=True))
+    return found if changed else model
+
+
+def _spelled_out(model: Any, subgraph: Any) -> Any:
+    tensors, operators = list(subgraph.tensors or ()), []
+    flat: dict[tuple[int, tuple[int, int]], int] = {}
+    for operator in subgraph.operators or ():
+        shape = _flat_shape(model, subgraph, operator)
+        if shape is None:
+            operators.append(operator)
+            continue
+        source = int(operator.inputs[0])
+        if (source, shape) not in flat:
+            flat[source, shape] = len(tensors)
+            tensors.append(_row(tensors[source], shape))
+            operators.append(_reshape(model, source, flat[source, shape], shape))
+        moved = copy.copy(operator)
+        moved.inputs = [flat[source, shape], *(int(t) for t in operator.inputs[1:])]
+        operators.append(moved)
+    if not flat:
+        return subgraph
+    found = copy.copy(subgraph)
+    found.tensors, found.operators = tensors, operators
+    return found
+
+
+def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | None:
+    """Return the rows and columns as which a dense layer reads its input, or None where nothing has to be said."""
+    if model.operatorCodes[operator.opcodeIndex].builtinCode != _DENSE:
+        return None
+    if operator.builtinOptions is not None and operator.builtinOptions.keepNumDims:
+        return None
+    read = subgraph.tensors[int(operator.inputs[0])]
+    weights = subgraph.tensors[int(operator.inputs[1])]
+    shape = [int(d) for d in (() if read.shape is None else read.shape)]
+    columns = int(weights.shape[-1]) if weights.shape is not None and len(weights.shape) == 2 else 0
+    known = all(d > 0 for d in shape) and (read.shapeSignature is None or all(d >= 0 for d in read.shapeSignature))
+    if len(shape) <= 2 or not known or columns <= 0 or prod(shape) % columns:
+        return None
+    return prod(shape) // columns, columns
+
+
+def _row(tensor: Any, shape: tuple[int, int]) -> Any:
+    row = copy.copy(tensor)
+    row.shape, row.shapeSignature, row.buffer, row.isVariable = list(shape), None, 0, False
+    return row
+
+
+def _reshape(model: Any, source: int, target: int, shape: tuple[int, int]) -> Any:
+    numbers = [i for i, code in enumerate(model.operatorCodes) if code.builtinCode == _RESHAPE]
+    if not numbers:
+        numbers.append(len(model.operatorCodes))
+        model.operatorCodes.append(
+            schema.OperatorCodeT(deprecatedBuiltinCode=_RESHAPE, builtinCode=_RESHAPE, version=1)
+        )
+    return schema.OperatorT(
+        opcodeIndex=numbers[0],
+        inputs=[source],
+        outputs=[target],
+        builtinOptionsType=schema.BuiltinOptions.ReshapeOptions,
+        builtinOptions=schema.ReshapeOptionsT(newShape=list(shape)),
+    )

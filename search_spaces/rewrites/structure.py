@@ -114,7 +114,7 @@ class Structure:
         leads = prod(shape[: part.dimension]) == 1
         if extent is not None and leads and nbytes > _COPIED_NBYTES:
             self._extents[len(self._buffers)] = Extent(extent.offset + part.first * each, nbytes, inline=False)
-            return self._empty()
+            return self._data(None)
         data = self._buffers[int(self.tensors[tensor].buffer)].data
 
         def compute() -> NDArray[np.uint8]:
@@ -125,11 +125,7 @@ class Structure:
 
         return self._data(DeferredBytes(prod(shape[: part.dimension]) * nbytes, compute))
 
-    def _empty(self) -> int:
-        self._buffers.append(schema.BufferT())
-        return len(self._buffers) - 1
-
-    def _data(self, data: NDArray[np.uint8] | DeferredBytes) -> int:
+    def _data(self, data: NDArray[np.uint8] | DeferredBytes | None) -> int:
         self._buffers.append(schema.BufferT(data=data))
         return len(self._buffers) - 1
 

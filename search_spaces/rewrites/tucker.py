@@ -446,16 +446,16 @@ def _outlined(tensors: list[Tensor], operator: Operator, layer: Layer, ranks: Ra
         tensors.append(Tensor(f"{layer.name}/{part}", shape, "float32", nbytes, constant))
         return len(tensors) - 1
 
-    first = [add("first/kernel", count, 1, 1, layer.inputs), add("first/bias", count)]
+    first = [data, add("first/kernel", count, 1, 1, layer.inputs), add("first/bias", count)]
     core = [add("core/kernel", filters, *layer.kernel, ranks.inputs), add("core/bias", filters)]
-    last = add("last/kernel", layer.groups * layer.outputs, 1, 1, ranks.outputs)
+    last = [add("last/kernel", layer.groups * layer.outputs, 1, 1, ranks.outputs), *operator.inputs[2:]]
     narrow = add("first", *tensors[data].shape[:3], count, constant=False)
     between = add("core", *tensors[output].shape[:3], filters, constant=False)
-    linear = {"fused_activation": "NONE"}
+    own, linear = operator.options, {"fused_activation": "NONE"}
     return [
-        Operator("CONV_2D", (data, *first), (narrow,), {**operator.options, **_PLAIN_POINTWISE, **linear}),
-        Operator("CONV_2D", (narrow, *core), (between,), {**operator.options, **linear}),
-        Operator("CONV_2D", (between, last, *operator.inputs[2:]), (output,), {**operator.options, **_PLAIN_POINTWISE}),
+        Operator("CONV_2D", tuple(first), (narrow,), {**own, **_PLAIN_POINTWISE, **linear}),
+        Operator("CONV_2D", (narrow, *core), (between,), {**own, **linear}),
+        Operator("CONV_2D", (between, *last), (output,), {**own, **_PLAIN_POINTWISE}),
     ]
 
 
