@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from evaluators.base import EvaluatorCapabilities
 from evaluators.litert.processors import computes_with_xnnpack, local_platform, make_processor
-from evaluators.litert.runtimes import TFLITE
 from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.worker.runtimes import TFLITE
 from search_spaces.errors import UsageError
 from search_spaces.platform import Platform, Processor
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
-    from optimizer.history import History, Trial
+    from optimizer.history import Trial
     from optimizer.result import Result
-    from optimizer.run import RunFolder
 
 Model = str | PathLike[str]
 
@@ -99,12 +98,11 @@ def optimize(
     from optimizer.study import run_study
     from optimizer.study_ends import Interrupted
 
-    if isinstance(model, str | PathLike | Sequence):
-        config = _config(model, budget, options)
-    else:
+    if not isinstance(model, str | PathLike | Sequence):
         from search_spaces.models.convert import converted_module
 
-        config = _config(converted_module(model, example_inputs or ()), budget, options)
+        model = converted_module(model, example_inputs or ())
+    config = _config(model, budget, options)
     with _watching(config, on_trial, progress=progress) as watcher:
         try:
             return run_study(config, watcher, ["optimizer.optimize"])
@@ -135,38 +133,29 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
 
 
 def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, progress: bool) -> Any:
+    import warnings
+
     from optimizer.console import ProgressWatcher
+
+    tell = on_trial or (lambda _: None)
 
     class Watching(ProgressWatcher):
         def trial(self, trial: Trial) -> None:
             super().trial(trial)
-            if on_trial is not None:
-                on_trial(trial)
+            tell(trial)
 
-    if progress:
-        return Watching(config.budget, quiet=False, verbose=False)
-    return nullcontext(_Quiet(on_trial))
+    class Quiet:
+        """Shows nothing; what a person must know is a warning of Python's."""
 
+        def message(self, *_: object) -> None:
+            return
 
-class _Quiet:
-    """Shows nothing; what a person must know is a warning of Python's."""
+        opened = message
 
-    def __init__(self, on_trial: Callable[[Trial], None] | None) -> None:
-        self._on_trial = on_trial
+        def warn(self, text: str) -> None:
+            warnings.warn(text, stacklevel=2)
 
-    def message(self, text: str) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        def trial(self, trial: Trial) -> None:
+            tell(trial)
 
-    def warn(self, text: str) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
-        import warnings
-
-        warnings.warn(text, stacklevel=2)
-
-    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
-
-    def trial(self, trial: Trial) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
-        if self._on_trial is not None:
-            self._on_trial(trial)
+    return Watching(config.budget, quiet=False, verbose=False) if progress else nullcontext(Quiet())

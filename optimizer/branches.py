@@ -11,6 +11,7 @@ from evaluators.base import Session
 from evaluators.schedule import Timeline
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, Bounds
+from optimizer.branch_greedy import branch_greedy
 from optimizer.exact.bound import relax
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.cpsat import PROVEN
@@ -18,7 +19,6 @@ from optimizer.exact.dag import best_plan
 from optimizer.exact.graph_costs import GraphCosts, makespan_s
 from optimizer.exact.least import chain_costs
 from optimizer.profile import Profile
-from optimizer.seed_003 import seed_003
 from search_spaces.branch_space import BranchSpace
 from search_spaces.branches import walk
 from search_spaces.chain import chain_plan
@@ -87,7 +87,7 @@ def _procedures(space: BranchSpace, costs: ChainCosts, home: int) -> tuple[Plan,
     """
     names = [p.name for p in costs.platform.processors]
     free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), hand_over_s=np.zeros_like(costs.hand_over_s))
-    seed, eager = (space.plan([names[lane] for lane in seed_003(space.runs, c, home)]) for c in (costs, free))
+    seed, eager = (space.plan([names[lane] for lane in branch_greedy(space.runs, c, home)]) for c in (costs, free))
     return seed, eager
 
 

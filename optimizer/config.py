@@ -158,7 +158,7 @@ class StudyConfig(BaseModel):
     @field_validator("storage", mode="after")
     @classmethod
     def _known_storage(cls, value: str | None) -> str | None:
-        from optimizer.shared_storage import check_url
+        from optimizer.shared.storage import check_url
 
         return value if value is None else check_url(value)
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -18,14 +27,13 @@ from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.decide import REACH
 from optimizer.ranks_text import describe_ranks
+from optimizer.report.terminal import table
 from optimizer.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
 from optimizer.workload_result import WorkloadResult
 from search_spaces.errors import printable
 from search_spaces.wording import human_bytes, many, percent, plural, seconds
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from evaluators.measurement.final import Ratio
     from evaluators.samples import Samples
     from optimizer.history import History, Trial
@@ -63,8 +71,15 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
+def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: ProgressColumn, quiet: bool) -> Progress:
+    """Return a bar with how much is done of how many, on a terminal, which vanishes in the end."""
+    bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit))
+    hidden = quiet or not console.is_terminal
+    return Progress(*first, *bar, clock, console=console, disable=hidden, transient=True)
+
+
 class ProgressWatcher:
-    """Shows a bar with trials, best so far, distinct plans and time left; see :class:`optimizer.study_ends.Watcher`."""
+    """Shows a bar with trials, best so far, distinct plans and time left."""
 
     def __init__(self, budget: int, *, quiet: bool, verbose: bool) -> None:
         self._console = make_console(stderr=True)
@@ -72,38 +87,29 @@ class ProgressWatcher:
         self._verbose = verbose
         self._history: History | None = None
         self._unit = "ms"
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("plans {task.fields[best]}"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-            transient=True,
-        )
+        clock = TimeRemainingColumn(compact=True)
+        self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
         self._task = self._progress.add_task("starting", total=budget, best="")
 
     def __enter__(self) -> Self:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def message(self, text: str) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Show what is being done now."""
         self._progress.update(self._task, description=text)
         if self._verbose or (not self._console.is_terminal and not self._quiet):
             self._console.print(text, style="dim", markup=False)
 
     def warn(self, text: str) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Print what the person must know above the bar."""
         self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Take in what the run folder held, and tell where a study is resumed."""
         self._history = history
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
@@ -115,7 +121,7 @@ class ProgressWatcher:
             )
 
     def trial(self, trial: Trial) -> None:
-        """See :class:`optimizer.study_ends.Watcher`."""
+        """Move the bar on, and tell of the trial where each has a line."""
         if self._history is None:
             return
         ranking = self._history.ranking()
@@ -131,24 +137,18 @@ class ProgressWatcher:
 
 def interval_ms(samples: Samples, unit: str = "ms") -> str:
     """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval, in thousandths of the samples' unit."""
-    low, high = samples.ci95
-    digits = 1 if samples.median >= 0.1 else 2 if samples.median >= 0.01 else 3
-    return f"{samples.median * 1e3:.{digits}f} {unit} [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
+    return _with_interval(samples.median, samples.ci95, unit)
 
 
 def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
+    front: list[Text | Table] = [Text(), _front(result.front)] if result.front is not None else []
     parts: list[Text | Table] = []
     if isinstance(result, WorkloadResult):
-        parts += [workload_head(result), Text(), outcomes_table(result)]
-        if result.front is not None:
-            parts += [Text(), _front(result.front)]
-        parts += [Text(), jobs_table(result)]
-        parts += tucker_lines(result)
+        parts += [workload_head(result), Text(), outcomes_table(result), *front]
+        parts += [Text(), jobs_table(result), *tucker_lines(result)]
     else:
-        parts += [_head(result), Text(), _baselines(result)]
-        if result.front is not None:
-            parts += [Text(), _front(result.front)]
+        parts += [_head(result), Text(), _baselines(result), *front]
         if result.best is not None:
             parts += [Text(), _stages(result, result.best)]
             if ranks := describe_ranks(result.graph, result.best):
@@ -171,16 +171,14 @@ def _head(result: Result) -> Text:
 
 
 def _baselines(result: Result) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
     what = f"predicted {result.objective.title}" if result.predicted else f"{result.objective.title} [95 %]"
     against = "" if result.verdict is None else "against the recommended plan"
-    for name, justify in (("plan", "left"), (what, "left"), (against, "left"), ("stages", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    made = table(("plan", what, against, ">stages"))
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
-        cells = Text(name), Text(_figure(result, plan)), Text(_against(result, plan)), Text(str(len(plan.stages)))
-        table.add_row(*cells, style=style)
-    return table
+        cells = (name, _figure(result, plan), _against(result, plan), str(len(plan.stages)))
+        made.add_row(*map(Text, cells), style=style)
+    return made
 
 
 def _figure(result: Result, plan: Plan) -> str:
@@ -215,10 +213,14 @@ def _against(result: Result, plan: Plan) -> str:
 
 def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
     """Return ``12.34 ms [12.30, 12.41]``, in thousandths of the value's unit; no interval where it has no width."""
+    text = _with_interval(value, interval, unit)
+    return text.partition(" [")[0] if interval[0] == interval[1] else text
+
+
+def _with_interval(value: float, interval: tuple[float, float], unit: str) -> str:
     digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
-    text = f"{value * 1e3:.{digits}f} {unit}"
-    low, high = interval
-    return text if low == high else f"{text} [{low * 1e3:.{digits}f}, {high * 1e3:.{digits}f}]"
+    low, high = (f"{end * 1e3:.{digits}f}" for end in interval)
+    return f"{value * 1e3:.{digits}f} {unit} [{low}, {high}]"
 
 
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
@@ -241,12 +243,8 @@ def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
 
 
 def _front(front: Front) -> Table:
-    title = Text(f"front: {plural(len(front.plans), 'plan')} that no other plan beats significantly", style="bold")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for objective in front.objectives:
-        table.add_column(f"{objective.title}, {objective.shown}", justify="right")
-    table.add_column("stages", justify="right")
-    table.add_column("plan")
+    title = f"front: {plural(len(front.plans), 'plan')} that no other plan beats significantly"
+    made = table((*(f">{o.title}, {o.shown}" for o in front.objectives), ">stages", "plan"), title=title)
     for index in _spread(len(front.plans), front.knee):
         each = front.plans[index]
         placed = each.name or ", ".join(
@@ -255,8 +253,8 @@ def _front(front: Front) -> Table:
         style = "bold green" if index == front.knee else ""
         values = (f"{value * 1e3:.4g}" for value in each.values)
         shown_plan = Text(f"{placed}  ← knee" if index == front.knee else placed)
-        table.add_row(*values, str(len(each.plan.stages)), shown_plan, style=style)
-    return table
+        made.add_row(*values, str(len(each.plan.stages)), shown_plan, style=style)
+    return made
 
 
 def _spread(count: int, knee: int) -> list[int]:
@@ -273,32 +271,16 @@ def _stages(result: Result, plan: Plan) -> Table:
     title = f"{kind}: {figure_text(samples.median, interval, unit)}" if samples and interval else kind
     if samples and result.objective.law == "period":
         title += f", {1.0 / samples.median:.4g} results a second"
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    columns = (
-        ("stage", "right"),
-        ("operators", "left"),
-        ("processor", "left"),
-        (unit if result.objective.law != "memory" else "ms", "right"),
-        ("transfers", "right"),
-    )
-    for name, justify in columns:
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    took = unit if result.objective.law != "memory" else "ms"
+    rows = []
     for index, stage in enumerate(plan.stages):
         if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
-            table.add_row("…", plural(len(plan.stages) - index, "more stage"), "", "", "")
+            rows.append(("…", plural(len(plan.stages) - index, "more stage"), "", "", ""))
             break
-        border = result.graph.boundary(stage.operators)
-        later = [t for t in border.outputs if t not in result.graph.outputs or result.graph.consumers.get(t)]
-        crossing_nbytes = sum(result.graph.tensors[t].nbytes for t in later)
         stage_ms = f"{stage_s[index] * 1e3:.2f}" if stage_s else ""
-        table.add_row(
-            str(index),
-            Text(describe_operators(result.graph, stage.operators)),
-            Text(stage.processor),
-            stage_ms,
-            human_bytes(crossing_nbytes) if later else "–",
-        )
-    return table
+        what = describe_operators(result.graph, stage.operators)
+        rows.append((str(index), what, stage.processor, stage_ms, crossing(result.graph, stage.operators) or "–"))
+    return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
 
 
 def _conclusions(result: Result) -> list[Text]:
@@ -463,14 +445,17 @@ def _next(result: Result) -> list[Text]:
     ]
 
 
+def crossing(graph: Graph, operators: Sequence[int]) -> str | None:
+    """Return the size of what some operators hand to others; None where nothing is left to be handed on."""
+    border = graph.boundary(operators)
+    later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
+    return human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None
+
+
 def describe_operators(graph: Graph, operators: Sequence[int]) -> str:
     """Return ``0 to 9: 7 CONV_2D, 3 MAX_POOL_2D``; indices are half-open nowhere a person reads."""
-    counts: dict[str, int] = {}
-    for index in operators:
-        kind = graph.operators[index].kind
-        counts[kind] = counts.get(kind, 0) + 1
-    shown = sorted(counts.items(), key=lambda item: -item[1])[:3]
-    kinds = ", ".join(f"{count} {kind}" for kind, count in shown) + (", …" if len(counts) > len(shown) else "")
+    counts = Counter(graph.operators[index].kind for index in operators)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(3)) + (", …" if len(counts) > 3 else "")
     first, last = operators[0], operators[-1]
     where = str(first) if first == last else f"{first} to {last}"
     return f"{where}: {kinds}"

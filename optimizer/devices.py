@@ -56,11 +56,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     if brought is not None:
         return brought, platform
     graph = load(
-        config.model,
-        config.input_shape,
-        signature=config.signature,
-        inputs=config.input,
-        custom_ops=config.custom_ops,
+        config.model, config.input_shape, signature=config.signature, inputs=config.input, custom_ops=config.custom_ops
     )
     return graph, platform
 
@@ -82,23 +78,22 @@ def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
 
 
 def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:
-    """Return a platform whose lanes have the watts that are given to them, or to what they are like.
+    """Return a platform whose processors have the watts that are given to them, or to what they are like.
 
     Raises:
-        UsageError: there is no such lane.
+        UsageError: there is no such processor.
     """
     known = {name for p in platform.processors for name in (p.name, p.like)}
     for name in powers:
         if name not in known:
             names = ", ".join(p.name for p in platform.processors)
             raise UsageError(f"--power {name}: unknown processor", f"there are: {names}")
-    named = {p.name: powers[p.name] for p in platform.processors if p.name in powers}
-    alike = {p.like: named[p.name] for p in platform.processors if p.name in named}
-    lanes = []
-    for lane in platform.processors:
-        watts = named.get(lane.name, powers.get(lane.like, alike.get(lane.like)))
-        lanes.append(lane if watts is None else replace(lane, options={**lane.options, OPTION: watts}))
-    return replace(platform, processors=tuple(lanes))
+    alike = {p.like: powers[p.name] for p in platform.processors if p.name in powers}
+    processors = []
+    for each in platform.processors:
+        watts = powers.get(each.name, powers.get(each.like, alike.get(each.like)))
+        processors.append(each if watts is None else replace(each, options={**each.options, OPTION: watts}))
+    return replace(platform, processors=tuple(processors))
 
 
 def choose_platform(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.models.files import replacing
 
@@ -67,6 +68,31 @@ def write_json(path: Path, data: Any) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise OptimizeError(f"{path.name}: not writable as JSON: {error}") from error
     write_atomic(path, text.encode() + b"\n")
+
+
+def read_document(
+    file: Path, version: int, hint: str, most_nbytes: int = 256 << 20, damaged: type[RunFolderError] = RunFolderError
+) -> dict[str, Any]:
+    """Return a JSON document of this program.
+
+    Args:
+        version: the newest ``schema_version`` that can be read.
+        hint: what to do where it is damaged, which ``damaged`` is raised for.
+
+    Raises:
+        RunFolderError: it is missing, damaged, or written by a newer version.
+    """
+    with disk_errors(file):
+        content = read_bounded(file, most_nbytes)
+    try:
+        document = dict(parsed_json(content))
+        newer = document["schema_version"] > version
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(f"{file}: damaged: {error}", hint) from error
+    if newer:
+        told = f"schema_version is {document['schema_version']}, and this version reads up to {version}"
+        raise RunFolderError(f"{file}: {told}", "update the program")
+    return document
 
 
 def is_temporary(name: str) -> bool:

@@ -32,7 +32,7 @@ from optimizer.ranks import rank_profile
 from optimizer.records import Record
 from optimizer.result import Result
 from optimizer.run import write_json
-from optimizer.shared import PROFILE
+from optimizer.shared.study import PROFILE
 from optimizer.study import Study
 from optimizer.subjects import FINAL_S, Search
 from optimizer.warm import Warm, begin_warm, warm_start

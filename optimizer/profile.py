@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,20 +53,12 @@ class Profile:
     def costs(self, platform: Platform) -> ChainCosts:
         """Return the additive model for the processors of a platform that were timed."""
         platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
-        likes = [p.like for p in platform.processors]
+        lanes, likes = platform.processors, [p.like for p in platform.processors]
         count = len(self.operator_s[likes[0]])
-        between = np.array(
-            [[self._between(a, b, same=i == j) for j, b in enumerate(likes)] for i, a in enumerate(likes)]
-        )
-        return ChainCosts(
-            platform=platform,
-            operator_s=np.array([self.operator_s[like] for like in likes]),
-            overhead_s=np.array([self.overhead_s[like] for like in likes]),
-            hand_over_s=np.broadcast_to(between, (count, *between.shape)),
-        )
-
-    def _between(self, a: str, b: str, *, same: bool) -> float:
-        return 0.0 if same else self.hand_over_s[_pair(a, b)]
+        pairs = [[0.0 if a is b else self.hand_over_s[_pair(a.like, b.like)] for b in lanes] for a in lanes]
+        between = np.array(pairs)
+        operator_s, overhead_s = (np.array([of[like] for like in likes]) for of in (self.operator_s, self.overhead_s))
+        return ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (count, *between.shape)))
 
     def fastest(self, platform: Platform) -> str:
         """Return the name of the processor that runs the whole model fastest."""
@@ -96,16 +89,15 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as plain values."""
-        return {
+        found = {
             "operator_s": {like: [_finite(v) for v in values] for like, values in self.operator_s.items()},
             "overhead_s": dict(self.overhead_s),
             "hand_over_s": dict(self.hand_over_s),
             "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
-        } | (
-            {"triple_s": {like: [_finite(v) for v in values] for like, values in self.triple_s.items()}}
-            if self.triple_s
-            else {}
-        )
+        }
+        if self.triple_s:
+            found["triple_s"] = {like: [_finite(v) for v in values] for like, values in self.triple_s.items()}
+        return found
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
@@ -116,13 +108,12 @@ class Profile:
         """
         try:
             content: Any = data
-            return cls(
-                {str(k): tuple(_seconds(v) for v in values) for k, values in content["operator_s"].items()},
-                {str(k): float(v) for k, v in content["overhead_s"].items()},
-                {str(k): float(v) for k, v in content["hand_over_s"].items()},
-                {str(k): _seconds(v) for k, v in content["whole_s"].items()},
-                {str(k): tuple(_seconds(v) for v in values) for k, values in content.get("triple_s", {}).items()},
-            )
+            lists = (content["operator_s"], content.get("triple_s", {}))
+            operator_s, triple_s = ({str(k): tuple(map(_seconds, v)) for k, v in each.items()} for each in lists)
+            plain = (content["overhead_s"], content["hand_over_s"])
+            overhead_s, hand_over_s = ({str(k): float(v) for k, v in each.items()} for each in plain)
+            whole_s = {str(k): _seconds(v) for k, v in content["whole_s"].items()}
+            return cls(operator_s, overhead_s, hand_over_s, whole_s, triple_s)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(f"the profile of the operators is damaged: {error!r}") from error
 
@@ -197,11 +188,11 @@ def profile(
         progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
         if not refused[name]:
             looks[like] = _look(session, graph, name)
-    # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
-    if len(operator_s) + len(looks) > 1:
-        looks = _lesser(looks, session, graph, platform)
     for like, look in looks.items():
-        operator_s[like], overhead_s[like], whole_s[like] = look.scaled()
+        # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
+        again = len(operator_s.keys() | looks.keys()) > 1
+        sure = look.lesser(_look(session, graph, platform.classes()[like][0].name)) if again else look
+        operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
     for like, members in platform.classes().items():
         name = members[0].name
@@ -242,10 +233,9 @@ class _Look:
         overhead = max(0.0, (self.apart_s - self.whole_s) / (count - 1)) if count > 1 else 0.0
         alone = np.maximum(np.array(self.stage_s) - overhead, 0.0)
         total = float(alone.sum())
-        scaled = (
-            alone * (max(0.0, self.whole_s - overhead) / total) if total > 0 else np.full(count, self.whole_s / count)
-        )
-        return tuple(float(s) for s in scaled), overhead, self.whole_s
+        even = np.full(count, self.whole_s / count)
+        scaled = alone * (max(0.0, self.whole_s - overhead) / total) if total > 0 else even
+        return tuple(scaled.tolist()), overhead, self.whole_s
 
 
 def _look(session: Session, graph: Graph, name: str) -> _Look:
@@ -253,12 +243,6 @@ def _look(session: Session, graph: Graph, name: str) -> _Look:
     whole = _time(session, graph, chain_plan(graph, (), [name]))
     apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
     return _Look(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
-
-
-def _lesser(looks: Mapping[str, _Look], session: Session, graph: Graph, platform: Platform) -> dict[str, _Look]:
-    """Look a second time at each kind of processor."""
-    lanes = {like: members[0].name for like, members in platform.classes().items() if like in looks}
-    return {like: looks[like].lesser(_look(session, graph, lane)) for like, lane in lanes.items()}
 
 
 def _with_help(
@@ -286,11 +270,8 @@ def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, fro
 
 
 def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
-    candidate = session.load(graph, plan)
-    try:
+    with closing(session.load(graph, plan)) as candidate:
         return measure(candidate, _POLICY)
-    finally:
-        candidate.close()
 
 
 def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:

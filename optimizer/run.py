@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from optimizer.files import disk_errors, is_temporary, write_atomic, write_json
 from optimizer.provenance import provenance
 from optimizer.records import LogContents, header
-from optimizer.run_repair import difference, put_aside, remade_manifest, show
-from optimizer.storage import TrialLog
+from optimizer.storage import TrialLog, read_log
 from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import OptimizeError, RunFolderError
+from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.models.zoo.names import is_name
+from search_spaces.yaml_file import read_settings
 
 if TYPE_CHECKING:
     from optimizer.config import StudyConfig
@@ -46,6 +45,7 @@ RUNTIME_LOG = "runtime.log"
 _FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow")
 _BEFORE = {"allow": "cuts"}  # what studies had before they could choose
 _MAX_MANIFEST_NBYTES = 16 << 20
+_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +89,24 @@ class RunFolder:
             RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
         """
         path, study = _place(config)
-        fixed = {**_fixed(config, model_digest), "lanes": sorted(lanes)}
+        settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
+        kept = {name: settings[name] for name in _FIXED}
+        fixed = {"model_digest": model_digest, **kept, "lanes": sorted(lanes)}
         with disk_errors(path):
             _refuse_foreign(path)
             _check(path, config.study, fixed)  # before the log is touched, which may be another study's
             log, contents = TrialLog.open(path / LOG)
             try:
                 manifest = _check(path, config.study, fixed)  # again, now that nobody else writes
-                _sweep(path)
+                for file in path.iterdir():
+                    if is_temporary(file.name):  # a killed write left it, and nobody else has the log's lock
+                        file.unlink(missing_ok=True)
                 config = config.model_copy(update={"study": manifest["study"] if manifest else study})
                 session = {"command": list(command), "budget": config.budget, **provenance()}
                 session["fingerprint"] = parsed_json(json.dumps(fingerprint, default=str))
                 changes = _changes(manifest["fingerprint"], session["fingerprint"]) if manifest else ()
                 if manifest and manifest.pop("remade", False):
-                    aside = put_aside(path / MANIFEST)
+                    aside = _put_aside(path / MANIFEST)
                     manifest["fingerprint"] = session["fingerprint"]
                     changes = (f"{MANIFEST} was damaged; it is kept as {aside} and written again",)
                 _write(path, config, fixed, session, manifest)
@@ -135,9 +139,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         unused = not self.resumed and self.log.empty
         self.close()
         if unused and kind is not None and issubclass(kind, OptimizeError):
@@ -175,8 +177,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         manifest = parsed_json(content)
     except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DamagedManifestError(
-            f"{file}: damaged: {_reason(error)}", "give another --study; nothing here was changed"
+            f"{file}: damaged: {why}", "give another --study; nothing here was changed"
         ) from error
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -188,10 +191,6 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     if not isinstance(version, int) or any(not isinstance(manifest.get(name), kind) for name, kind in parts.items()):
         raise DamagedManifestError(f"{file}: not a manifest of this program", "give another --study or --out")
     return dict(manifest)
-
-
-def _reason(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _place(config: StudyConfig) -> tuple[Path, str]:
@@ -206,12 +205,10 @@ def _place(config: StudyConfig) -> tuple[Path, str]:
         path = config.out or Path("runs", str(config.study))
         _make(path)
         return path, config.study or name
-    for i in count(1):
-        study = name if i == 1 else f"{name}-{i}"
-        path = Path("runs", study)
-        if not path.is_dir():  # another study of this second has the name
-            _make(path)
-            break
+    names = (name if i == 1 else f"{name}-{i}" for i in count(1))  # another study of this second may have the name
+    study = next(each for each in names if not Path("runs", each).is_dir())
+    path = Path("runs", study)
+    _make(path)
     return path, study
 
 
@@ -222,12 +219,6 @@ def _make(path: Path) -> None:
         except (FileExistsError, NotADirectoryError):
             wrong = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink())
             raise RunFolderError(f"{wrong}: not a folder", "give --out a folder that you can write to") from None
-
-
-def _fixed(config: StudyConfig, model_digest: str) -> dict[str, Any]:
-    settings = config.model_dump(mode="json")
-    settings["objective"] = ",".join(config.objective)
-    return {"model_digest": model_digest, **{name: settings[name] for name in _FIXED}}
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -255,7 +246,7 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
     try:
         manifest = read_manifest(path)
     except DamagedManifestError:
-        manifest = remade_manifest(path, CONFIG, LOG, fixed, SCHEMA_VERSION)
+        manifest = _remade_manifest(path, fixed)
         if manifest is None:
             raise
     if manifest is None:
@@ -267,25 +258,14 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
     for name, value in here.items():
         if there.get(name) != value:
             raise RunFolderError(
-                f"{path} holds another study: {difference(name, there.get(name), value)}",
+                f"{path} holds another study: {_difference(name, there.get(name), value)}",
                 "give another --study or --out",
             )
     return manifest
 
 
-def _sweep(path: Path) -> None:
-    """Remove what killed writes left; safe, since the log's lock is held."""
-    for file in path.iterdir():
-        if is_temporary(file.name):
-            file.unlink(missing_ok=True)
-
-
 def _write(
-    path: Path,
-    config: StudyConfig,
-    fixed: Mapping[str, Any],
-    session: dict[str, Any],
-    manifest: dict[str, Any] | None,
+    path: Path, config: StudyConfig, fixed: Mapping[str, Any], session: dict[str, Any], manifest: dict[str, Any] | None
 ) -> None:
     """Write the settings, then the manifest: a folder with a manifest is complete."""
     import yaml
@@ -302,7 +282,73 @@ def _write(
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
-        f"since the study began, {name} was {show(before.get(name))} and is {show(now.get(name))}"
+        f"since the study began, {name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     )
+
+
+def _remade_manifest(path: Path, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a manifest that the settings and the log of a run folder allow for; None where they tell too little.
+
+    The settings must be readable, and the log must hold a plan of the model that is asked for: what else the manifest
+    said of the model and its processors is then taken from what is asked for.
+
+    Raises:
+        RunFolderError: they are those of another study.
+    """
+    try:
+        settings, records = read_settings(path / CONFIG), read_log(path / LOG).records
+    except (UsageError, RunFolderError):
+        return None
+    plans = (record.data.get("plan") for record in records if record.kind in {"trial", "baseline"})
+    plan = next((p for p in plans if isinstance(p, Mapping)), None)
+    if plan is None or not isinstance(settings.get("study"), str):
+        return None
+    if plan.get("graph_digest") != fixed["model_digest"]:
+        raise RunFolderError(f"{path} holds another study: it is of another model", "give another --study or --out")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": settings["study"],
+        "seed": settings.get("seed"),
+        "fixed": {name: settings.get(name, value) for name, value in fixed.items()},
+        "fingerprint": {},
+        "resumed": [],
+        "remade": True,
+    }
+
+
+def _put_aside(file: Path) -> Path:
+    """Give a damaged file another name, and return that."""
+    others = (file.with_name(f"{file.name}.damaged-{number}") for number in count(1))
+    return file.rename(next(other for other in others if not other.exists()))
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    """Return in words how a setting of a study that exists differs from what is asked for."""
+    if name == "model_digest":
+        return "it is of another model"
+    if name == "lanes":
+        before, now = (
+            [str(lane).split(" (", maxsplit=1)[0] for lane in lanes] if isinstance(lanes, Sequence) else []
+            for lanes in (there, here)
+        )
+        if before == now:
+            return f"its processors {', '.join(before)} are others than those of the same names here"
+        return f"it was measured on {', '.join(before) or 'none'}, not on {', '.join(now)}"
+    if name == "study":
+        return f"it is called {_shown(there)}, not {_shown(here)}"
+    return f"it was begun with --{name.replace('_', '-')} {_value(there)}, not {_value(here)}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "left out"
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return _shown(text)[1:-1]

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from optimizer.files import disk_errors, write_all, write_atomic
@@ -103,9 +102,7 @@ class TrialLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _settle(self) -> None:

@@ -23,9 +23,8 @@ from optimizer.pareto import Front
 from optimizer.result import Result
 from optimizer.run import RunFolder, write_json
 from optimizer.samplers import make_sampler
-from optimizer.shared import SharedStudy
-from optimizer.shared_loop import SharedLoop
-from optimizer.sharing import placed, sharing
+from optimizer.shared.loop import SharedLoop
+from optimizer.shared.study import SharedStudy, placed, sharing
 from optimizer.study_ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
 from optimizer.subjects import FINAL_S, Search, Subject
 from search_spaces.plan import Plan
@@ -135,9 +134,10 @@ def read_subject(config: StudyConfig, watcher: Watcher) -> Subject:
         return SeveralModels.read(config, evaluator)
     from optimizer.model_study import OneModel
 
+    found = OneModel.read(config, evaluator)
     if hint := error_hint(evaluator, config):
         watcher.message(hint)
-    return OneModel.read(config, evaluator)
+    return found
 
 
 def _search(study: Study, session: Session) -> Result:

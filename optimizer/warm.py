@@ -26,7 +26,7 @@ from optimizer.profile import Profile
 from optimizer.provenance import provenance
 from optimizer.report.data import Study, read_study
 from optimizer.run import LOG, RunFolder
-from optimizer.shared import SharedStudy
+from optimizer.shared.study import SharedStudy
 from optimizer.storage import read_log
 from search_spaces.chain import chain_plan
 from search_spaces.errors import PlanError, RunFolderError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from optimizer.report.terminal import table
 from search_spaces.arrangement import jobs_of
 from search_spaces.plan import runs_of
 
@@ -33,14 +34,11 @@ def workload_head(result: WorkloadResult) -> Text:
 
 def outcomes_table(result: WorkloadResult) -> Table:
     """Return latencies, makespan and throughput of the best plan and of each baseline."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("plan")
     late, objective = result.workload.deadlines, result.objective
     own = objective.name not in {"mean", "worst", "makespan", "misses", "throughput"}
     heads = [name if name == "per s" else f"{name}, ms" for name, _ in _FIGURES]
     heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
-    for head in (*heads, f"predicted, {objective.shown}"):
-        table.add_column(head, justify="right")
+    made = table(("plan", *(f">{head}" for head in heads), f">predicted, {objective.shown}"))
     for name, entry in result.outcomes.items():
         row = [_number(entry[key]) for _, key in _FIGURES]
         if late:
@@ -51,21 +49,19 @@ def outcomes_table(result: WorkloadResult) -> Table:
             row.append(_number(samples.median * 1e3 if samples else None))
         predicted = entry.get("predicted")
         row.append(_number(predicted["objective"]) if predicted else "")
-        table.add_row(Text(name, style="bold" if name == "best" else ""), *row)
+        made.add_row(Text(name, style="bold" if name == "best" else ""), *row)
     for name, plan in result.baselines.items():
         trial = result.history.known.get(plan.digest)
         if name not in result.outcomes:
-            table.add_row(Text(name), Text(trial.failure if trial else "not measured (budget)"))
-    return table
+            made.add_row(Text(name), Text(trial.failure if trial else "not measured (budget)"))
+    return made
 
 
 def jobs_table(result: WorkloadResult) -> Table:
     """Return the best plan, model by model in the order in which they go first."""
     plan = result.best
     title = "best plan" if plan is None else f"best plan: jobs are taken {_ORDERS[plan.dispatch]}"
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("first", "right"), ("model", "left"), ("jobs: operators on lane", "left"), ("ms", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    listed: list[tuple[str, ...]] = []
     times: dict[str, Any] = result.outcomes.get("best", {}).get("instances_ms", {})
     shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
     for place, (index, stages) in enumerate(shown[:_MOST_JOBS], 1):
@@ -73,10 +69,10 @@ def jobs_table(result: WorkloadResult) -> Table:
         rows = (
             (replace(plan.stages[s], operators=component.own(plan.stages[s].operators)) for s in stages) if plan else ()
         )
-        table.add_row(str(place), Text(component.name), Text(_jobs(rows)), _number(times.get(component.name)))
+        listed.append((str(place), component.name, _jobs(rows), _number(times.get(component.name))))
     if len(shown) > _MOST_JOBS:
-        table.add_row("…", f"{len(shown) - _MOST_JOBS} more models", "", "")
-    return table
+        listed.append(("…", f"{len(shown) - _MOST_JOBS} more models", "", ""))
+    return table((">first", "model", "jobs: operators on lane", ">ms"), listed, title)
 
 
 def _jobs(stages: Iterable[Stage]) -> str:

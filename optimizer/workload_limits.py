@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.workload.predicted import WorkloadSimulator
+from optimizer.bounds import Bounds
 from optimizer.deadline import TRUST
+from optimizer.exact.bound import Relaxation
 from optimizer.workload_memory import Memory, violation
 from search_spaces.arrangement import RankSet
 from search_spaces.constraints import Violation, infeasible
@@ -124,8 +126,8 @@ def check(
     memory: Memory,
     sets: Sequence[Sequence[RankSet]] = (),
     freedoms: AbstractSet[str] = frozenset(),
-) -> Mapping[str, float]:
-    """Check that some plan may keep what is demanded; return the least seconds of each client's inference.
+) -> Mapping[str, Least]:
+    """Check that some plan may keep what is demanded; return the least of each client's inference.
 
     Args:
         sets: of each client the ranks that it may get beside none.
@@ -149,7 +151,27 @@ def check(
     broken = list(_broken(simulator, memory, found, sets))
     if broken:
         raise infeasible(*broken)
-    return {name: bound.latency_s for name, bound in found.items()}
+    return found
+
+
+def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, Least], *, own: bool) -> Bounds | None:
+    """Return what no plan goes below in an objective; None where nothing is known of it.
+
+    Args:
+        bounds: of each client, by its name.
+        own: whether the prices are what the evaluator itself computes with.
+    """
+    workload = simulator.workload
+    each_s = [bounds[client.name].latency_s for client in workload.clients for _ in range(client.count)]
+    least_s = {"mean": sum(each_s) / len(each_s), "worst": max(each_s), "makespan": max(each_s)}.get(objective)
+    if least_s is None:
+        return None
+    work_s = 0.0
+    if objective == "makespan" and all(
+        client.arrival.kind == "burst" and client.arrival.requests == 1 for client in workload.clients
+    ):
+        work_s = sum(client.count * bounds[client.name].work_s for client in workload.clients) / _at_once(simulator)
+    return Bounds(max(least_s, work_s), proven=False, all_plans=Relaxation(least_s, work_s), own=own)
 
 
 def _broken(

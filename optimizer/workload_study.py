@@ -34,7 +34,7 @@ from optimizer.study import Study
 from optimizer.subjects import FINAL_S, Search
 from optimizer.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
 from optimizer.workload_baselines import first_plans
-from optimizer.workload_limits import check
+from optimizer.workload_limits import Least, bound_of, check
 from optimizer.workload_memory import Memory
 from optimizer.workload_problem import AUTO, Problem, read_problem
 from optimizer.workload_ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
@@ -72,6 +72,7 @@ class SeveralModels:
     Attributes:
         simulator: predicts plans, once prices are known.
         asked: how plans are asked for each objective, and for what is limited.
+        least: of each client what no plan goes below.
         outcomes: of the recommended plan and of baselines each model's own figures, at the end.
         files: client → that of its decomposed model.
     """
@@ -81,6 +82,7 @@ class SeveralModels:
     problem: Problem
     simulator: WorkloadSimulator | None = None
     asked: Sequence[WorkloadPricing] = ()
+    least: Mapping[str, Least] = field(default_factory=dict)
     outcomes: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
@@ -189,6 +191,10 @@ class SeveralModels:
             return (*memory.violations(plan), *expected(limits, figures, plan))
 
         proposer = self._first(memory, predict)
+        bounds = None
+        if not config.state:
+            own = not self.evaluator.capabilities.measures_here
+            bounds = bound_of(problem.objectives[0].name, self.simulator, self.least, own=own)
         return Search(
             told,
             predict,
@@ -199,6 +205,7 @@ class SeveralModels:
             lambda _: (_FINAL, _PAUSES),
             proposer=proposer if config.sampler == AUTO else None,
             carried=warm.plans if warm is not None else (),
+            bounds=bounds,
             priced=told if several else None,
             fits=lambda trial: keeps(limits, trial, problem.objectives[0].name),
         )
@@ -277,7 +284,8 @@ class SeveralModels:
         simulator = session.simulator
         if not new:
             freedoms = freedoms_of(config.allow)
-            check(simulator, memory, problem.variants.sets if problem.variants is not None else (), freedoms)
+            sets = problem.variants.sets if problem.variants is not None else ()
+            self.least = check(simulator, memory, sets, freedoms)
             return simulator
         lanes = problem.space.platform
 
@@ -287,7 +295,7 @@ class SeveralModels:
         shared = study.shared
         found = find() if shared is None else Variants.from_json(shared.fact(RANKS, lambda: find().to_json()))
         run.log.append(RANKS, found.to_json())
-        check(simulator, memory, found.sets, freedoms_of(config.allow))
+        self.least = check(simulator, memory, found.sets, freedoms_of(config.allow))
         self._allow(found)
         study.begin()
         study.opened()

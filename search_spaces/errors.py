@@ -20,6 +20,8 @@ An interrupted command ends with 130.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -114,3 +116,17 @@ class UnstableError(OptimizeError):
     """Measurements vary too much to decide."""
 
     exit_code = 5
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Turn a package that is not installed into one line that names the extra which installs it.
+
+    Raises:
+        UnavailableError: instead of ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        hint = f"pip install 'partition-optimizer[{extra}]'"
+        raise UnavailableError(f"{what} needs the extra {extra!r}", hint) from error

@@ -23,15 +23,17 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from evaluators.objectives import OBJECTIVES
+from evaluators.objectives import OBJECTIVES, find_objective
+from evaluators.workload.objectives import find_workload_objective
 from search_spaces.registry import FREEDOMS
 from tests.remote_agents import ROOT, agent_process
 
@@ -62,19 +64,7 @@ networks:
 AGENT = "AGENT_ADDRESS"
 """Stands for the address of the agent that :func:`world` starts."""
 RUN_S = 300.0
-EXTRAS = (
-    "",
-    "storage",
-    "states",
-    "warm start",
-    "deadline",
-    "max error",
-    "explain",
-    "export",
-    "compare",
-    "report",
-    "run",
-)
+EXTRAS = ("", "storage", "states", "warm start", "deadline", "max error", "commands", "campaign")
 _SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0}
 
 ON: Mapping[str, Sequence[str]] = {
@@ -91,17 +81,18 @@ POWERS: Mapping[str, Sequence[str]] = {
     "cuda": ("stream0=200", "stream1=200"),
     "remote": ("cpu0=1", "cpu1=1"),
     "table": ("cpu=2", "gpu=5", "npu=1"),
-    "example": (),
+    "example": ("cpu=1", "dsp=1"),
 }
 REASONS = (
     "it runs one model at a time",  # a table, a board behind an agent, a plug-in that says nothing else
     "runs one inference at a time",  # the same: there is no stream to tell the throughput of
     "there is nothing to decompose",  # the operators of a table have no weights
+    "has no file",  # the same: no stage can be cut from it
     "needs PyTorch",
     "--state requires a cost model",  # a device is in the state in which it is
     "computes no outputs",  # so that no error of them can be limited
     "of several models it goes with --allow ranks",  # whose outputs nothing else changes
-    "its evaluator writes no files",
+    "require two processors",  # and those of this device run one at a time
 )
 """Why a cell may be refused; each is a fact of the evaluator, the device or the network."""
 
@@ -138,18 +129,20 @@ class Cell:
     def steps(self) -> list[list[str]]:
         """The commands, each of which must end well; the first one's document is looked at."""
         study = [*self.words, "-q", "--json"]
-        if self.extra == "run":
+        if self.extra == "campaign":
             return [["run", "campaign.yaml", "--out", "run", "-q"]]
-        first = [*study, "--out", "run"]
+        first, other = [*study, "--out", "run"], [*study, "--out", "other"]
         more = {
-            "storage": [*study, "--out", "other"],
-            "warm start": [*study, "--out", "other", "--warm-start", "run"],
-            "explain": ["explain", "run", "--json"],
-            "export": ["export", "run", "--out", "exported"],
-            "compare": ["compare", "run", "run", "--json", "-q"],
-            "report": ["report", "run"],
+            "storage": [other],
+            "warm start": [[*other, "--warm-start", "run"]],
+            "commands": [
+                ["explain", "run", "--json"],
+                ["export", "run", "--out", "exported"],
+                ["compare", "run", "run", "--json", "-q"],
+                ["report", "run"],
+            ],
         }
-        return [first, *([more[self.extra]] if self.extra in more else [])]
+        return [first, *more.get(self.extra, [])]
 
     def campaign(self) -> str:
         """The study as a campaign's file."""
@@ -158,8 +151,7 @@ class Cell:
             given.setdefault(option[2:].replace("-", "_"), []).append(value)
         several: dict[str, Any] = {n: given.pop(n) for n in ("objective", "power", "state", "max_error") if n in given}
         matrix = {name: values[0] for name, values in given.items()}
-        if len(self.aims) == 1:
-            matrix["objective"] = several.pop("objective")[0]
+        matrix["objective"] = ",".join(several.pop("objective"))
         if "max_error" in several:
             several["max_error"] = float(several["max_error"][0])
         return json.dumps({"name": "one", "matrix": matrix, "settings": several})
@@ -205,7 +197,11 @@ def pairs(evaluators: Sequence[str], seed: int = 0) -> list[Cell]:
     return found
 
 
-def tried(cell: Cell, environment: Mapping[str, str] | None = None) -> Came:
+Run = Callable[[Sequence[str], Path], tuple[int, str, str]]
+"""Runs a command in a folder; returns exit code, standard output and error."""
+
+
+def tried(cell: Cell, run: Run) -> Came:
     """Run a cell."""
     begin_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -216,8 +212,8 @@ def tried(cell: Cell, environment: Mapping[str, str] | None = None) -> Came:
         (folder / "due.yaml").write_text(f"models:\n{''.join(due)}")
         how, why = "runs", ""
         for number, words in enumerate(cell.steps):
-            code, out, err = _run(words, folder, environment)
-            if cell.extra == "run" and code == 0:
+            code, out, err = run(words, folder)
+            if cell.extra == "campaign" and code == 0:
                 out = next((folder / "run").rglob("result.json")).read_text()
             how, why = _judged(cell, code, out, err) if not number else _ended(code, err)
             if how != "runs":
@@ -228,14 +224,13 @@ def tried(cell: Cell, environment: Mapping[str, str] | None = None) -> Came:
     return Came(cell, how, why, time.monotonic() - begin_s)
 
 
-def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str] | None) -> tuple[int, str, str]:
-    """Run a command; return exit code, standard output and error."""
-    address = (environment or {}).get(AGENT, "")
+def started(environment: Mapping[str, str], words: Sequence[str], folder: Path) -> tuple[int, str, str]:
+    """Run a command in a process of its own."""
+    address = environment.get(AGENT, "")
     command = [sys.executable, "-m", "optimizer.cli", *(address if word == AGENT else word for word in words)]
-    environment = environment and dict(environment)
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=RUN_S, check=False, env=environment
+            command, cwd=folder, capture_output=True, text=True, timeout=RUN_S, check=False, env=dict(environment)
         )
     except subprocess.TimeoutExpired:
         return -1, "", f"no end within {RUN_S:g} s"
@@ -284,8 +279,24 @@ def _wrong(cell: Cell, found: Mapping[str, Any]) -> str:
     compared = [each for each in (found["best"], found["deployed"]) if each and each["max_rel_error"] is not None]
     if not found["predicted"] and not compared and cell.evaluator != "table":
         return "outputs were not compared"
+    if found["predicted"] and (worse := _beaten(found)):
+        return worse
     off = next((each["max_rel_error"] for each in compared if each["max_rel_error"] > each["tolerance"]), None)
     return "" if off is None else f"outputs are off by {off:g}"
+
+
+def _beaten(found: Mapping[str, Any]) -> str:
+    """Return which law a predicted plan breaks: no baseline is better, and it is not below the bound."""
+    make = find_workload_objective if "workload" in found else find_objective
+    objective = make(found["objective"])
+    best = found["best"][objective.key]["median"]
+    stages = len(found["best"]["plan"]["stages"])  # of plans that a model cannot tell apart, the fewest count
+    others = {n: e for n, e in found["baselines"].items() if e[objective.key] and len(e["plan"]["stages"]) <= stages}
+    better = [n for n, e in others.items() if e[objective.key]["median"] < best * (1 - 1e-9)]
+    if better and "front" not in found:
+        return f"{better[0]} is better than the best plan"
+    least = found[f"model_bound_{objective.shown.lower()}"]
+    return f"it is below the bound of {least}" if least is not None and least > best * (1 + 1e-6) else ""
 
 
 def table(came: Sequence[Came]) -> str:
@@ -372,7 +383,7 @@ def main() -> None:
     came: list[Came] = []
     wanted = pairs(options.evaluator) if options.pairs else list(cells(options.evaluator))[:: options.every]
     with world(options.evaluator) as environment, ThreadPoolExecutor(options.jobs) as pool:
-        for last in pool.map(lambda cell: known.get(cell) or tried(cell, environment), wanted):
+        for last in pool.map(lambda cell: known.get(cell) or tried(cell, partial(started, environment)), wanted):
             came.append(last)
             sys.stdout.write(
                 f"{last.how:8} {last.took_s:5.1f} s  {' '.join(last.cell.words)} {last.cell.extra}  {last.why}\n"

@@ -55,7 +55,7 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, runs: int = 3) -> N
 
 def pid_of(session: LitertSession, lane: str) -> int:
     """Return the process of a lane."""
-    return session._lanes._lanes[lane].pid
+    return session._workers._running[lane].pid
 
 
 @contextmanager

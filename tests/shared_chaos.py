@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from optuna.storages import BaseStorage
 
 from evaluators.testing import SyntheticEvaluator
-from optimizer.shared_storage import close_storage, open_storage, patiently
+from optimizer.shared.storage import close_storage, open_storage, patiently
 from search_spaces.chain import ChainSpace
 from search_spaces.models import load
 from search_spaces.plan import Plan

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from optuna.storages import BaseStorage
 
-from optimizer.shared import SharedStudy
-from optimizer.shared_storage import close_storage, open_storage
+from optimizer.shared.storage import close_storage, open_storage
+from optimizer.shared.study import SharedStudy
 
 _open: list[tuple[SharedStudy, BaseStorage]] = []
 

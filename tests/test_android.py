@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from evaluators.android.adb import Phone
-from evaluators.android.profile import read_profile
-from evaluators.android.session import FOLDER, AdbEvaluator, AdbSession
+from evaluators.android.session import FOLDER, AdbEvaluator, AdbSession, read_profile
 from evaluators.contract import EvaluatorContract
 from search_spaces.chain import chain_plan
 from search_spaces.errors import DeviceLostError, UnavailableError, UsageError

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import SyntheticEvaluator
+from optimizer.branch_greedy import branch_greedy
 from optimizer.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
 from optimizer.config import StudyConfig, most_stages
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.profile import Profile
-from optimizer.seed_003 import seed_003
 from optimizer.study import run_study
 from search_spaces.branch_runs import BranchRuns
 from search_spaces.branch_space import BranchSpace
@@ -42,7 +42,7 @@ def costs(platform: Platform, operator_s: list[list[float]], stage_s: float = 0.
 
 
 def chosen(graph: Graph, table: ChainCosts, home: int = 0) -> list[int]:
-    return seed_003(BranchRuns.of(graph), table, home)
+    return branch_greedy(BranchRuns.of(graph), table, home)
 
 
 def test_the_seed_gives_one_branch_a_processor_and_the_rest_the_other() -> None:

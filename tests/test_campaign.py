@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.campaign_table import to_csv
+from optimizer.campaign.table import mean_excess, to_csv
 from optimizer.cli import main
-from optimizer.report.campaign import mean_excess
 from tests.campaign_files import MODEL, rows_of, written
 from tests.sentences import says
 

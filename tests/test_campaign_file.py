@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.campaign import plan_studies
-from optimizer.campaign_file import json_schema, read_campaign
+from optimizer.campaign.file import json_schema, read_campaign
+from optimizer.campaign.studies import plan_studies
 from optimizer.cli import main
 from search_spaces.errors import UsageError
 from tests.campaign_files import written

@@ -22,12 +22,11 @@ from evaluators.cost_model.indicators import explained, indicators, width_names
 from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
 from evaluators.testing import SyntheticEvaluator
-from optimizer.calibrate import Measured, calibrate
-from optimizer.calibrate_refine import refine
 from optimizer.cli import main
 from optimizer.config import StudyConfig
 from optimizer.records import Record
 from optimizer.study import run_study
+from optimizer.tools.calibrate import Measured, calibrate, refine
 from search_spaces.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
@@ -210,8 +209,8 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("evaluators.cost_model.fit._TILES", (Tile(), Tile(1, 16)))
     patch.setattr("evaluators.cost_model.fit._NEAR_S", (3e-3,))
     patch.setattr("evaluators.cost_model.fit._CACHE_BYTES", (0.0,))
-    patch.setattr("optimizer.calibrate.MOST_NETS", 4)
-    patch.setattr("optimizer.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
+    patch.setattr("optimizer.tools.calibrate.MOST_NETS", 4)
+    patch.setattr("optimizer.tools.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +297,7 @@ def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
 def test_a_log_of_another_generator_of_networks_is_refused(
     copied: Path, calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optimizer.calibrate.GENERATOR", GENERATOR + 1)
+    monkeypatch.setattr("optimizer.tools.calibrate.GENERATOR", GENERATOR + 1)
     with fails(RunFolderError):
         calibrated()
 
@@ -321,7 +320,7 @@ def test_wrong_input(tmp_path: Path, copied: Path) -> None:
 
 
 def test_too_little_time_is_told_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.calibrate.MOST_NETS", 2)
+    monkeypatch.setattr("optimizer.tools.calibrate.MOST_NETS", 2)
     with fails(ProfileError):
         calibrated()
 

@@ -14,7 +14,7 @@ from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
 from evaluators.cost_model.profile import CostProfile
 from evaluators.testing import SyntheticEvaluator
-from optimizer.calibrate import calibrate
+from optimizer.tools.calibrate import calibrate
 from search_spaces.errors import ProfileError, UnavailableError
 from tests.sentences import fails
 from tests.test_cost_model_calibrate import make_small
@@ -94,7 +94,7 @@ def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
         raise UnavailableError("it takes no convolution")
 
     make_small(monkeypatch)
-    monkeypatch.setattr("optimizer.calibrate.time_cuts", refuse)
+    monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", refuse)
     told: list[str] = []
     found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=told.append)
     assert "the cost of a cut on cpu0 could not be measured: it takes no convolution" in told
@@ -103,6 +103,6 @@ def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
 
 def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
-    monkeypatch.setattr("optimizer.calibrate.time_cuts", lambda _, __, lane: CutProfile(lane.like, 4e-6))
+    monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", lambda _, __, lane: CutProfile(lane.like, 4e-6))
     found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic")
     assert found.profile["core"].invocation_s >= 4e-6

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluators.cuda.worker import Threads, attend
-from evaluators.workload.desk import Desk, Seat
 from evaluators.workload.outcome import outcome
+from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import Setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate
 from search_spaces.errors import UnavailableError
@@ -68,7 +68,7 @@ def problems(draw: st.DrawFn) -> tuple[Setting, list[list[int]]]:
         lanes = tuple(tuple(draw(st.permutations(range(LANES)))[: draw(st.integers(1, LANES))]) for _ in range(jobs))
         requests = draw(st.integers(1, 4))
         closed = draw(st.booleans())
-        seats.append(Seat(lanes, (0,) * (1 if closed else requests), requests, closed, draw(st.integers(0, 2))))
+        seats.append(QueueClient(lanes, (0,) * (1 if closed else requests), requests, closed, draw(st.integers(0, 2))))
         work.append([int(t) for t in rng.integers(1_000_000, 900_000_000, jobs)])
     stages, first = [], 0
     for each in work:
@@ -79,8 +79,8 @@ def problems(draw: st.DrawFn) -> tuple[Setting, list[list[int]]]:
     return found, work
 
 
-def run(found: Setting, dispatch: Dispatch, work: list[list[int]], streams: Clocked) -> Desk:
-    desk = Desk(found.seats, found.excluded, dispatch)
+def run(found: Setting, dispatch: Dispatch, work: list[list[int]], streams: Clocked) -> Scheduler:
+    desk = Scheduler(found.clients, found.excluded, dispatch)
     attend(desk, work, streams, 10.0, lambda: streams.now_ns)
     return desk
 
@@ -93,25 +93,25 @@ def test_the_host_does_what_the_simulator_does(problem: tuple[Setting, list[list
     measured = outcome(run(found, dispatch, work, streams), found.stages, found.lanes)
     costs = [
         [dict.fromkeys(lanes, JobCost(ns * 1e-9)) for lanes, ns in zip(seat.lanes, each, strict=True)]
-        for seat, each in zip(found.seats, work, strict=True)
+        for seat, each in zip(found.clients, work, strict=True)
     ]
     predicted = simulate(found, dispatch, costs, Crowd(PLATFORM))
     assert measured.makespan_s == pytest.approx(predicted.makespan_s, rel=1e-6)
     assert measured.latencies_s == pytest.approx(predicted.latencies_s, rel=1e-6)
-    assert measured.answered == predicted.answered == sum(seat.requests for seat in found.seats)
+    assert measured.answered == predicted.answered == sum(seat.requests for seat in found.clients)
     assert streams.most <= LANES
     assert not measured.timeline.overlaps()
 
 
 def test_a_job_that_fails_is_told_in_one_line() -> None:
-    found = Setting((Seat(((0,),), (0,), 5, closed=True),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
+    found = Setting((QueueClient(((0,),), (0,), 5, closed=True),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
     with fails(UnavailableError) as caught:
         run(found, "fifo", [[1000]], Clocked(fails=2))
     assert "more" not in caught.value.what
 
 
 def test_a_job_that_never_ends_is_told() -> None:
-    found = Setting((Seat(((0,),), (0,), 1),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
+    found = Setting((QueueClient(((0,),), (0,), 1),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
     with fails(UnavailableError):
         run(found, "fifo", [[10**13]], Slow())
 
@@ -119,7 +119,7 @@ def test_a_job_that_never_ends_is_told() -> None:
 def test_requests_that_come_later_are_waited_for() -> None:
     streams = Threads(1)
     try:
-        desk = Desk([Seat(((0,),), (0, 8_000_000), 2)], [1], "fifo")
+        desk = Scheduler([QueueClient(((0,),), (0, 8_000_000), 2)], [1], "fifo")
         attend(desk, [[lambda: None]], streams, 5.0)
     finally:
         streams.close()
@@ -135,6 +135,6 @@ def test_what_a_thread_raises_is_a_failure_of_its_job() -> None:
     streams = Threads(1)
     try:
         with fails(UnavailableError):
-            attend(Desk([Seat(((0,),), (0,), 1)], [1], "fifo"), [[failing]], streams, 5.0)
+            attend(Scheduler([QueueClient(((0,),), (0,), 1)], [1], "fifo"), [[failing]], streams, 5.0)
     finally:
         streams.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from evaluators.machine import MachineState, machine_state
-from optimizer import doctor
 from optimizer.cli import main
-from optimizer.doctor import Diagnosis, Finding, diagnose, render
+from optimizer.tools import doctor
+from optimizer.tools.doctor import Diagnosis, Finding, diagnose, render
 
 pytestmark = pytest.mark.litert
 

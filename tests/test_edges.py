@@ -11,22 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.litert.edges import SLOT_NBYTES, Edge, memory_of_edges, tell
-from evaluators.litert.mapping import Mapping
+from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, Semaphores, map_file, post, unmap
 
 
 @contextmanager
-def edges(count: int, spin_ns: int, *, regular: bool = False) -> Iterator[list[Edge]]:
+def edges(count: int, spin_ns: int, *, regular: bool = False) -> Iterator[list[Semaphore]]:
     from ctypes import c_void_p
 
-    fd, nbytes = memory_of_edges(count)
-    mapping = Mapping()
-    base = mapping.map(fd, nbytes, write=True)
-    os.close(fd)
+    memory = Semaphores(count)
+    base = map_file(memory.fd, memory.nbytes, write=True)
+    memory.close()
     try:
-        yield [Edge(c_void_p(base + i * SLOT_NBYTES), spin_ns, regular) for i in range(count)]
+        yield [Semaphore(c_void_p(base + i * SLOT_NBYTES), spin_ns, regular) for i in range(count)]
     finally:
-        mapping.unmap(base, nbytes)
+        unmap(base, memory.nbytes)
 
 
 @pytest.mark.parametrize("spin_ns", [0, 1_000_000_000], ids=["sleeping", "polling"])
@@ -37,10 +35,10 @@ def test_two_processes_take_turns(spin_ns: int) -> None:
         if child == 0:
             for _ in range(turns):
                 there.wait()
-                tell(back.address)
+                post(back.address)
             os._exit(0)
         for _ in range(turns):
-            tell(there.address)
+            post(there.address)
             back.wait()
         assert os.waitpid(child, 0)[1] == 0
 
@@ -59,7 +57,7 @@ def test_a_long_wait_is_slept_through_but_for_its_end() -> None:
                 while not asleep(parent):  # on a busy machine it may come to its wait late
                     time.sleep(0.001)
                 time.sleep(each_s)
-                tell(edge.address)
+                post(edge.address)
             os._exit(0)
         begin, used = time.perf_counter(), time.process_time()
         for _ in range(turns):
@@ -77,7 +75,7 @@ def test_a_wait_that_is_short_again_is_polled_again() -> None:
         child = os.fork()
         if child == 0:
             time.sleep(0.01)
-            tell(edge.address)
+            post(edge.address)
             os._exit(0)
         edge.wait()
         os.waitpid(child, 0)
@@ -87,14 +85,14 @@ def test_a_wait_that_is_short_again_is_polled_again() -> None:
 def test_what_was_told_before_is_kept_and_counted() -> None:
     with edges(300, 0) as many:
         for _ in range(3):
-            tell(many[299].address)
+            post(many[299].address)
         for _ in range(3):
             many[299].wait()
         begin = time.perf_counter()
         child = os.fork()
         if child == 0:
             time.sleep(0.05)
-            tell(many[299].address)
+            post(many[299].address)
             os._exit(0)
         many[299].wait()
         assert time.perf_counter() - begin >= 0.04
@@ -103,7 +101,7 @@ def test_what_was_told_before_is_kept_and_counted() -> None:
 
 def test_the_memory_is_whole_pages() -> None:
     for count in (0, 1, 64, 65):
-        fd, nbytes = memory_of_edges(count)
-        assert os.fstat(fd).st_size == nbytes >= max(1, count * SLOT_NBYTES)
-        assert nbytes % mmap.PAGESIZE == 0
-        os.close(fd)
+        memory = Semaphores(count)
+        assert os.fstat(memory.fd).st_size == memory.nbytes >= max(1, count * SLOT_NBYTES)
+        assert memory.nbytes % mmap.PAGESIZE == 0
+        memory.close()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
-from optimizer.explain import explain_run
+from optimizer.tools.explain import explain_run
 from search_spaces.plan import Plan
 from tests.sentences import says
 
@@ -98,11 +99,11 @@ def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path) -> None:
     words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "20", "--out", str(tmp_path / "run")]
     assert main([*words, "-q", "--json"]) == 0
     found = explain_run(tmp_path / "run")
-    assert found.model == "the profiled operators"
-    assert found.best.measured_s is not None
-    assert found.best.predicted_s == pytest.approx(found.best.measured_s, rel=0.2)
-    assert len(found.parts) == len(found.plan.stages)
-    assert len(found.cuts) == len(found.plan.stages) - 1
+    assert found["predicted_by"] == "the profiled operators"
+    assert found["best"]["measured_ms"] is not None
+    assert found["best"]["predicted_ms"] == pytest.approx(found["best"]["measured_ms"], rel=0.2)
+    assert len(found["parts"]) == len(found["plan"]["stages"])
+    assert len(found["cuts"]) == len(found["plan"]["stages"]) - 1
 
 
 def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,16 +133,20 @@ def test_a_deadline_stands_among_what_could_bind(tmp_path: Path, capsys: pytest.
 SEARCH = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "8", "-q"]
 
 
-def test_only_plans_that_were_chosen_by_the_latency_are_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["energy", "throughput", "occupancy", "memory", "latency-p99"])
+def test_a_plan_is_explained_by_what_it_was_chosen_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    words = [*SEARCH, "--processors", "1large,gpu", "--out", str(tmp_path / "run"), "--objective", "occupancy"]
+    words = [*SEARCH, "--processors", "1large,gpu", "--out", str(tmp_path / "run"), "--objective", name]
+    words += ["--power", "1large=2", "--power", "gpu=1"] if name == "energy" else []
     assert main([*words, "--json"]) == 0
-    capsys.readouterr()
-    assert main(["explain", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    says(error)
+    objective, found = OBJECTIVES[name], json.loads(capsys.readouterr().out)
+    assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["objective"], told["unit"]) == (name, objective.shown)
+    assert told["best"]["predicted_ms"] == pytest.approx(found["best"][objective.key]["median"])
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert f"predicted, {objective.shown}" in capsys.readouterr().out or name == "memory"
 
 
 def test_sides_of_a_split_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

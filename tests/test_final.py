@@ -14,7 +14,8 @@ import pytest
 
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import Counters
-from evaluators.measurement.final import Final, FinalPolicy, Load, compare, run_final
+from evaluators.measurement.final import INSTANCE_NOISE, Final, FinalPolicy, Load, Standing, compare, run_final
+from evaluators.samples import Samples
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
 from search_spaces.errors import RunFolderError, UnavailableError, UsageError
@@ -295,6 +296,26 @@ def test_slowly_loading_plans_keep_two_instances() -> None:
     assert found.rounds == 6
     assert built == [2, 2]
     assert opened == [0]
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.05])
+def test_what_kept_instances_differ_by_is_in_the_intervals(noise: float) -> None:
+    rng, wrong, widths = np.random.default_rng(0), 0, []
+    for _ in range(200):
+        instances = noise * rng.standard_normal((2, 6))
+        numbers = np.array([0, 0, 1, 0, 1, 0, 1, 0])
+        levels = instances[numbers] + 0.003 * rng.standard_normal((8, 6))
+        standings = [
+            Standing(Samples((1.0,)), tuple(map(float, levels[:, i])), kept=2, instances=tuple(map(int, numbers)))
+            for i in range(6)
+        ]
+        final = Final(tuple(standings), tuple(range(6)))
+        ratios = [final.ratio(i, 0) for i in range(1, 6)]
+        wrong += sum(ratio.significant for ratio in ratios)
+        widths += [math.log(ratio.high / ratio.low) / 2 for ratio in ratios]
+        assert Final.from_json(final.to_json()) == final
+    assert wrong <= 0.06 * 1000
+    assert float(np.median(widths)) < 4.0 * max(noise, INSTANCE_NOISE)
 
 
 def test_instances_are_kept_once_there_is_room_for_those_that_are_left() -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from optimizer.campaign_table import to_csv
+from optimizer.campaign.table import to_csv
 from optimizer.cli import main
 from optimizer.console import make_console
 from optimizer.records import encode, header

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evaluators.litert.libraries import ENVIRONMENT, library_folder
-from evaluators.litert.processors import check_is_here, make_processor, npu_folder
+from evaluators.litert.processors import LIBRARIES, check_is_here, library_folder, make_processor, npu_folder
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.settings import lane_starts
+from evaluators.litert.settings import worker_starts
 from optimizer.cli import main
 from optimizer.devices import choose_platform
 from search_spaces import allowed_code
@@ -28,7 +27,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C com
 @pytest.fixture(autouse=True)
 def _nothing_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(allowed_code, "_allowed", set())
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "libraries.yaml"))
+    monkeypatch.setenv(LIBRARIES, str(tmp_path / "libraries.yaml"))
 
 
 @pytest.fixture
@@ -75,8 +74,8 @@ def test_a_platform_file_loads_nothing(
 def test_a_campaign_and_a_storage_load_nothing(
     folder: Path, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from optimizer.shared import SETTINGS
-    from optimizer.shared_storage import close_storage, open_storage
+    from optimizer.shared.storage import close_storage, open_storage
+    from optimizer.shared.study import SETTINGS
 
     campaign = tmp_path / "c.yaml"
     campaign.write_text(f"name: c\nmatrix: {{model: {MODEL}, budget: 3, processors: 'cpu,npu:{folder}'}}\n")
@@ -126,7 +125,7 @@ def test_what_the_user_names_is_loaded_in_a_process_of_its_own_and_told(
     assert str(folder) not in Path("/proc/self/maps").read_text()
     check_is_here(found)
     with caplog.at_level(logging.WARNING):
-        assert lane_starts(found)["a"].dispatch_folder == str(folder)
+        assert worker_starts(found)["a"].dispatch_folder == str(folder)
     assert f"a process of its own loads libLiteRtDispatch_Evil.so from {folder}" in caplog.text
     with fails(UsageError):
         make_processor(f"npu:{tmp_path}")

@@ -12,14 +12,12 @@ from ai_edge_litert.schema_py_generated import BuiltinOperator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluators.litert import inner
-from evaluators.litert.arena import Layout, largest, layout
-from evaluators.litert.deployment import read_deployment
-from evaluators.litert.inner import inner_tensors, told_apart
-from evaluators.litert.program import Schedule, schedule
+from evaluators.litert import stages
+from evaluators.litert.deployment import read_deployment, told_apart
+from evaluators.litert.program import Layout, Schedule, largest, layout, schedule
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.litert.stages import compiled_together
+from evaluators.litert.stages import compiled_together, inner_tensors
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from search_spaces.models import load
@@ -181,15 +179,15 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, folder: Path) -> No
 @pytest.fixture
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models hand out small tensors."""
-    monkeypatch.setattr(inner, "_LEAST_NBYTES", 1)
+    monkeypatch.setattr(stages, "_LEAST_NBYTES", 1)
 
 
 @pytest.fixture
 def all_kinds(all_sizes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor that can be handed out is, fused away or not."""
     kinds = frozenset(BuiltinOperator.__dict__)
-    monkeypatch.setattr(inner, "_WRITERS", kinds)
-    monkeypatch.setattr(inner, "_READERS", kinds)
+    monkeypatch.setattr(stages, "_WRITERS", kinds)
+    monkeypatch.setattr(stages, "_READERS", kinds)
 
 
 @pytest.mark.litert

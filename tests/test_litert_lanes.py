@@ -1,4 +1,4 @@
-"""Lanes that die, hang or are interrupted are named, and whatever happens nothing of them is left behind."""
+"""Workers that die, hang or are interrupted are named, and whatever happens nothing of them is left behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from evaluators.litert.lanes import Lanes
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.workers import Workers
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -75,9 +75,9 @@ def test_a_lane_that_stops_answering_is_given_up(
     plan = chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]])
     candidate = session.load(squeezenet, plan)
     pid = pid_of(session, plan.stages[which].processor)
-    asked = Lanes.ask_all
+    asked = Workers.ask_all
     with monkeypatch.context() as patch:
-        patch.setattr(Lanes, "ask_all", lambda self, requests, _, *more: asked(self, requests, 0.5, *more))
+        patch.setattr(Workers, "ask_all", lambda self, requests, _, *more: asked(self, requests, 0.5, *more))
         with signalled(pid, signal.SIGSTOP), fails(UnavailableError) as caught:
             candidate.run(2000)
     assert any(lane in str(caught.value) for lane in SINGLES[:2])
@@ -89,7 +89,10 @@ def test_a_lane_that_stops_answering_is_given_up(
 def test_the_fork_server_may_die_too(session: LitertSession, squeezenet: Graph) -> None:
     candidate = session.load(squeezenet, chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]]))
     candidate.run(1)
-    with signalled(session._lanes._fork_servers["litert"].process.pid, signal.SIGKILL), pytest.raises(UnavailableError):
+    with (
+        signalled(session._workers._fork_servers["litert"].process.pid, signal.SIGKILL),
+        pytest.raises(UnavailableError),
+    ):
         candidate.run(5000)
     candidate.close()
     works(session, squeezenet)
@@ -142,7 +145,7 @@ def test_a_closed_session_leaves_no_process_no_file_and_no_memory(squeezenet: Gr
         with pytest.raises(UnavailableError), signalled(pid_of(session, SINGLES[0]), signal.SIGKILL):
             session.load(squeezenet, chain_plan(squeezenet, (), [SINGLES[0]])).run(5000)
         works(session, squeezenet)
-        lanes = [pid_of(session, name) for name in session._lanes._lanes]
+        lanes = [pid_of(session, name) for name in session._workers._running]
         assert children() - processes
     del session, opened, candidate
     gc.collect()
@@ -180,16 +183,16 @@ def test_a_load_that_fails_leaves_nothing_behind(
     works(session, squeezenet)
     gc.collect()
     before = open_files()
-    asked = Lanes.ask
+    asked = Workers.ask
 
-    def refuse(self: Lanes, lane: str, request: Any, limit_s: float) -> dict[str, Any]:
+    def refuse(self: Workers, lane: str, request: Any, limit_s: float) -> dict[str, Any]:
         if request.head["op"] == "compile" and lane == SINGLES[-1]:
             raise UnavailableError("refused for a test")
         return asked(self, lane, request, limit_s)
 
     for fresh in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(Lanes, "ask", refuse)
+            patch.setattr(Workers, "ask", refuse)
             with fails(UnavailableError):
                 session.load(squeezenet, plan, fresh=fresh)
     gc.collect()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from evaluators.cost_model.calibrate_nets import random_network
-from evaluators.litert.arena import largest
-from evaluators.litert.lanes import Lanes
 from evaluators.litert.processors import make_processor
+from evaluators.litert.program import largest
 from evaluators.litert.session import LitertSession
+from evaluators.litert.workers import Workers
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer
 from search_spaces.graph import Graph
@@ -43,7 +43,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> list[Graph]:
 def session(graphs: list[Graph]) -> Iterator[LitertSession]:
     """Has room for the two largest models."""
     platform = Platform("here", (make_processor(LANE),))
-    lanes = Lanes(platform)
+    lanes = Workers(platform)
     opened = LitertSession(platform, lanes, 2 * max(map(largest, graphs)))
     try:
         yield opened
@@ -54,7 +54,7 @@ def session(graphs: list[Graph]) -> Iterator[LitertSession]:
 
 def shared_nbytes(session: LitertSession) -> int:
     """Return the shared memory that the lane has mapped."""
-    (pid,) = session._lanes.processes()
+    (pid,) = session._workers.processes()
     lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
     arenas = [i for i, line in enumerate(lines) if "/memfd:arena-" in line]
     return sum(int(lines[i + 1].split()[1]) << 10 for i in arenas)

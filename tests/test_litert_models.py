@@ -13,9 +13,9 @@ import pytest
 
 from evaluators.litert import stages
 from evaluators.litert.candidate import blamed
-from evaluators.litert.lanes import LaneError, Request
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.workers import Request, WorkerError
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -79,7 +79,7 @@ def test_a_session_tells_its_conditions(session: LitertSession, squeezenet: Grap
     session.load(squeezenet, chain_plan(squeezenet, [], [LANE])).close()
     found = session.conditions()
     assert found["versions"].keys() == {"ai-edge-litert"}
-    assert session._lanes.processes() == [session._lanes._lanes[LANE].pid]
+    assert session._workers.processes() == [session._workers._running[LANE].pid]
 
 
 def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Graph) -> None:
@@ -91,15 +91,15 @@ def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Grap
         times = np.zeros((5, 2, 2), np.int64)
         times[:3] = 7  # three inferences are over, and the last lane had written down its end when it was stopped
         for stopped, number in ((lanes[1], 1), (lanes[0], 0)):
-            error = LaneError(lanes[0], "gave no answer", fatal=True, silent=lanes, stopped=[stopped])
+            error = WorkerError(lanes[0], "gave no answer", fatal=True, silent=lanes, stopped=[stopped])
             text = blamed(error, times, candidate.plan, candidate._schedule)
             assert text.startswith(f"processor {stopped!r} gave no answer in stage {number} ")
-        own = LaneError(lanes[0], "LiteRT failed in stage 1: status 5", fatal=True, told=True)
+        own = WorkerError(lanes[0], "LiteRT failed in stage 1: status 5", fatal=True, told=True)
         assert blamed(own, times, candidate.plan, candidate._schedule) == own.what, "it knows best"
-        pid = session._lanes._lanes[lanes[1]].pid
+        pid = session._workers._running[lanes[1]].pid
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(LaneError) as caught:
-            session._lanes.ask(lanes[1], Request({"op": "arena", "id": -1, "nbytes": 0}), 0.3)
+        with pytest.raises(WorkerError) as caught:
+            session._workers.ask(lanes[1], Request({"op": "arena", "id": -1, "nbytes": 0}), 0.3)
         assert caught.value.stopped == (lanes[1],)
 
 

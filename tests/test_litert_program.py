@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert.arena import ALIGNMENT, LOG_NBYTES, Layout, largest, layout
-from evaluators.litert.program import Edge, Schedule, schedule
+from evaluators.litert.program import ALIGNMENT, LOG_NBYTES, Edge, Layout, Schedule, largest, layout, schedule
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
@@ -43,8 +42,8 @@ def exclusions(plan: Plan, platform: Platform) -> set[tuple[int, int]]:
 def certain(order: Schedule, edges: tuple[Edge, ...], count: int) -> list[set[int]]:
     """Return for each stage what is over before it starts, from the lanes' order and the edges alone."""
     direct: list[set[int]] = [set() for _ in range(count)]
-    for lane in order.lanes:
-        for earlier, later in combinations(lane.stages, 2):
+    for stages in order.stages.values():
+        for earlier, later in combinations(stages, 2):
             direct[later].add(earlier)
     for edge in edges:
         direct[edge.after].add(edge.before)
@@ -79,11 +78,12 @@ def test_no_edge_is_implied_by_the_others(case: Case) -> None:
 def test_lanes_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_for(case: Case) -> None:
     graph, plan, platform = case
     order = schedule(graph, plan, platform)
-    assert sorted(i for lane in order.lanes for i in lane.stages) == list(range(len(plan.stages)))
-    assert order.lanes[0].stages[0] == 0
-    for lane in order.lanes:
-        assert lane.stages == sorted(lane.stages)
-        assert {plan.stages[i].processor for i in lane.stages} == {lane.processor}
+    assert sorted(i for stages in order.stages.values() for i in stages) == list(range(len(plan.stages)))
+    leader = next(iter(order.stages))
+    assert order.stages[leader][0] == 0
+    for name, stages in order.stages.items():
+        assert list(stages) == sorted(stages)
+        assert {plan.stages[i].processor for i in stages} == {name}
     before = certain(order, order.edges, len(plan.stages))
     for edge in order.edges:
         mine = platform[plan.stages[edge.after].processor]
@@ -92,10 +92,10 @@ def test_lanes_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_f
         # Earlier stages that need its cores and are not over when it begins to wait.
         rivals = [i for i in range(edge.after) if i not in over and platform[plan.stages[i].processor].excludes(mine)]
         assert (edge.spin_ns == 0) == any(plan.stages[i].processor != mine.name for i in rivals)
-    for edge in order.meetings()[len(order.edges) :]:
-        waits = order.lanes[0] if edge.after == -1 else next(x for x in order.lanes if edge.after in x.stages)
-        rest = [platform[stage.processor] for stage in plan.stages[waits.stages[-1] + 1 :]]
-        assert (edge.spin_ns == 0) == any(platform[waits.processor].excludes(lane) for lane in rest)
+    for edge in order.all_edges()[len(order.edges) :]:
+        waits = leader if edge.after == -1 else next(n for n, stages in order.stages.items() if edge.after in stages)
+        rest = [platform[stage.processor] for stage in plan.stages[order.stages[waits][-1] + 1 :]]
+        assert (edge.spin_ns == 0) == any(platform[waits].excludes(lane) for lane in rest)
 
 
 class Memory:
@@ -122,7 +122,7 @@ class Memory:
 def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) -> None:
     """Run a plan in one of the orders that lanes and edges allow; writes begin with a stage and reads end with it."""
     graph, plan, platform = case
-    queues = {lane.processor: list(lane.stages) for lane in order.lanes}
+    queues = {name: list(stages) for name, stages in order.stages.items()}
     borders = [graph.boundary(stage.operators) for stage in plan.stages]
     running: list[int] = []
     done: set[int] = set()

@@ -118,7 +118,7 @@ def test_wrong_inputs_are_one_line(runner: PlanRunner, inputs: Any, statement: s
 def test_it_goes_on_after_a_lane_died(folder: Path) -> None:
     with PlanRunner(folder) as runner:
         runner.run_seeded()
-        os.kill(next(iter(runner._lanes._lanes.values())).pid, 9)
+        os.kill(next(iter(runner._workers._running.values())).pid, 9)
         with pytest.raises(UnavailableError):
             runner.run_seeded()
         with fails(UnavailableError):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
-from evaluators.litert.lanes import Lanes
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.workers import Workers
 from evaluators.testing import EvaluatorContract
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
@@ -149,7 +149,7 @@ def test_a_plan_that_meets_at_hundreds_of_edges(session: LitertSession, mobilene
 
 def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Graph) -> None:
     limit_nbytes = 4_000_000
-    lanes = Lanes(PLATFORM)
+    lanes = Workers(PLATFORM)
     lane = SINGLES[0]
     session = LitertSession(PLATFORM, lanes, limit_nbytes)
     try:
@@ -159,7 +159,7 @@ def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Grap
             return sum(e.nbytes for e in entries.values() if e.users == 0)
 
         def used() -> list[int]:
-            return [e.number for e in entries.values() if e.users]
+            return [e.number for e in entries.values() if e.users and not e.owner]
 
         first = chain_plan(squeezenet, [10], [lane] * 2)
         held = session.load(squeezenet, first)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from evaluators.litert.processors import local_platform, make_processor
+from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
-from evaluators.litert.workload_runner import WorkloadRunner
 from optimizer.workload_baselines import baseline_lanes, workload_baselines
 from search_spaces.errors import PlanError, UsageError
 from search_spaces.graph import Graph

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from evaluators import machine
 from evaluators.litert import processors
 from evaluators.machine import Conditions, available_nbytes, core_quota, memory_left_nbytes, throttled_s
-from optimizer import doctor
+from optimizer.tools import doctor
 
 
 def write(path: Path, **files: str) -> None:

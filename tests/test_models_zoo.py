@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.cli import main
-from optimizer.models import summarise
+from optimizer.tools.models import summarise
 from search_spaces.chain import ChainSpace
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph

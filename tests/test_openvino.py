@@ -21,17 +21,18 @@ from ai_edge_litert import schema_py_generated as schema
 
 from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
-from evaluators.litert import openvino, processors, refusals, settings
-from evaluators.litert.compiling import compile_stages
+from evaluators.litert import processors, settings, stages
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.lanes import LaneError
-from evaluators.litert.openvino import Device, computes_natively, find_devices, other_versions
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.runtimes import OPENVINO, check_installed
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, TOLERANCE_INT8, compile_settings
+from evaluators.litert.stages import compile_stages
+from evaluators.litert.worker import openvino
+from evaluators.litert.worker.openvino import Device, computes_natively, find_devices, other_versions
+from evaluators.litert.worker.runtimes import OPENVINO, check_installed
+from evaluators.litert.workers import WorkerError
 from evaluators.testing import EvaluatorContract
 from optimizer.cli import main
 from optimizer.config import parse_config
@@ -200,7 +201,7 @@ def test_a_process_that_dies_ends_its_trial_alone(session: LitertSession, squeez
     plan = chain_plan(squeezenet, [10], MIXED)
     candidate = session.load(squeezenet, plan)
     candidate.run(1)
-    timer = threading.Timer(0.1, os.kill, (session._lanes._lanes[MIXED[1]].pid, number))
+    timer = threading.Timer(0.1, os.kill, (session._workers._running[MIXED[1]].pid, number))
     timer.start()
     with fails(UnavailableError):
         candidate.run(3000)
@@ -221,10 +222,10 @@ def test_a_front_end_that_crashes_refuses_the_operator(
 
     def crash(*arguments: Any, **named: Any) -> Any:
         if any(stage.outputs == marked for stage in arguments[3]):
-            raise LaneError(MIXED[1], "died of SIGSEGV", fatal=True)
+            raise WorkerError(MIXED[1], "died of SIGSEGV", fatal=True)
         return asked(*arguments, **named)
 
-    monkeypatch.setattr(refusals, "compile_stages", crash)
+    monkeypatch.setattr(stages, "compile_stages", crash)
     with LitertEvaluator().prepare(platform_of(*MIXED)) as session:
         assert session.unsupported_operators(squeezenet, MIXED[1]) == [5]
 

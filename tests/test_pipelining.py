@@ -184,7 +184,7 @@ def test_a_lane_that_dies_in_a_stream_is_told(squeezenet: Graph, tmp_path: Path)
         ((shape, dtype),) = runner.inputs.values()
         stream = runner.stream(np.zeros(shape, dtype) for _ in range(1000))
         next(stream)
-        os.kill(runner.candidate.lane_processes()[0], signal.SIGKILL)
+        os.kill(runner.candidate.processes()[0], signal.SIGKILL)
         with fails(UnavailableError):
             list(stream)
 

@@ -17,7 +17,7 @@ from optimizer.cli import main
 from optimizer.exact.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
 from optimizer.exact.placement_latency import improve, lower_bound
 from optimizer.exact.placement_merge import merge
-from optimizer.solve import solve_file
+from optimizer.tools.solve import solve_file
 from search_spaces.errors import InfeasibleError, UsageError
 from tests.sentences import fails, says
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert.processor_names import MAX_CORE, ProcessorName, parse_cores, parse_lane
+from evaluators.litert.processor_names import MAX_CORE, ProcessorName, parse_cores, parse_processor
 from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import tolerance
@@ -29,7 +29,7 @@ CORES = usable_cores()
 def test_any_text_is_a_lane_or_one_line(text: str) -> None:
     problem = ""
     try:
-        parse_lane(text)
+        parse_processor(text)
     except UsageError as error:
         problem = str(error)
     assert "\n" not in problem
@@ -66,7 +66,7 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
     ],
 )
 def test_names_of_lanes(text: str, wanted: ProcessorName) -> None:
-    assert parse_lane(text) == wanted
+    assert parse_processor(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_names_of_lanes(text: str, wanted: ProcessorName) -> None:
 )
 def test_names_that_are_wrong(text: str) -> None:
     with fails(UsageError):
-        parse_lane(text)
+        parse_processor(text)
 
 
 def test_a_lane_of_cores() -> None:

@@ -21,8 +21,8 @@ from evaluators.base import Agreement, Batch, Candidate, Evaluator
 from evaluators.contract import EvaluatorContract
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote import wire
+from evaluators.remote.connection import sendable
 from evaluators.remote.devices import ENVIRONMENT
-from evaluators.remote.models import sendable
 from evaluators.remote.session import RemoteEvaluator
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main

@@ -27,8 +27,8 @@ from evaluators.remote.devices import Device
 from evaluators.remote.server import Served
 from evaluators.remote.store import Store
 from evaluators.testing import SyntheticEvaluator
-from optimizer.certificates import make_certificates
 from optimizer.cli import main
+from optimizer.tools.certificates import make_certificates
 from search_spaces.chain import chain_plan
 from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
 from search_spaces.graph import Graph

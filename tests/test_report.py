@@ -24,7 +24,7 @@ from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
 from optimizer.report.study import _outputs, study_document
 from optimizer.report.svg import Scale, standalone
-from optimizer.report.trace import trace
+from optimizer.report.viewers import trace
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from tests.sentences import says
@@ -316,7 +316,7 @@ def test_a_browser_shows_it_without_a_complaint(page: str, run: Path, tmp_path: 
 
 
 def test_the_study_opens_in_the_dashboard_of_optuna(study: Study) -> None:
-    from optimizer.dashboard import export
+    from optimizer.tools.dashboard import export
 
     made = export(study)
     measured = [t for t in study.trials if t.params and t.measurement]
@@ -326,7 +326,7 @@ def test_the_study_opens_in_the_dashboard_of_optuna(study: Study) -> None:
 
 def test_its_note_is_the_report_with_plots(study: Study, tmp_path: Path) -> None:
     dashboard = pytest.importorskip("optuna_dashboard", reason="the extra 'dashboard' is not installed")
-    from optimizer.dashboard import annotate, export
+    from optimizer.tools.dashboard import annotate, export
 
     made = export(study)
     annotate(made, study, tmp_path)

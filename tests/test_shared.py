@@ -12,10 +12,9 @@ import pytest
 
 from optimizer.cli import main
 from optimizer.config import parse_config
-from optimizer.shared import SETTINGS, Claim, SharedStudy
-from optimizer.shared_storage import check_url, close_storage, open_storage
-from optimizer.sharing import joined as settings_joined
-from optimizer.sharing import placed
+from optimizer.shared.storage import check_url, close_storage, open_storage
+from optimizer.shared.study import SETTINGS, Claim, SharedStudy, placed
+from optimizer.shared.study import joined as settings_joined
 from search_spaces.errors import UnavailableError, UsageError
 from tests.sentences import fails, says
 from tests.shared_chaos import MODEL

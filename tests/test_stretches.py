@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert.edges import Meetings, memory_of_edges
-from evaluators.litert.stretches import NO_LIMIT_NS, Step, on_cpu, straight_on_cpu, stretches
+from evaluators.litert.worker.execution import NO_LIMIT_NS, Step, on_cpu, uninterrupted_runs, without_limit
+from evaluators.litert.worker.shared_memory import Semaphores
 from search_spaces.errors import UnavailableError
 from tests.sentences import fails
 
@@ -20,7 +20,7 @@ def test_stretches_hold_every_step_once_and_meet_where_steps_meet(steps: list[tu
         parts.append(list(found))  # type: ignore[call-overload]
         return None
 
-    found = stretches(made, prepare, apart=apart)  # type: ignore[arg-type]
+    found = uninterrupted_runs(made, prepare, apart=apart)  # type: ignore[arg-type]
     assert [step for part in parts for step in part] == made
     assert [e for s in found for e in s.waits] == [e for step in made for e in step.waits]
     assert [e for s in found for e in s.signals] == [e for step in made for e in step.signals]
@@ -76,14 +76,13 @@ def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end
         def wait(self) -> None:
             self.seen = list(log)
 
-    fd, nbytes = memory_of_edges(1)
-    meetings = Meetings(fd, nbytes)
-    place = meetings._place(0)
+    meetings = Semaphores(1)
+    place = meetings.place(0)
     late, over = Meeting(late=True), Meeting(late=False)
     waits = [(), (over,), (late,), ()]
     steps = [Step(i, Handle, i, (), (), waits[i], (place,) if i == 2 else ()) for i in range(4)]  # type: ignore[arg-type]
     log = [9] + [0] * 8
-    straight_on_cpu(steps, log)(0, 1)
+    without_limit(steps, log)(0, 1)
     assert late.seen[1:5] == log[1:5]
     assert not any(late.seen[5:])
     assert all(log)
@@ -94,6 +93,6 @@ def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end
 
     Handle.failing = 2
     with fails(UnavailableError):
-        straight_on_cpu(steps, log)(0, 1)
+        without_limit(steps, log)(0, 1)
     assert not meetings.wait(0, 0.0), "nobody is told of a stage that failed"
     meetings.close()

@@ -22,7 +22,7 @@ from optimizer.cli import main
 from optimizer.exact.chain_costs import ChainCosts, Objective, chain_cost
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
-from optimizer.solve import solve_file, table_costs
+from optimizer.tools.solve import solve_file, table_costs
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import InfeasibleError, UnavailableError, UsageError
 from search_spaces.graph import Graph

@@ -19,10 +19,10 @@ from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
 from evaluators.litert import PlanRunner
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.processor_names import parse_lane
+from evaluators.litert.processor_names import parse_processor
 from evaluators.litert.processors import local_platform, make_processor
-from evaluators.litert.runtimes import check_installed
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.worker.runtimes import check_installed
 from evaluators.testing import EvaluatorContract
 from evaluators.tflite_runtime import TfliteRuntimeEvaluator
 from optimizer.cli import main
@@ -125,7 +125,7 @@ def test_a_lane_that_dies_ends_its_trial_alone(session: LitertSession, squeezene
     plan = chain_plan(squeezenet, [10], [FIRST, LAST])
     candidate = session.load(squeezenet, plan)
     candidate.run(1)
-    timer = threading.Timer(0.1, os.kill, (session._lanes._lanes[LAST].pid, number))
+    timer = threading.Timer(0.1, os.kill, (session._workers._running[LAST].pid, number))
     timer.start()
     with fails(UnavailableError):
         candidate.run(3000)
@@ -158,9 +158,9 @@ def test_a_study_and_its_plan(
 
 
 def test_names() -> None:
-    assert parse_lane("cpu0:tflite-runtime:builtin").runtime == "tflite-runtime"
+    assert parse_processor("cpu0:tflite-runtime:builtin").runtime == "tflite-runtime"
     with fails(UsageError):
-        parse_lane("cpu0:tflite-runtime:tflite-runtime")
+        parse_processor("cpu0:tflite-runtime:tflite-runtime")
     with fails(UsageError):
         TfliteRuntimeEvaluator().processor("gpu")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.litert import waking
+from evaluators.litert import candidate as waking
 from search_spaces.platform import Processor
 
 

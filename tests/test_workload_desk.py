@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluators.workload.desk import FAILED, REJECTED, Desk, Seat
 from evaluators.workload.outcome import OBJECTIVES, Outcome
+from evaluators.workload.scheduler import FAILED, REJECTED, QueueClient, Scheduler
 from evaluators.workload.setting import SLICED, Setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
 from search_spaces.errors import UnavailableError
@@ -33,13 +33,13 @@ jobs = st.lists(st.sampled_from(((0,), (1,), (2,), (1, 2), (2, 1))), min_size=1,
 
 
 @st.composite
-def seats(draw: st.DrawFn) -> Seat:
+def seats(draw: st.DrawFn) -> QueueClient:
     lanes = draw(jobs)
     requests = draw(st.integers(1, 4))
     closed = draw(st.booleans())
     releases = sorted(draw(st.lists(st.integers(0, 40), min_size=requests, max_size=requests)))
     after = tuple(draw(st.integers(0, (1 << job) - 1)) for job in range(len(lanes)))
-    return Seat(
+    return QueueClient(
         lanes,
         tuple(t * NS for t in (releases[:1] if closed else releases)),
         requests,
@@ -91,7 +91,7 @@ def test_every_request_ends_or_is_turned_away_and_its_jobs_wait_for_what_they_ne
     found, _, _ = drawn
     done = run(drawn)
     assert done.answered + sum(r.rejected for each in done.requests for r in each) == done.count
-    for seat, requests, stages in zip(found.seats, done.requests, found.stages, strict=True):
+    for seat, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
         answered = sum(r.latency_s is not None for r in requests)
         for stage, lanes in zip(stages, seat.lanes, strict=True):
             mine = [e for e in done.timeline.events if e.stage == stage]
@@ -115,7 +115,7 @@ def test_under_fifo_a_job_waits_for_no_more_than_what_was_before_it(
     done = simulate(found, "fifo", costs, Crowd(PLATFORM))
     events = done.timeline.events
     ready: dict[int, list[float]] = {}
-    for seat, requests, stages in zip(found.seats, done.requests, found.stages, strict=True):
+    for seat, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
         came = [r.came_s for r in requests if r.latency_s is not None]
         ends: dict[int, list[float]] = {s: [e.end_s for e in events if e.stage == s] for s in stages}
         before = 0.0
@@ -149,26 +149,26 @@ def test_values_of_all_objectives_are_times(drawn: tuple[Setting, Dispatch, list
     assert len(stage_means_s(found, drawn[0], stages)) == stages
 
 
-def alone(seat: Seat, cost_s: float) -> Outcome:
+def alone(seat: QueueClient, cost_s: float) -> Outcome:
     made = Setting((seat,), (0,), ((0,),), LANES, EXCLUDED)
     return simulate(made, "fifo", [[{1: JobCost(cost_s)}]], Crowd(PLATFORM))
 
 
 def test_a_full_queue_turns_requests_away() -> None:
-    found = alone(Seat(((1,),), (0,) * 5, 5, queue=2), 0.01)
+    found = alone(QueueClient(((1,),), (0,) * 5, 5, queue=2), 0.01)
     assert [r.rejected for r in found.requests[0]] == [False, False, False, True, True]
     assert found.misses == 2
     assert found.makespan_s == pytest.approx(0.03)
 
 
 def test_a_closed_loop_asks_when_it_was_answered() -> None:
-    found = alone(Seat(((1,),), (0,), 4, closed=True), 0.01)
+    found = alone(QueueClient(((1,),), (0,), 4, closed=True), 0.01)
     assert [r.latency_s for r in found.requests[0]] == pytest.approx([0.01] * 4)
     assert found.makespan_s == pytest.approx(0.04)
 
 
 def test_a_burst_of_alike_models_on_two_cores_is_served_two_by_two() -> None:
-    one = Seat(((1, 2),), (0,), 1)
+    one = QueueClient(((1, 2),), (0,), 1)
     made = Setting((one,) * 4, (0, 1, 2, 3), ((0,), (1,), (2,), (3,)), LANES, EXCLUDED)
     costs = [[{1: JobCost(0.01), 2: JobCost(0.01)}]] * 4
     found = simulate(made, "fifo", costs, Crowd(PLATFORM))
@@ -179,7 +179,7 @@ def test_lanes_that_the_system_slices_share_their_cores() -> None:
     lanes = tuple(
         Processor(f"process {i}", "cpu", {}, "core", {SLICED: {"core0": 0.5, "core1": 0.5}}) for i in range(4)
     )
-    seats_ = tuple(Seat(((i,),), (0,), 1) for i in range(4))
+    seats_ = tuple(QueueClient(((i,),), (0,), 1) for i in range(4))
     made = Setting(seats_, (0, 1, 2, 3), ((0,), (1,), (2,), (3,)), tuple(p.name for p in lanes), (1, 2, 4, 8))
     costs = [[{i: JobCost(0.01)}] for i in range(4)]
     found = simulate(made, "fifo", costs, Crowd(Platform("cores", lanes)))
@@ -187,7 +187,7 @@ def test_lanes_that_the_system_slices_share_their_cores() -> None:
 
 
 def test_the_order_of_the_queue_follows_priority_and_deadline() -> None:
-    plain = Seat(((1,),), (0,), 1)
+    plain = QueueClient(((1,),), (0,), 1)
     urgent = replace(plain, priority=1, deadline_ns=5 * NS)
     made = Setting((plain, urgent), (0, 1), ((0,), (1,)), LANES, EXCLUDED)
     costs = [[{1: JobCost(0.01)}]] * 2
@@ -197,8 +197,8 @@ def test_the_order_of_the_queue_follows_priority_and_deadline() -> None:
 
 
 def test_a_model_that_fails_leaves_its_lane_to_the_others() -> None:
-    one = Seat(((1,), (1,)), (0, 0), 2)
-    desk = Desk((one, one), EXCLUDED, "fifo")
+    one = QueueClient(((1,), (1,)), (0, 0), 2)
+    desk = Scheduler((one, one), EXCLUDED, "fifo")
     desk.begin(1)
     desk.arrive(1)
     assert desk.start(1) == [(0, 1)]
@@ -218,4 +218,4 @@ def test_a_model_that_fails_leaves_its_lane_to_the_others() -> None:
 
 def test_a_time_that_is_none_is_told() -> None:
     with fails(UnavailableError):
-        alone(Seat(((1,),), (0,), 1), float("inf"))
+        alone(QueueClient(((1,),), (0,), 1), float("inf"))

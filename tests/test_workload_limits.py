@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +18,8 @@ from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.cli import main
 from optimizer.config import parse_config
+from optimizer.history import Trial
+from optimizer.storage import read_log
 from optimizer.workload_limits import check, least
 from optimizer.workload_memory import Memory
 from optimizer.workload_problem import read_problem
@@ -84,7 +87,7 @@ def test_what_a_job_costs_for_itself_is_not_taken_for_each_operator() -> None:
     quickest_s = best_s(both, core, (0.1, 0.1))
     assert quickest_s < 0.0145
     simulator = simulator_of(both, core, (0.1, 0.1), deadline_s=0.0145)
-    assert check(simulator, Memory(simulator.workload, simulator.joined))["m"] == pytest.approx(quickest_s)
+    assert check(simulator, Memory(simulator.workload, simulator.joined))["m"].latency_s == pytest.approx(quickest_s)
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +188,15 @@ def test_requests_that_are_due_before_all_lanes_could_have_answered(
     words = ["--workload", str(path), "--evaluator", "cost-model", "--platform", "xavier", "--budget", "3", "-q"]
     assert main([*words, "--out", str(tmp_path / "run")]) == (3 if due else 0)
     assert due in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("objective", ["mean", "worst", "makespan"])
+def test_no_plan_of_several_models_is_below_the_bound(capsys: pytest.CaptureFixture[str], objective: str) -> None:
+    words = ["--model", "squeezenet1_1@0.25/64,mobilenet_v1@0.25/128", "--evaluator", "cost-model", "--budget", "20"]
+    words += ["--platform", "pixel4", "--processors", "1large,1small,gpu", "--objective", objective, "-q", "--json"]
+    assert main([*words, "--out", "run"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    trials = [Trial.from_json(r.data) for r in read_log(Path("run", "trials.jsonl")).records if r.kind == "trial"]
+    assert min(t.median_s for t in trials) * 1e3 >= found["bounds"]["space_ms"] - 1e-6  # clocks count nanoseconds
+    assert found["gap"] < 0.5

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from evaluators.litert.workload_prices import PriceTable
-from evaluators.litert.workload_triples import with_triples
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
+from evaluators.workload.prices import PriceTable, with_triples
 from evaluators.workload.setting import Setting
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import RunFolderError, UnavailableError
@@ -39,7 +38,7 @@ TABLE = PriceTable(
 
 def alone(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
     """Run a model on lanes of which one has no memory left; every job takes a millisecond."""
-    lane = found.lanes[found.seats[0].lanes[0][0]]
+    lane = found.lanes[found.clients[0].lanes[0][0]]
     if lane == "bad":
         raise UnavailableError("no memory is left")
     ((_, cuts),) = parts

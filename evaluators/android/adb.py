@@ -7,6 +7,7 @@ of its own, so that one that failed leaves nothing behind.
 
 from __future__ import annotations
 
+import shlex
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -42,8 +43,6 @@ class Phone:
         Raises:
             DeviceLostError: the phone or the server is gone, or took longer than ``limit_s``.
         """
-        import shlex
-
         with self._opened(f"shell,v2,raw:{shlex.join(words)}", limit_s) as connection:
             found = {_STDOUT: bytearray(), _STDERR: bytearray()}
             while True:
@@ -71,7 +70,9 @@ class Phone:
             while piece := file.read(_PIECE_NBYTES):
                 connection.sendall(b"DATA" + struct.pack("<I", len(piece)) + piece)
             connection.sendall(b"DONE" + struct.pack("<I", int(path.stat().st_mtime) & 0xFFFFFFFF))
-            self._sync_answer(connection, there)
+            kind, nbytes = _sync_head(connection)
+            if kind != b"OKAY":
+                raise self._sync_error(connection, there, nbytes)
 
     def pull(self, there: str, limit_s: float = 60.0) -> bytes:
         """Return what a file on the phone holds.
@@ -84,19 +85,17 @@ class Phone:
             name, found = there.encode(), bytearray()
             connection.sendall(b"RECV" + struct.pack("<I", len(name)) + name)
             while True:
-                kind, nbytes = _exactly(connection, 4), struct.unpack("<I", _exactly(connection, 4))[0]
+                kind, nbytes = _sync_head(connection)
                 if kind == b"DONE":
                     return bytes(found)
                 if kind != b"DATA" or nbytes > _PIECE_NBYTES:
-                    raise UnavailableError(f"phone {self.serial}: {there}: {_text(connection, min(nbytes, 4096))}")
+                    raise self._sync_error(connection, there, nbytes)
                 found += _exactly(connection, nbytes)
                 if len(found) > _MAX_ANSWER_NBYTES:
                     raise UnavailableError(f"phone {self.serial}: {there} is too large")
 
-    def _sync_answer(self, connection: socket.socket, there: str) -> None:
-        kind, nbytes = _exactly(connection, 4), struct.unpack("<I", _exactly(connection, 4))[0]
-        if kind != b"OKAY":
-            raise UnavailableError(f"phone {self.serial}: {there}: {_text(connection, min(nbytes, 4096))}")
+    def _sync_error(self, connection: socket.socket, there: str, nbytes: int) -> UnavailableError:
+        return UnavailableError(f"phone {self.serial}: {there}: {_text(connection, min(nbytes, 4096))}")
 
     @contextmanager
     def _opened(self, service: str, limit_s: float) -> Iterator[socket.socket]:
@@ -125,10 +124,8 @@ class Phone:
         if status != b"FAIL":
             raise UnavailableError(f"{self.host}:{self.port} is not an adb server", "adb start-server")
         reason = _text(connection, int(_exactly(connection, 4), 16))
-        kind = (
-            DeviceLostError if any(word in reason for word in ("not found", "offline", "closed")) else UnavailableError
-        )
-        raise kind(f"phone {self.serial}: {reason}", "see `adb devices`")
+        lost = any(word in reason for word in ("not found", "offline", "closed"))
+        raise (DeviceLostError if lost else UnavailableError)(f"phone {self.serial}: {reason}", "see `adb devices`")
 
 
 def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> dict[str, str] | None:
@@ -145,6 +142,11 @@ def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> d
         return None
     pairs = (line.partition("\t") for line in lines)
     return {serial: state for serial, _, state in pairs if serial}
+
+
+def _sync_head(connection: socket.socket) -> tuple[bytes, int]:
+    """Return what kind of message comes, and how many bytes."""
+    return struct.unpack("<4sI", _exactly(connection, 8))
 
 
 def _text(connection: socket.socket, nbytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The phones of a desk or a rack: the part ``android`` of ``devices.yaml`` (:mod:`evaluators.remote.devices`).
+"""Phones that are plugged in: the part ``android`` of ``devices.yaml`` (:mod:`evaluators.remote.devices`).
 
 ::
 
@@ -57,14 +57,11 @@ def find_handset(name: str) -> Handset:
     if not path.exists():
         raise UsageError(f"there is no phone {name!r}", f"describe it in {path}")
     fields = parsed(path, "devices").fields("a file of devices", SECTIONS)
-    entries = dict(_entries(fields["android"])) if "android" in fields else {}
+    listed = fields["android"].items("android") if "android" in fields else ()
+    entries = {key.text("a phone"): entry for key, entry in listed}
     if name not in entries:
         raise UsageError(f"there is no phone {name!r}", f"{path} has: {', '.join(entries) or 'none'}")
     return _handset(name, entries[name], path.parent)
-
-
-def _entries(value: Value) -> Any:
-    return ((key.text("a phone"), entry) for key, entry in value.items("android"))
 
 
 def _handset(name: str, entry: Value, folder: Path) -> Handset:
@@ -73,9 +70,7 @@ def _handset(name: str, entry: Value, folder: Path) -> Handset:
     for key in ("serial", "benchmark_model", "processors", "hand_over"):
         if key not in fields:
             raise entry.error(f"phone {name!r} must say {key!r}")
-    host, port = "127.0.0.1", PORT
-    if "server" in fields:
-        host, port = split_address(fields["server"].text("server"), PORT)
+    server = split_address(fields["server"].text("server"), PORT) if "server" in fields else ("127.0.0.1", PORT)
     benchmark = folder / Path(fields["benchmark_model"].text("benchmark_model")).expanduser()
     if not benchmark.is_file():
         raise fields["benchmark_model"].error(
@@ -93,8 +88,7 @@ def _handset(name: str, entry: Value, folder: Path) -> Handset:
         platform = Platform(name, processors, links)
     except UsageError as error:
         raise fields["processors"].error(error.what, error.hint) from error
-    serial = fields["serial"].text("serial")
-    return Handset(name, Phone(serial, host, port), benchmark, platform)
+    return Handset(name, Phone(fields["serial"].text("serial"), *server), benchmark, platform)
 
 
 def _processor(entry: Value) -> Processor:
@@ -105,15 +99,12 @@ def _processor(entry: Value) -> Processor:
     name, kind = fields["name"].text("the name"), fields["kind"].text("the kind")
     if kind not in _KINDS:
         raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")
-    options: dict[str, Any] = {"flags": ()}
-    if "flags" in fields:
-        flags = tuple(flag.text("a flag") for flag in fields["flags"].each("flags"))
-        for flag in flags:
-            if not _FLAG.fullmatch(flag) or flag[2:].startswith(_OURS):
-                raise fields["flags"].error(
-                    f"{flag!r} is not a flag", "write --use_gpu=true; the evaluator sets the number of runs"
-                )
-        options["flags"] = flags
+    flags = tuple(flag.text("a flag") for flag in fields["flags"].each("flags")) if "flags" in fields else ()
+    for flag in flags:
+        if not _FLAG.fullmatch(flag) or flag[2:].startswith(_OURS):
+            hint = "write --use_gpu=true; the evaluator sets the number of runs"
+            raise fields["flags"].error(f"{flag!r} is not a flag", hint)
+    options: dict[str, Any] = {"flags": flags}
     if "mask" in fields:
         mask = fields["mask"].text("the mask")
         if not re.fullmatch("[0-9a-f]{1,16}", mask):
@@ -121,8 +112,6 @@ def _processor(entry: Value) -> Processor:
         options["mask"] = mask
     resources = {name: 1.0}
     if "resources" in fields:
-        resources = {
-            key.text("a resource"): value.number("a share", most=1.0)
-            for key, value in fields["resources"].items("resources")
-        }
+        shares = fields["resources"].items("resources")
+        resources = {key.text("a resource"): share.number("a share", most=1.0) for key, share in shares}
     return Processor(name, kind, resources, name, options)  # type: ignore[arg-type] # checked above

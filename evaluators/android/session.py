@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from evaluators.android.farm import Handset, find_handset
-from evaluators.android.profile import StageProfile, read_profile
 from evaluators.base import Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.schedule import Law, Task, run_tasks, timeline
 from search_spaces.errors import UnavailableError, UsageError
@@ -85,15 +86,57 @@ def _alone(handset: Handset) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class StageProfile:
+    """Where the time of a stage went, on average over the runs of one process.
+
+    Attributes:
+        operators: name of each node in the order of execution, and its seconds in one run.
+    """
+
+    operators: tuple[tuple[str, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The stage's time, all nodes together."""
+        return math.fsum(seconds for _, seconds in self.operators)
+
+
+def read_profile(content: bytes) -> StageProfile:
+    """Read the file that ``--op_profiling_output_file`` named.
+
+    Raises:
+        UnavailableError: it is no profile, or tells of no run.
+    """
+    from ai_edge_litert.profiling_info_pb2 import BenchmarkProfilingData
+    from google.protobuf.message import DecodeError
+
+    data = BenchmarkProfilingData()
+    try:
+        data.ParseFromString(content)
+    except DecodeError as error:
+        what = "benchmark_model wrote no readable profile"
+        raise UnavailableError(what, "use the benchmark_model of LiteRT") from error
+    subgraphs = data.runtime_profile.subgraph_profiles
+    found: list[tuple[int, str, float]] = []
+    # What is called from the main subgraph counts there.
+    for node in (node for s in subgraphs if not s.subgraph_index for node in s.per_op_profiles):
+        stat = node.inference_microseconds
+        mean_us = stat.sum / stat.count if stat.count else float(stat.avg)
+        found.append((int(node.run_order), str(node.name or node.node_type), max(mean_us, 0.0) * 1e-6))
+    profile = StageProfile(tuple((name, seconds) for _, name, seconds in sorted(found)))
+    if not profile.operators or not profile.seconds > 0.0:
+        raise UnavailableError("benchmark_model wrote a profile without a run", "see its flags, and whether it crashed")
+    return profile
+
+
 class AdbSession(Session):
     """See :class:`~evaluators.base.Session`."""
 
     capabilities = Capabilities(conditions=True)
 
     def __init__(self, handset: Handset, platform: Platform, folder: Path) -> None:
-        self._handset = handset
-        self._platform = platform
-        self._folder = folder
+        self._handset, self._platform, self._folder = handset, platform, folder
         self._timed: dict[tuple[str, str, tuple[int, ...]], list[StageProfile]] = {}
         self._there: set[str] = set()
         self._told: dict[str, Any] = {}
@@ -185,10 +228,10 @@ class AdbSession(Session):
     def _conditions(self) -> dict[str, Any]:
         """Return how hot the phone is and how fast its cores are, as far as it tells."""
         told: dict[str, Any] = {}
-        with suppress(UnavailableError, ValueError, StopIteration):
+        with suppress(UnavailableError, ValueError):
             battery = self._run(["dumpsys", "battery"])
-            line = next(line for line in battery.splitlines() if line.strip().startswith("temperature:"))
-            told["temperature_c"] = int(line.split(":")[1]) / 10.0
+            if found := re.search(r"^\s*temperature:(.*)$", battery, re.MULTILINE):
+                told["temperature_c"] = int(found[1]) / 10.0
         with suppress(UnavailableError, ValueError):
             path = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
             told["clock_hz"] = int(self._run(["cat", path])) * 1e3
@@ -207,9 +250,7 @@ class AdbCandidate(Candidate):
     """A plan whose stages were timed; ``benchmark_model`` does not tell outputs."""
 
     def __init__(self, graph: Graph, plan: Plan, platform: Platform, samples: list[list[float]]) -> None:
-        self._plan = plan
-        self._samples = samples
-        self._law = Law.of(platform)
+        self._plan, self._samples, self._law = plan, samples, Law.of(platform)
         lanes = {p.name: i for i, p in enumerate(platform.processors)}
         self._lanes = [lanes[stage.processor] for stage in plan.stages]
         self._needs = [_needs(graph, plan, platform, index) for index in range(len(plan.stages))]
@@ -230,7 +271,7 @@ class AdbCandidate(Candidate):
 
 
 def _needs(graph: Graph, plan: Plan, platform: Platform, index: int) -> tuple[tuple[int, float], ...]:
-    """Return the stages that a stage reads from, and the seconds that hand-over takes."""
+    """Return the stages that a stage reads from, and the seconds that the transfer takes."""
     place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
     mine, taken = plan.stages[index].processor, dict[int, float]()
     for tensor in graph.boundary(plan.stages[index].operators).inputs:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.pinning import pinned_pool
 from evaluators.litert.settings import compile_settings
+from evaluators.litert.worker.execution import pinned_pool
 from evaluators.own_process import own_process
 from search_spaces.errors import UnavailableError
 from search_spaces.platform import Processor
@@ -60,7 +60,7 @@ class Loaded:
     """A compiled model with buffers of its own.
 
     Args:
-        runtime: :class:`~evaluators.litert.capi.Runtime`, started.
+        runtime: :class:`~evaluators.litert.worker.capi.Runtime`, started.
         cores: what its threads are pinned to.
         settings: as :func:`~evaluators.litert.settings.compile_settings` returns them; with :data:`PROFILING`,
             :meth:`events` tells of its kernels.
@@ -217,7 +217,7 @@ def main() -> None:
     """Measure as the argument asks and print what was found, a line each; this is the measuring process."""
     asked = json.loads(sys.argv[1])
     os.sched_setaffinity(0, asked["cores"])
-    from evaluators.litert.capi import Runtime
+    from evaluators.litert.worker.capi import Runtime
 
     runtime = Runtime()
     path, settings = asked["reference"]

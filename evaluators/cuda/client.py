@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from evaluators.cuda.devices import HINT, precision_of
 from evaluators.cuda.lowering import check
-from evaluators.litert import wire
+from evaluators.litert.worker import wire
 from evaluators.own_process import own_process
-from evaluators.workload.desk import Desk
+from evaluators.workload.scheduler import Scheduler
 from evaluators.workload.setting import Setting
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
@@ -299,7 +299,7 @@ class Bench:
         instances: Sequence[Loaded],
         runs: int = 1,
         stop_above_s: float = math.inf,
-    ) -> list[Desk]:
+    ) -> list[Scheduler]:
         """Run a setting some times, and return the desk as each run left it.
 
         Args:
@@ -313,7 +313,7 @@ class Bench:
             self.ready(each)
         head: dict[str, Any] = {
             "op": "run",
-            "seats": [asdict(seat) for seat in found.seats],
+            "seats": [asdict(seat) for seat in found.clients],
             "excluded": list(found.excluded),
             "dispatch": dispatch,
             "instances": [each.number for each in instances],
@@ -321,14 +321,17 @@ class Bench:
             "stop_above_ns": int(stop_above_s * 1e9) if math.isfinite(stop_above_s) else None,
             "limit_s": self._limits.run_s,
         }
-        most = max(len(seat.lanes) * seat.requests for seat in found.seats)
-        last_s = max(max(seat.releases_ns) for seat in found.seats) * 1e-9
+        most = max(len(seat.lanes) * seat.requests for seat in found.clients)
+        last_s = max(max(seat.releases_ns) for seat in found.clients) * 1e-9
         answer, data = self.client.ask(head, _SLACK_S + runs * (last_s + most * self._limits.run_s))
         size, stores = answer["size"], array("q")
         stores.frombytes(data)
         if not size or len(stores) % size:
             raise UnavailableError("the GPU's process told of no whole run")
-        return [Desk(found.seats, found.excluded, dispatch, stores[i : i + size]) for i in range(0, len(stores), size)]
+        return [
+            Scheduler(found.clients, found.excluded, dispatch, stores[i : i + size])
+            for i in range(0, len(stores), size)
+        ]
 
     def facts(self) -> dict[str, Any]:
         """Return device and versions, and what kernels were timed."""

@@ -20,7 +20,7 @@ from evaluators.cuda.lowering import refused
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
 from evaluators.schedule import Event, Timeline
-from evaluators.workload.desk import Desk, Seat
+from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import LaneLaw, Setting
 from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
@@ -195,7 +195,7 @@ class CudaCandidate(Candidate):
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`; an inference is over when its outputs lie in the host's memory."""
-        desks: list[Desk] = []
+        desks: list[Scheduler] = []
         while len(desks) < n:
             wanted = min(_AT_ONCE, n - len(desks))
             desks += (found := self._bench.run(self._setting, "fifo", [self._loaded], wanted, stop_above_s))
@@ -210,7 +210,7 @@ class CudaCandidate(Candidate):
             self._timeline(desks[-1]),
         )
 
-    def _timeline(self, desk: Desk) -> Timeline:
+    def _timeline(self, desk: Scheduler) -> Timeline:
         begin = desk.store[0]
         events = [
             Event(stage, self._plan.stages[stage].processor, (start - begin) * 1e-9, (end - begin) * 1e-9)
@@ -234,5 +234,5 @@ def _one_model(plan: Plan, platform: Platform, after: tuple[int, ...]) -> Settin
     """Return a setting in which one model is asked once."""
     law = LaneLaw.of(platform)
     lanes: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
-    seat = Seat(tuple(lanes), (0,), 1, closed=True, after=after)
+    seat = QueueClient(tuple(lanes), (0,), 1, closed=True, after=after)
     return Setting((seat,), (0,), (tuple(range(len(lanes))),), law.names, law.excluded)

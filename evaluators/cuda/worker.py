@@ -1,7 +1,7 @@
 """The process that computes: it holds models, weights and captured jobs, and runs workloads on its streams.
 
-Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
-process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.worker.wire`). A failed kernel poisons the
+whole process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from evaluators.cuda.devices import MAX_INSTANCES, MAX_STREAMS, torch_module
 from evaluators.cuda.instance import Capturing, Instance, Tuning, as_function
 from evaluators.cuda.lowering import Choose, Weights, plainly
-from evaluators.litert import wire
-from evaluators.workload.desk import NEVER_NS, Desk, Seat
+from evaluators.litert.worker import wire
+from evaluators.workload.scheduler import NEVER_NS, QueueClient, Scheduler
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
@@ -117,7 +117,7 @@ _NAP_S = 1e-3
 
 
 def attend(
-    desk: Desk,
+    desk: Scheduler,
     work: Sequence[Sequence[Any]],
     streams: Streams,
     limit_s: float,
@@ -133,7 +133,7 @@ def attend(
     Raises:
         UnavailableError: a job failed, or took too long.
     """
-    lanes = sorted({lane for seat in desk.seats for lanes in seat.lanes for lane in lanes})
+    lanes = sorted({lane for seat in desk.clients for lanes in seat.lanes for lane in lanes})
     busy: dict[int, int] = {}  # lane → when its job began
     limit_ns = int(limit_s * 1e9)
     desk.begin(clock())
@@ -171,7 +171,7 @@ def _ended(streams: Streams, lane: int) -> bool:
         raise UnavailableError(f"a job on stream {lane} failed: {lines[0]}") from error
 
 
-def _pause(desk: Desk, streams: Streams, now_ns: int, *, waits: bool) -> None:
+def _pause(desk: Scheduler, streams: Streams, now_ns: int, *, waits: bool) -> None:
     if not waits:
         streams.idle()
         return
@@ -323,8 +323,8 @@ class Worker:
         return {"shapes": [list(a.shape) for a in arrays]}, b"".join(a.tobytes() for a in arrays)
 
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
-        seats = [_seat(entry) for entry in head["seats"]]
-        desk = Desk(seats, head["excluded"], head["dispatch"])
+        seats = [QueueClient.from_json(entry) for entry in head["seats"]]
+        desk = Scheduler(seats, head["excluded"], head["dispatch"])
         streams = self._lanes(len(head["excluded"]))
         work = [self._instances[number].work for number in head["instances"]]
         stores, stop_ns = array("q"), head["stop_above_ns"]
@@ -367,11 +367,6 @@ class Worker:
         times = {k: v for t in self._tunings.values() for k, v in t.times_s.items()}
         used = torch.cuda.max_memory_reserved() if self._device != "cpu" else 0
         return {"facts": found, "times_s": times, "used_nbytes": used}, b""
-
-
-def _seat(entry: Mapping[str, Any]) -> Seat:
-    lanes = tuple(tuple(each) for each in entry["lanes"])
-    return Seat(**{**entry, "lanes": lanes, "releases_ns": tuple(entry["releases_ns"]), "after": tuple(entry["after"])})
 
 
 def serve(channel: socket.socket, worker: Worker) -> None:

@@ -18,11 +18,10 @@ from evaluators.cuda.client import Bench, Loaded
 from evaluators.cuda.devices import EXTRA, tolerance
 from evaluators.cuda.session import References
 from evaluators.litert import tensors
-from evaluators.litert.workload_prices import Alone, PriceTable, kind_of, measure_prices
-from evaluators.litert.workload_session import MeasuredWorkload
-from evaluators.workload.desk import Seat
-from evaluators.workload.hosted import HostedRun
+from evaluators.workload.host import HostedRun, MeasuredWorkload
 from evaluators.workload.outcome import Objective, Outcome, outcome
+from evaluators.workload.prices import Alone, PriceTable, kind_of, measure_prices
+from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, setting
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError
@@ -85,7 +84,7 @@ def _closed(on: Sequence[int], alone_s: Sequence[float], lanes: Sequence[Process
     """Return a setting in which models ask in closed loops on lanes of their own, all for about as long."""
     wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))
     seats = tuple(
-        Seat(((lane,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True)
+        QueueClient(((lane,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True)
         for lane, own_s in zip(on, alone_s, strict=True)
     )
     excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
@@ -128,7 +127,7 @@ class CudaWorkload(MeasuredWorkload):
         }
 
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
+        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
         each = [component.graph for component in self.joined.components]
 
         def crowded(whole_s: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -175,12 +174,12 @@ class CudaWorkload(MeasuredWorkload):
         return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest], after)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`; at most as many as there are instances."""
+        """See :class:`~evaluators.workload.host.MeasuredWorkload`; at most as many as there are instances."""
         names = [p.name for p in self._lanes]
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
             instances = []
-            for seat, (graph, cuts), owner in zip(found.seats, parts, owners, strict=True):
+            for seat, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
                 borders = [0, *cuts, len(graph.operators)]
                 lanes = [self.platform[found.lanes[each[0]]] for each in seat.lanes]
                 jobs = [(range(a, b), lane) for (a, b), lane in zip(pairwise(borders), lanes, strict=True)]
@@ -188,7 +187,7 @@ class CudaWorkload(MeasuredWorkload):
                 taken = self._take(graph, jobs, owner, weights)
                 undo.callback(self._bench.give_back, taken)
                 instances.append(taken)
-            settled = Setting(found.seats, found.components, found.stages, tuple(names), found.excluded)
+            settled = Setting(found.clients, found.components, found.stages, tuple(names), found.excluded)
             run = partial(self._bench.run, settled, "fifo", instances)
             return [outcome(run()[0], found.stages, found.lanes) for _ in range(runs)]
 
@@ -233,7 +232,7 @@ class CudaWorkload(MeasuredWorkload):
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """See :class:`~evaluators.base.Session`."""
         made, _ = self.lowerings.whole(graph, ranks)
-        whole = Setting((Seat(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
+        whole = Setting((QueueClient(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
         (owner,) = self._owners([made])
         with ExitStack() as undo:
             undo.callback(self.forget, made)
@@ -243,7 +242,7 @@ class CudaWorkload(MeasuredWorkload):
             return self.agreement(graph, loaded, self._lanes[:1]).max_rel_error
 
     def forget(self, graph: Graph) -> None:
-        """See :class:`~evaluators.litert.workload_session.MeasuredWorkload`."""
+        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
         self._bench.forget(graph)
         self._inputs.pop(graph.digest, None)
 
@@ -265,14 +264,14 @@ class CudaRun(HostedRun):
         self._session, self._instances = session, tuple(instances)
 
     def once(self) -> Outcome:
-        """See :class:`~evaluators.workload.hosted.HostedRun`.
+        """See :class:`~evaluators.workload.host.HostedRun`.
 
         All models run in one process of CUDA: where a job fails, the whole run has.
         """
         return self._session.run(self._found, self._plan, self._instances)
 
     def agreements(self) -> Iterator[Agreement]:
-        """See :class:`~evaluators.workload.hosted.HostedRun`."""
+        """See :class:`~evaluators.workload.host.HostedRun`."""
         self.run(1)  # the process may have been started anew
         session = self._session
         for index, loaded, model in zip(self._found.components, self._instances, self._found.models, strict=True):

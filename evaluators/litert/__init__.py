@@ -3,20 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evaluators.litert.runner import PlanRunner
-    from evaluators.litert.workload_runner import WorkloadRunner
+    from evaluators.litert.runner import PlanRunner, WorkloadRunner
 
 __all__ = ["PlanRunner", "WorkloadRunner"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lanes import this package too and must stay light: NumPy comes in with the runners only.
-    if name == "PlanRunner":
-        from evaluators.litert.runner import PlanRunner
+    # Workers import this package too and must stay light: NumPy comes in with the runners only.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from evaluators.litert import runner
 
-        return PlanRunner
-    if name == "WorkloadRunner":
-        from evaluators.litert.workload_runner import WorkloadRunner
-
-        return WorkloadRunner
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(runner, name)

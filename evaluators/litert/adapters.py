@@ -11,8 +11,9 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from ctypes import c_char_p, c_int32, c_uint32, c_void_p
+from ctypes import c_char_p, c_int32, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,17 +82,21 @@ def find_adapters(*, software: bool) -> tuple[Adapter, ...]:
     files = [path for path in driver_files() if software or not _is_software(path.name)]
     if not software and not any(any(Path("/dev").glob(pattern)) for pattern in _DEVICES):
         return ()
-    if not files:
-        return ()
-    command = [sys.executable, "-I", str(Path(__file__).resolve()), *map(str, files)]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=3 * _LIMIT_S, check=False)
-        found = [Adapter(**entry) for line in run.stdout.splitlines() for entry in json.loads(line)]
-    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
-        return ()
+    with ThreadPoolExecutor(max(1, len(files))) as threads:
+        found = [adapter for each in threads.map(_asked, files) for adapter in each]
     kept = {(a.name, a.driver_file): a for a in found if software or a.kind != "software"}
     order = ("discrete", "integrated", "virtual", "other", "software")
     return tuple(sorted(kept.values(), key=lambda a: order.index(a.kind)))
+
+
+def _asked(file: Path) -> list[Adapter]:
+    """Return the adapters of one driver, as a process of its own finds them."""
+    command = [sys.executable, "-I", str(Path(__file__).resolve()), str(file)]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        return [Adapter(**entry) for entry in json.loads(run.stdout)]
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+        return []
 
 
 def _is_software(name: str) -> bool:
@@ -118,26 +123,14 @@ def vulkan_version() -> str | None:
 
 
 class _InstanceInfo(ctypes.Structure):
-    # VkInstanceCreateInfo; its sType is 1.
-    _fields_ = (
-        ("kind", c_int32),
-        ("next", c_void_p),
-        ("flags", c_uint32),
-        ("application", c_void_p),
-        ("layer_count", c_uint32),
-        ("layers", c_void_p),
-        ("extension_count", c_uint32),
-        ("extensions", c_void_p),
-    )
+    # VkInstanceCreateInfo, of which the type alone is set: 1.
+    _fields_ = (("kind", c_int32), ("rest", c_uint64 * 7))
 
 
 class _Properties(ctypes.Structure):
     # The head of VkPhysicalDeviceProperties; limits follow, for which there is room.
     _fields_ = (
-        ("api_version", c_uint32),
-        ("driver_version", c_uint32),
-        ("vendor", c_uint32),
-        ("device", c_uint32),
+        *((name, c_uint32) for name in ("api_version", "driver_version", "vendor", "device")),
         ("kind", c_int32),
         ("name", ctypes.c_char * 256),
         ("rest", ctypes.c_char * 2048),
@@ -179,32 +172,7 @@ def _version(packed: int, *, nvidia: bool = False) -> str:
     return f"{packed >> 22 & 0x7F}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
 
 
-def _main() -> None:
-    """Ask each driver named on the command line, all at the same time, and print a line of JSON for each answer."""
-    children = []
-    for path in sys.argv[1:]:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                import signal
-
-                signal.alarm(int(_LIMIT_S))
-                quiet = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(quiet, 1)
-                os.dup2(quiet, 2)
-                os.write(writer, json.dumps(_ask(path)).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        children.append((pid, reader))
-    for pid, reader in children:
-        with os.fdopen(reader, "rb") as file:
-            text = file.read().decode()
-        os.waitpid(pid, 0)
-        if text:
-            print(text)  # noqa: T201 - its answer
-
-
 if __name__ == "__main__":
-    _main()
+    answer = os.dup(1)
+    os.dup2(2, 1)  # a driver may print
+    os.write(answer, json.dumps(_ask(sys.argv[1])).encode())

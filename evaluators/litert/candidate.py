@@ -1,33 +1,32 @@
-"""A plan bound to its lanes and to shared memory, ready to run."""
+"""A plan bound to its workers and to shared memory, ready to run."""
 
 from __future__ import annotations
 
 import math
-import os
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Batch, Candidate
 from evaluators.litert import tensors
-from evaluators.litert.arena import LOG_NBYTES, layout
-from evaluators.litert.edges import memory_of_edges
-from evaluators.litert.lanes import LaneError, Lanes, Request
-from evaluators.litert.pipeline import Binding, Pipeline, periods
-from evaluators.litert.program import Schedule, copies, lane_program, schedule
+from evaluators.litert.pipeline import Pipeline
+from evaluators.litert.program import LOG_NBYTES, Binding, Schedule, copies, layout, schedule
 from evaluators.litert.settings import CPU, accelerators_of
-from evaluators.litert.shared import SETUP_LIMIT_S, SLACK_S, Arena
-from evaluators.litert.waking import sleepers, wake, were_busy
+from evaluators.litert.stages import TakenStages
+from evaluators.litert.worker.shared_memory import Semaphores
+from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
 from evaluators.schedule import Event, Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.platform import Platform, Processor
 
 _NEVER = np.iinfo(np.int64).max
-# How long a lane may do nothing, beside SLACK_S: the time of an inference, after a first result this many times over.
+# How long a worker may do nothing, beside SLACK_S: the time of an inference, after a first result so many times over.
 _LIMIT_FACTOR = 50.0
 # After so many inferences with an accelerator one more is made in which every stage is waited for.
 _SYNCHRONISE_EVERY = 16
@@ -37,14 +36,13 @@ class LitertCandidate(Candidate):
     """See :class:`~evaluators.base.Candidate`; made by a session or a runner, which compiled the stages.
 
     Args:
-        number: what the lanes call this program.
-        compiled: stage index → what it was compiled as on its lane: a number, and its signature there.
-        ports: stage index → the stage's input and output tensors in the order of its model.
+        number: what the workers call this program.
+        stages: what the plan's stages were compiled as.
         reference: the whole model's outputs, or None if this is the one that makes them.
         tolerance: the relative error up to which outputs are accepted; 0 where they must be identical.
         first_outputs: what the plan computes in a first run, for models with state, whose later runs compute
             something else.
-        explain: returns, for a lane that failed and what it said, the error that names the operator.
+        explain: returns, for a processor whose worker failed and what it said, the error that names the operator.
         on_close: told once when the candidate is closed.
     """
 
@@ -53,37 +51,27 @@ class LitertCandidate(Candidate):
         graph: Graph,
         plan: Plan,
         platform: Platform,
+        stages: TakenStages,
         *,
-        lanes: Lanes,
+        workers: Workers,
         arena: Arena,
         number: int,
-        compiled: Mapping[int, tuple[int, int]],
-        ports: Mapping[int, tuple[Sequence[int], Sequence[int]]],
+        explain: Callable[[str, str], UnavailableError],
         reference: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
         tolerance: float = 0.0,
         first_outputs: Callable[[], Sequence[NDArray[np.generic]]] | None = None,
-        explain: Callable[[str, str], UnavailableError] | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan = plan
-        self._graph = graph
-        self._platform = platform
-        self._lanes = lanes
-        self._generation = lanes.generation
-        self._arena = arena
-        self._number = number
-        self._reference = reference
-        self._tolerance = tolerance
-        self._first_outputs = first_outputs
-        self._explain = explain
-        self._on_close = on_close
+        self._graph, self._platform = graph, platform
+        self._workers, self._arena, self._number = workers, arena, number
+        self._reference, self._tolerance, self._first_outputs = reference, tolerance, first_outputs
+        self._explain, self._on_close = explain, on_close
         self._schedule = schedule(graph, plan, platform)
-        self._layout = layout(graph, plan, self._schedule.before, {i: outputs for i, (_, outputs) in ports.items()})
-        self._names = [lane.processor for lane in self._schedule.lanes]
-        self._limits = platform.limits
+        self._layout = layout(graph, plan, self._schedule.before, {i: out for i, (_, out) in stages.ports.items()})
+        self._names = list(self._schedule.stages)
         self._known_s: float | None = None
-        self._closed = False
-        self._ran = False
+        self._closed = self._ran = False
         self._since = 0
         self._own: tuple[NDArray[np.float64], Timeline] | None = None
         accelerators = {p.name for p in platform.processors if accelerators_of(p) != CPU}
@@ -91,10 +79,13 @@ class LitertCandidate(Candidate):
         self._sleepers = () if graph.stateful else sleepers(platform[name] for name in self._names)
         copied = copies(graph, plan, accelerators)
         self._queued = any(not copied[i].downloads for i, s in enumerate(plan.stages) if s.processor in accelerators)
-        self._bound = Binding(compiled, ports, copied, self._layout)
+        self._bound = Binding(graph, stages.compiled, stages.ports, copied, self._layout.offsets)
         self._pipeline: Pipeline | None = None
-        arena.introduce(lanes, self._names)
-        self._send_programs()
+        arena.introduce(workers, self._names)
+        self._ends = workers.ends_of(self._names)
+        programs = self._schedule.programs(self._bound)
+        with closing(Semaphores(len(self._schedule.all_edges()))) as semaphores:
+            bind_program(workers, number, arena, semaphores, programs)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`.
@@ -102,12 +93,11 @@ class LitertCandidate(Candidate):
         An accelerator takes stages into a queue and its calls return before they are done. Latencies are those of
         inferences that use the queue, from the start to the moment when the result can be read. Where a stage leaves
         its result on the accelerator, the times of the stages, and the timeline, come from a separate inference that
-        waits for each. Where a session measures, an adapter that idled is woken first.
+        waits for each. Where a session measures, an adapter that idled is warmed up first.
         """
         if self._reference is not None:
             self.wake()
-        stages = len(self.plan.stages)
-        capacity = (LOG_NBYTES // 8 - 1) // (2 * stages)
+        capacity = (LOG_NBYTES // 8 - 1) // (2 * len(self.plan.stages))
         latencies, stage_times, timeline = [], [], None
         left = n
         while left > 0:
@@ -135,83 +125,78 @@ class LitertCandidate(Candidate):
     def pipeline(self) -> Pipeline:
         """Return the plan bound for a stream of inferences; made when first asked for, closed with the candidate."""
         if self._pipeline is None:
-            limit_s = self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
-            self._pipeline = Pipeline(
-                self._graph, self.plan, self._platform, self._lanes, self._number, self._bound, limit_s
-            )
+            made = self._workers, self._number, self._bound, self._layout, self._limit_s()
+            self._pipeline = Pipeline(self._graph, self.plan, self._platform, *made)
         return self._pipeline
 
-    def lane_processes(self) -> list[int]:
+    def processes(self) -> list[int]:
         """Return the numbers of the processes that run the plan."""
-        return self._lanes.processes()
+        return self._workers.processes()
 
     def stream(self, n: int) -> Batch:
         """See :class:`~evaluators.base.Candidate`."""
-        return periods(self.pipeline(), n, [self._view(tensor) for tensor in self._graph.inputs])
+        return self.pipeline().periods(n, [self._view(tensor) for tensor in self._graph.inputs])
 
     def after_pause(self, pause_s: float) -> float:
         """Return the seconds of one inference that follows a pause: clocks are down, and adapters asleep."""
         time.sleep(pause_s)
-        log, _ = self._run_batch(1, math.inf)
-        return float(log[0].max() - log[0][log[0] > 0].min()) * 1e-9
+        return self._one_s()
 
     def wake(self) -> None:
-        """Run, without taking samples, until an adapter that idled is awake; see :mod:`evaluators.litert.waking`."""
-
-        def latency_s() -> float:
-            log, _ = self._run_batch(1, math.inf)
-            return float(log[0].max() - log[0].min()) * 1e-9
-
+        """Run, without taking samples, until an adapter that idled has its full clock; see :func:`wake`."""
         if self._sleepers:
-            wake(self._sleepers, latency_s)
+            wake(self._sleepers, self._one_s)
+
+    def _one_s(self) -> float:
+        log, _ = self._run_batch(1, math.inf)
+        return float(log[0].max() - log[0].min()) * 1e-9
 
     def _synchronised(self, n: int) -> tuple[NDArray[np.float64], Timeline]:
         """Return the stages' own seconds, measured anew after some inferences; ``n`` were made since the last call."""
         self._since += n
-        own = self._own
-        if own is None or self._since >= _SYNCHRONISE_EVERY:
+        if self._own is None or self._since >= _SYNCHRONISE_EVERY:
             log, copied_s = self._run_batch(1, math.inf, synchronised=True)
             stage_s = np.asarray((log[0, :, 1] - log[0, :, 0]) * 1e-9, np.float64)
-            own = self._own = stage_s, self._timeline(log[0], copied_s)
+            self._own = stage_s, self._timeline(log[0], copied_s)
             self._since = 0
-        return own
+        return self._own
+
+    def _limit_s(self) -> float:
+        """Return how long a worker may do nothing, beside the slack."""
+        return self._platform.limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
 
     def _run_batch(
         self, n: int, stop_above_s: float, *, synchronised: bool = False
     ) -> tuple[NDArray[np.int64], dict[int, float]]:
         """Return start and end of each stage in each inference, and the seconds that stages copied in the last one."""
-        if self._generation != self._lanes.generation:
-            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
+        self._workers.check(self._ends)
         stages = len(self.plan.stages)
-        log = np.frombuffer(self._arena.memory, np.int64, 1 + 2 * stages * n, self._layout.log)
+        log = np.frombuffer(self._arena.map, np.int64, 1 + 2 * stages * n, self._layout.log)
         log[:] = 0
         log[0] = n
-        head = {
-            "op": "run",
-            "id": self._number,
-            "arena": self._arena.number,
-            "log": self._layout.log,
-            "n": n,
-            "stages": stages,
-            "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
-            "synchronised": synchronised,
-            "break_off": not self._accelerated,
-            # Until a first result is there, each stage is recorded as it ends, so that one that fails can be named.
-            "apart": self._known_s is None,
-        }
-        each_s = self._limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
-        # The leader is asked last: by then the others wait for its token.
-        order = [*self._names[1:], self._names[0]]
+        request = Request(
+            {
+                "op": "run",
+                "id": self._number,
+                "arena": self._arena.number,
+                "log": self._layout.log,
+                "n": n,
+                "stages": stages,
+                "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
+                "synchronised": synchronised,
+                "break_off": not self._accelerated,
+                # Until a first result is there, each stage is recorded as it ends, so that one that fails can be named.
+                "apart": self._known_s is None,
+            }
+        )
+        # The leader is asked last: by then the others wait for its post.
+        requests = dict.fromkeys([*self._names[1:], self._names[0]], request)
         times = log[1:].reshape(n, stages, 2)
         try:
-            answers = self._lanes.ask_all(
-                {name: Request(head) for name in order}, SLACK_S + each_s, lambda: int(np.count_nonzero(times))
-            )
-        except LaneError as error:
+            answers = self._workers.ask_all(requests, SLACK_S + self._limit_s(), lambda: int(np.count_nonzero(times)))
+        except WorkerError as error:
             what = blamed(error, times, self.plan, self._schedule, apart=self._known_s is None)
-            if error.told and self._explain is not None:
-                raise self._explain(error.lane, what) from error
-            raise UnavailableError(what) from error
+            raise (self._explain(error.worker, what) if error.told else UnavailableError(what)) from error
         copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 
@@ -224,26 +209,19 @@ class LitertCandidate(Candidate):
         return Timeline(tuple(sorted(events, key=lambda e: e.start_s)))
 
     def set_inputs(self, arrays: Sequence[NDArray[np.generic]]) -> None:
-        """Copy one array per input of the model into shared memory; shapes and types must be the model's.
-
-        What an earlier plan left in the place of the outputs is overwritten, so that it cannot pass for this one's.
-        """
-        for tensor, array in zip(self._graph.inputs, arrays, strict=True):
-            self._view(tensor)[...] = array
-        for tensor in self._graph.outputs:
-            if tensor not in self._graph.inputs:
-                self._view(tensor).reshape(-1).view(np.uint8)[...] = 0xFF
+        """Copy one array per input of the model into shared memory; shapes and types must be the model's."""
+        tensors.fill(self._graph, self._view, arrays)
         self._ran = False
 
     def _view(self, tensor: int) -> NDArray[np.generic]:
-        return tensors.view(self._arena.memory, self._layout.offsets[tensor], self._graph.tensors[tensor])
+        return tensors.view(self._arena.map, self._layout.offsets[tensor], self._graph.tensors[tensor])
 
     def outputs(self) -> list[NDArray[np.generic]]:
         """Return copies of the model's outputs as the last run left them."""
         return [self._view(tensor).copy() for tensor in self._graph.outputs]
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`; lanes that compute alike must agree bit for bit.
+        """See :class:`~evaluators.base.Candidate`; processors that compute alike must agree bit for bit.
 
         The outputs of the last run serve, since :meth:`set_inputs` has spoilt what was there before; a model with
         state is compiled once more and its first run compared.
@@ -269,49 +247,81 @@ class LitertCandidate(Candidate):
         self._closed = True
         if self._pipeline is not None:
             self._pipeline.close()
-        if self._generation == self._lanes.generation:
-            head = {"op": "drop", "id": self._number}
-            self._lanes.ask_all({name: Request(head) for name in self._names}, SETUP_LIMIT_S)
+        tell(self._workers, self._ends, {"op": "drop", "id": self._number})
         self._on_close()
 
-    def _send_programs(self) -> None:
-        """Tell every lane its share of the plan, with a semaphore for each meeting of two lanes."""
-        edges, bound = self._schedule.meetings(), self._bound
-        fd, nbytes = memory_of_edges(len(edges))
-        try:
-            requests = {}
-            for lane in self._schedule.lanes:
-                steps = {index: bound.step(self._graph, index) for index in lane.stages}
-                program, mine = lane_program(self._schedule, lane, edges, steps)
-                shared = {"slots": mine, "edges_nbytes": nbytes}
-                head = {"op": "program", "id": self._number, "arena": self._arena.number, **program, **shared}
-                requests[lane.processor] = Request(head, fds=[fd])
-            self._lanes.ask_all(requests, SETUP_LIMIT_S)
-        finally:
-            os.close(fd)
 
+def blamed(error: WorkerError, times: NDArray[np.int64], plan: Plan, order: Schedule, *, apart: bool = True) -> str:
+    """Return what went wrong, with the stage that was running on the processor whose worker failed.
 
-def blamed(error: LaneError, times: NDArray[np.int64], plan: Plan, order: Schedule, *, apart: bool = True) -> str:
-    """Return what went wrong, with the stage that was running on the lane that failed.
-
-    The log tells who waits for whom, but not whether a lane that was stopped after a stage had told the others of
-    its end; what the system says of the lane counts first. Unless stages are recorded ``apart``, a later one may be
-    meant.
+    The log tells who waits for whom, but not whether a worker that was stopped after a stage had told the others of
+    its end; what the system says of it counts first. Unless stages are recorded ``apart``, a later one may be meant.
     """
     if error.told:
         return error.what
     suspects = error.stopped or error.silent
     unfinished = (times[:, :, 1] == 0).any(axis=1)
     done = times[int(np.argmax(unfinished)), :, 1] > 0 if unfinished.any() else np.ones(len(plan.stages), bool)
-    for lane in order.lanes:
-        if lane.processor not in suspects:
+    for processor, stages in order.stages.items():
+        if processor not in suspects:
             continue
-        left = [s for s in lane.stages if not done[s]]
-        stage = left[0] if left else lane.stages[-1]
+        left = [s for s in stages if not done[s]]
+        stage = left[0] if left else stages[-1]
         ready = all(done[s] for s in range(stage) if order.before[stage] >> s & 1)
         if len(suspects) == 1 or (left and ready):
-            last = stage if apart else lane.stages[-1]
+            last = stage if apart else stages[-1]
             where = f"stage {stage}" if last == stage else f"one of its stages {stage} to {last}"
             where += f" (operators {plan.stages[stage].operators[0]} to {plan.stages[last].operators[-1]})"
-            return f"processor {lane.processor!r} {error.reason} in {where}"
+            return f"processor {processor!r} {error.reason} in {where}"
     return error.what
+
+
+# Graphics adapters lower their clocks when they idle: a plan is measured once its adapter is as fast as it gets under
+# load. An NVIDIA H200 that idled for about a second is three times slower (ResNet50 11.0 ms instead of 3.4). It takes
+# 0.25 to 0.5 s of load until its clock is up again, more if the load is light, and compiling a stage, which can take
+# seconds, is no load. Latencies taken meanwhile would say when a plan was measured rather than how good it is.
+IDLE_S = 0.3
+"""An adapter that did nothing for so long may be about to lower its clock."""
+STEADY_S = 0.4
+"""Its clock is up when it has not become faster for so long."""
+MOST_S = 3.0
+_WINDOW_S = 0.05
+_FASTER = 0.97  # by less than this, latencies differ by chance
+
+_busy_until_s: dict[str, float] = {}
+
+
+def sleepers(processors: Iterable[Processor]) -> tuple[str, ...]:
+    """Return the adapters among some processors that lower their clocks; those in software compute on the CPU."""
+    gpus = (p for p in processors if p.kind == "gpu" and not p.options.get("software"))
+    return tuple(dict.fromkeys(str(p.options["adapter"]) for p in gpus))
+
+
+def wake(adapters: Iterable[str], run: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> int:
+    """Run until all of some adapters are at full clock, and return how many runs that took: none if they were busy.
+
+    Args:
+        run: makes a run and returns its latency in seconds.
+    """
+    begin = clock()
+    if all(begin - _busy_until_s.get(name, -IDLE_S) < IDLE_S for name in adapters):
+        return 0
+    count, best_s, best_at = 0, float("inf"), begin
+    now = begin
+    while now - best_at < STEADY_S and now - begin < MOST_S:
+        window: list[float] = []
+        until = now + _WINDOW_S
+        while not window or now < until:
+            window.append(run())
+            now = clock()
+        count += len(window)
+        median_s = statistics.median(window)
+        if median_s < _FASTER * best_s:
+            best_s, best_at = median_s, now
+    return count
+
+
+def were_busy(adapters: Iterable[str], clock: Callable[[], float] = time.perf_counter) -> None:
+    """Note that some adapters have just finished work."""
+    now = clock()
+    _busy_until_s.update(dict.fromkeys(adapters, now))

@@ -1,34 +1,52 @@
-"""A plan on disk: ``plan.json`` beside its stage files, complete enough to run without the model."""
+"""Plans on disk, complete enough to run without the search and without the model.
+
+::
+
+    best/plan.json        of one model, beside its stage files
+    best/plan.json        of several: who asks when, which processors take which jobs, in which order
+    best/model_0/         a plan.json with stage files, one for each job, as of a single model
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import reprlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from evaluators.litert.processor_names import processor_options
+from evaluators.litert.stages import opens
+from evaluators.workload.scheduler import QueueClient
+from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import ModelError, PlanError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.inputs import read_inputs, write_inputs
-from search_spaces.models.litert import read_model
+from search_spaces.models.litert import graph_of, read_model
 from search_spaces.models.stages import StageModel, cut_stage, flattened
-from search_spaces.plan import Plan, Stage
+from search_spaces.plan import Dispatch, Plan, Stage
 from search_spaces.platform import Platform, Processor
+from search_spaces.pools import lanes_of
 from search_spaces.rewrites.views import lie_inside, without_copies
+
+if TYPE_CHECKING:
+    from evaluators.litert.workload import LitertWorkload
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
 _INPUTS = "inputs.npz"
+SCHEMA_VERSION = 1  # of plans of several models
+KIND = "workload plan"
+_DISPATCHES: tuple[Dispatch, ...] = ("fifo", "priority", "edf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,7 @@ class Deployment:
     Attributes:
         plan: over ``graph``, one stage per operator.
         graph: the stages as operators of kind ``STAGE``, and the tensors between them.
-        platform: the lanes that the plan uses.
+        platform: the processors that the plan uses.
         stages: the stage files, verified by digest and against the plan.
         content_digest: SHA-256 of the model that the stages were cut from.
         inputs: what the search measured with; empty where those are drawn without regard to the operators.
@@ -118,7 +136,7 @@ def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 def runs_here(path: Path) -> bool:
-    """Return whether a plan of one model has files and names the cores of its processors, for LiteRT's lanes to run."""
+    """Return whether a plan of one model has files and names cores, so that LiteRT can run it here."""
     document = _peek(path)
     try:
         return "files" in document and all("cores" in p["options"] for p in document["platform"]["processors"])
@@ -131,12 +149,31 @@ def has_files(path: Path) -> bool:
     return bool({"files", "seats"} & set(_peek(path)))
 
 
+def is_workload_plan(path: Path) -> bool:
+    """Return whether a ``plan.json``, or the folder that holds it, is that of several models."""
+    return _peek(path).get("kind") == KIND
+
+
 def _peek(path: Path) -> Mapping[str, Any]:
     try:
-        document = parsed_json(read_bounded(path / "plan.json" if path.is_dir() else path, _MAX_NBYTES))
-    except (OSError, ValueError, RecursionError):
+        document = _document(path)
+    except PlanError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _document(path: Path) -> Any:
+    """Read a ``plan.json``, or that of a folder."""
+    try:
+        if path.is_dir():
+            path = path / "plan.json"
+        return parsed_json(read_bounded(path, _MAX_NBYTES))
+    except OSError as error:
+        raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
+    except RecursionError as error:
+        raise PlanError(f"{path}: is not a plan: it is nested too deeply") from error
+    except ValueError as error:
+        raise PlanError(f"{path}: is not a plan: {error}") from error
 
 
 def read_deployment(path: Path) -> Deployment:
@@ -145,16 +182,9 @@ def read_deployment(path: Path) -> Deployment:
     Raises:
         PlanError: the file is missing, damaged, from a newer version, or a stage file is not the one it names.
     """
-    try:
-        if path.is_dir():
-            path = path / "plan.json"
-        document = parsed_json(read_bounded(path, _MAX_NBYTES))
-    except OSError as error:
-        raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
-    except RecursionError as error:
-        raise PlanError(f"{path}: is not a plan: it is nested too deeply") from error
-    except ValueError as error:
-        raise PlanError(f"{path}: is not a plan: {error}") from error
+    document = _document(path)
+    if path.is_dir():
+        path = path / "plan.json"
     if isinstance(document, dict) and "stages" in document and "files" not in document:
         raise PlanError(f"{path}: names no stage files", "only a study that measures on this machine writes them")
     try:
@@ -191,7 +221,7 @@ def read_deployment(path: Path) -> Deployment:
 
 @contextmanager
 def started_for(path: str | Path) -> Iterator[None]:
-    """Name the plan in errors of what starts its lanes.
+    """Name the plan in errors of what starts its workers.
 
     Raises:
         UnavailableError: this machine lacks what the plan at ``path`` needs.
@@ -241,7 +271,7 @@ def _stage_graph(document: Mapping[str, Any]) -> Graph:
 
 
 def platform_of(data: Mapping[str, Any]) -> Platform:
-    """Return the lanes that a plan's file describes; errors are those of wrong types and missing fields.
+    """Return the processors that a plan's file describes; errors are those of wrong types and missing fields.
 
     Raises:
         PlanError: they are those of another device.
@@ -290,3 +320,167 @@ def _stage_model(file: Path, reads: tuple[int, ...], writes: tuple[int, ...], gr
         raise PlanError(f"{file}: has no weights to read")
     buffers = tuple(sorted(stage.source.extents))
     return StageModel(stage.source.schema, stage.source, buffers, reads, writes)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFiles:
+    """A plan of a workload, read back.
+
+    Attributes:
+        names: of the instance of each client.
+        models: the jobs of each client; instances of one model share them.
+    """
+
+    name: str
+    dispatch: Dispatch
+    setting: Setting
+    platform: Platform
+    names: tuple[str, ...]
+    models: tuple[Deployment, ...]
+
+
+def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
+    """Write stage files of every model, then ``plan.json``, and return its path."""
+    found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
+    lanes = {lane.name: lane for lane in lanes_of(session.platform)}
+    numbers: dict[Any, int] = {}
+    clients = []
+    for client, index, model in zip(found.clients, found.components, found.models, strict=True):
+        component = session.joined.components[index]
+        asks = session.workload.client_of(index)
+        first = [found.lanes[each[0]] for each in client.lanes]
+        key = (model.graph.digest, asks.model, model.operators, tuple(lanes[name].kind for name in first))
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            place = folder / f"model_{numbers[key]}"
+            place.mkdir(parents=True, exist_ok=True)
+            used = dict(zip(model.viewed.stage_of, first, strict=True))
+            stages = (
+                replace(stage, processor=used.get(job, first[0])) for job, stage in enumerate(model.lowered.plan.stages)
+            )
+            part = Plan(model.graph.digest, tuple(stages))
+            platform = Platform(session.platform.name, tuple(lanes[name] for name in dict.fromkeys(first)))
+            write_deployment(place, model.graph, part, platform, session.digest(model.graph))
+        named = [[found.lanes[lane] for lane in each] for each in client.lanes]
+        own = {"own_weights": asks.own_weights}
+        clients.append({"name": component.name, "model": numbers[key], **asdict(client), "lanes": named, **own})
+    taken = {name for client in clients for each in client["lanes"] for name in each}
+    platform = Platform(session.platform.name, tuple(lane for name, lane in lanes.items() if name in taken))
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "name": session.workload.name,
+        "dispatch": plan.dispatch,
+        "platform": platform.to_json(),
+        "seats": clients,
+        "plan": plan.to_json(),
+    }
+    path = folder / "plan.json"
+    with replacing(path) as file:
+        file.write(json.dumps(document, indent=2).encode())
+    return path
+
+
+def read_workload_plan(path: Path) -> WorkloadFiles:
+    """Read a plan of a workload and check it and the stage files.
+
+    Raises:
+        PlanError: a file is missing, damaged, or from a newer version.
+    """
+    document = _document(path)
+    folder = path if path.is_dir() else path.parent
+    try:
+        if document.get("kind") != KIND:
+            raise PlanError(f"{path}: is no plan of several models", "optimize execute runs those of one model too")
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise PlanError(f"{path}: has schema_version {document['schema_version']}, this version reads 1")
+        platform = platform_of(document["platform"])
+        dispatch = _DISPATCHES[_DISPATCHES.index(document["dispatch"])]
+        names = tuple(str(entry["name"]) for entry in document["seats"])
+        numbers = [int(entry["model"]) for entry in document["seats"]]
+        lanes = [lane.name for lane in platform.processors]
+        clients = tuple(_client(entry, lanes) for entry in document["seats"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PlanError(f"{path}: the plan is damaged: {error!r}") from error
+    known = {number: read_deployment(folder / f"model_{number}") for number in dict.fromkeys(numbers)}
+    for name, client, number in zip(names, clients, numbers, strict=True):
+        if len(client.lanes) != len(known[number].plan.stages):
+            raise PlanError(f"{path}: the plan is damaged: {name!r} has {len(client.lanes)} jobs and other files")
+    if len(set(names)) != len(names):
+        raise PlanError(f"{path}: the plan is damaged: two instances have one name")
+    firsts = [0, *itertools.accumulate(len(client.lanes) for client in clients)]
+    stages = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(firsts))
+    made = Setting(clients, tuple(range(len(clients))), stages, tuple(lanes), exclusions(platform.processors))
+    return WorkloadFiles(str(document["name"]), dispatch, made, platform, names, tuple(known[n] for n in numbers))
+
+
+def _client(entry: Mapping[str, Any], lanes: Sequence[str]) -> QueueClient:
+    numbers = tuple(tuple(lanes.index(name) for name in each) for each in entry["lanes"])
+    if not numbers or not all(numbers):
+        raise ValueError("a job without lanes")
+    made = QueueClient(
+        numbers,
+        tuple(int(t) for t in entry["releases_ns"]),
+        int(entry["requests"]),
+        closed=bool(entry["closed"]),
+        priority=int(entry["priority"]),
+        deadline_ns=int(entry["deadline_ns"]),
+        queue=int(entry["queue"]),
+        after=tuple(int(bits) for bits in entry["after"]),
+    )
+    if made.after and (len(made.after) != len(numbers) or any(b < 0 or b >> j for j, b in enumerate(made.after))):
+        raise ValueError("jobs that wait for later ones")
+    if made.requests < 1 or len(made.releases_ns) != (1 if made.closed else made.requests) or made.queue < 1:
+        raise ValueError("requests that cannot be")
+    return replace(made, releases_ns=tuple(sorted(made.releases_ns)))
+
+
+def told_apart(
+    deployment: Deployment, groups: Sequence[tuple[str, Sequence[int]]]
+) -> tuple[Graph, Plan, tuple[StageModel, ...]]:
+    """Return graph, plan and stages of a deployment with the operators of stages that hand out inner tensors.
+
+    The tensors that cross borders keep their numbers; a stage that hands out nothing stays one operator.
+
+    Args:
+        groups: processors and the stages that are compiled together there.
+    """
+    graph, platform = deployment.graph, deployment.platform
+    open_stages = {i for name, indices in groups if opens(platform[name], len(indices)) for i in indices}
+    tensors, operators = list(graph.tensors), list[Operator]()
+    stages, models = list[Stage](), list[StageModel]()
+    try:
+        for index, (stage, operator) in enumerate(zip(deployment.stages, graph.operators, strict=True)):
+            first = len(operators)
+            if index in open_stages:
+                part = graph_of(stage.source, graph.name)
+                number = _numbers(part, stage, tensors)
+                operators += [_renumbered(o, number, stage, operator) for o in part.operators]
+                models.append(replace(stage, tensors=tuple(number[t] for t in range(len(part.tensors)))))
+            else:
+                operators.append(operator)
+                models.append(stage)
+            stages.append(Stage(tuple(range(first, len(operators))), deployment.plan.stages[index].processor))
+        whole = Graph(graph.name, tuple(tensors), tuple(operators), graph.inputs, graph.outputs, views=graph.views)
+    except (ModelError, ValueError):  # stages that do not fit each other inside run as they are
+        return graph, deployment.plan, deployment.stages
+    return whole, Plan(whole.digest, tuple(stages)), tuple(models)
+
+
+def _numbers(part: Graph, stage: StageModel, tensors: list[Tensor]) -> dict[int, int]:
+    """Return a number for each tensor of a stage, and put what stays inside behind ``tensors``."""
+    number = dict(zip((*part.inputs, *part.outputs), (*stage.inputs, *stage.outputs), strict=True))
+    for index, tensor in enumerate(part.tensors):
+        if index not in number:
+            number[index] = len(tensors)
+            tensors.append(tensor)
+    return number
+
+
+def _renumbered(operator: Operator, number: dict[int, int], stage: StageModel, whole: Operator) -> Operator:
+    """Return an operator of a stage with the plan's numbers; what lies in other tensors depends on who writes those."""
+    written = tuple(t for t in whole.inputs if t not in stage.inputs)
+    inputs: list[int] = []
+    for tensor in (number.get(t, -1) for t in operator.inputs):
+        inputs += written if tensor in stage.inputs and tensor not in whole.inputs else (tensor,)
+    return replace(operator, inputs=tuple(inputs), outputs=tuple(number[t] for t in operator.outputs))

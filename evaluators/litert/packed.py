@@ -1,4 +1,4 @@
-"""Weights packed once per model, for all stages, lanes and plans.
+"""Weights packed once per model, for all stages, processors and plans.
 
 XNNPACK rearranges weights when it compiles; for VGG16 that takes a second and another 553 MB. Its cache file names
 packed weights by the buffer's number in the model, and our stage files keep those numbers; so one file, made from the
@@ -23,7 +23,7 @@ from search_spaces.models.cache import cache_dir, intact, kept
 
 _LOGGER = logging.getLogger("partition_optimizer")
 _KEEP_NBYTES = 4 << 30
-_WEIGHTS = {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "FULLY_CONNECTED": 1, "TRANSPOSE_CONV": 1}
+_WITH_WEIGHTS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"}  # the second input
 
 
 def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path | None:
@@ -61,7 +61,7 @@ def existing_packed_weights(content_digest: str) -> Path | None:
 
 
 class Holder:
-    """Keeps packed weights where they are while lanes are told of them: whoever makes room leaves them alone.
+    """Keeps packed weights where they are while workers are told of them: whoever makes room leaves them alone.
 
     That is true of other processes, too, on file systems with locks: each file is locked for as long as it is held.
     """
@@ -130,12 +130,10 @@ def _remove(path: Path) -> None:
 def machine_digest(*words: str) -> str:
     """Return a digest of some words, as a runtime's version, and of the processor's model and instruction sets."""
     wanted = ("model name", "flags", "Features", "CPU part")
-    found = set()
+    found: set[str] = set()
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in wanted:
-                found.add(" ".join(value.split()))
+        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+        found = {" ".join(value.split()) for key, _, value in pairs if key.strip() in wanted}
     return hashlib.sha256("\n".join([*words, *sorted(found)]).encode()).hexdigest()[:32]
 
 
@@ -150,19 +148,7 @@ def usable_packed(packed: Path | None, graph: Graph, whole: Graph, stages: Seque
     """
     if graph is whole or whole.source is None:
         return packed
-    buffers = len(whole.source.schema.buffers)
-    return None if any(_reads_parts_of_weights(graph, operators, buffers) for operators in stages) else packed
-
-
-def _reads_parts_of_weights(graph: Graph, operators: Sequence[int], buffers: int) -> bool:
-    """Return whether operators have weights that are parts of the model's, which nobody has packed.
-
-    Args:
-        buffers: how many the model had before it was rewritten.
-    """
-    for index in operators:
-        operator = graph.operators[index]
-        place = _WEIGHTS.get(operator.kind)
-        if place is not None and graph.tensors[operator.inputs[place]].buffer >= buffers:
-            return True
-    return False
+    buffers = len(whole.source.schema.buffers)  # those behind them are parts of weights, or made in their place
+    operators = [graph.operators[index] for each in stages for index in each]
+    made = any(o.kind in _WITH_WEIGHTS and graph.tensors[o.inputs[1]].buffer >= buffers for o in operators)
+    return None if made else packed

@@ -18,7 +18,7 @@
     gpu:f32              in float32
     gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
     npu                  the neural processor whose dispatch library the vendor's SDK brought
-    npu:NAME             the one whose library lies in a folder that the user named (:mod:`evaluators.litert.libraries`)
+    npu:NAME             the one whose library lies in a folder that the user named (:mod:`.processors`)
     npu:FOLDER           the same; on the command line alone
     gpu+cpu              LiteRT's own placement: what the adapter does not take runs on the cores, which it holds too;
                          also gpu+cpu:f32, npu+cpu
@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from evaluators.litert.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
 from search_spaces.errors import UsageError
 from search_spaces.wording import plural
 
@@ -79,8 +79,8 @@ class ProcessorName:
     fallback: bool = False
 
 
-def parse_lane(text: str) -> ProcessorName:
-    """Read a lane's name.
+def parse_processor(text: str) -> ProcessorName:
+    """Read a processor's name.
 
     Raises:
         UsageError: it is none; the text says what is wrong with which part.
@@ -89,42 +89,35 @@ def parse_lane(text: str) -> ProcessorName:
     match = _HEAD.fullmatch(head)
     if match is None:
         raise UsageError(f"there is no processor {text!r}", _HINT)
-    fallback = match[2] == BOTH
-    if match[1] == "cpu" and not fallback:
+    device, fallback = match[1], match[2] == BOTH
+    if device == "cpu" and not fallback:
         return _cpu(text, match[2] or "", words)
-    if match[1] == "cpu" or (match[2] and not fallback):
+    if device == "cpu" or (match[2] and not fallback):
         raise UsageError(f"processor {text!r}: adapters have no numbers", "name it by a word: gpu:nvidia")
-    kind: Literal["gpu", "npu"] = "npu" if match[1] == "npu" else "gpu"
+    kind: Literal["gpu", "npu"] = "npu" if device == "npu" else "gpu"
     runtime, precision = RUNTIMES.get(words[0], (LITERT, "")) if len(words) == 1 else (LITERT, "")
     if runtime == OPENVINO:
         if kind == "npu" and words[0] != OPENVINO:
             raise UsageError(f"processor {text!r}: an NPU computes in float16", f"name it npu:{OPENVINO}")
         if precision == "bf16":
             raise UsageError(f"processor {text!r}: a GPU has no bfloat16", f"name it {head}:{OPENVINO}-f16")
-        precision = "f16" if kind == "npu" else precision
-        return ProcessorName(
-            kind, runtime=runtime, precision=precision, integrated=match[1] == "igpu", fallback=fallback
-        )
-    if match[1] == "igpu":
+        computes = "f16" if kind == "npu" else precision
+        return ProcessorName(kind, runtime=runtime, precision=computes, integrated=device == "igpu", fallback=fallback)
+    if device == "igpu":
         raise UsageError(f"processor {text!r}: only OpenVINO has integrated GPUs", f"name it igpu:{OPENVINO}")
-    if match[1] == "npu":
+    if kind == "npu":
         if len(words) > 1:
             raise UsageError(f"processor {text!r}: names two folders", _HINT)
-        return ProcessorName("npu", folder=words[0] if words else "", fallback=fallback)
+        return ProcessorName("npu", folder="".join(words), fallback=fallback)
     precisions = [word for word in words if word in GPU_PRECISIONS]
     adapters = [word for word in words if word not in GPU_PRECISIONS]
     if len(precisions) > 1 or len(adapters) > 1 or not all(words):
         raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
-    return ProcessorName(
-        "gpu",
-        precision=precisions[0] if precisions else "f16",
-        adapter=adapters[0] if adapters else "",
-        fallback=fallback,
-    )
+    return ProcessorName("gpu", precision="".join(precisions) or "f16", adapter="".join(adapters), fallback=fallback)
 
 
 def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a lane that a file describes; it may not ask for what harms, such as 10,000 threads.
+    """Return the options of a processor that a file describes; it may not ask for what harms, such as 10,000 threads.
 
     Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
     the runtime keeps it.
@@ -139,18 +132,19 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     if not 1 <= threads <= len(cores):
         raise ValueError(f"{reprlib.repr(threads)} threads on {plural(len(cores), 'core')}")
     options: dict[str, Any] = {"cores": cores, "threads": threads}
+
+    def take(name: str, known: Collection[str], what: str) -> None:
+        """Take an option that must be one of some words."""
+        if data[name] not in known:
+            raise ValueError(f"{what} {reprlib.repr(data[name])}")
+        options[name] = data[name]
+
     if data.get("kernels", "xnnpack") != "xnnpack":
-        if data["kernels"] not in KERNELS:
-            raise ValueError(f"kernels {reprlib.repr(data['kernels'])}")
-        options["kernels"] = data["kernels"]
+        take("kernels", KERNELS, "kernels")
     if "runtime" in data:
-        if data["runtime"] not in ((TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,)):
-            raise ValueError(f"a runtime {reprlib.repr(data['runtime'])}")
-        options["runtime"] = data["runtime"]
+        take("runtime", (TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,), "a runtime")
     if options.get("runtime") == OPENVINO:
-        if data["precision"] not in (PRECISIONS if kind == "cpu" else GPU_PRECISIONS):
-            raise ValueError(f"a precision {reprlib.repr(data['precision'])}")
-        options["precision"] = data["precision"]
+        take("precision", PRECISIONS if kind == "cpu" else GPU_PRECISIONS, "a precision")
         if kind != "cpu":
             if not isinstance(data["device"], str) or not _DEVICE.fullmatch(data["device"]):
                 raise ValueError(f"a device {reprlib.repr(data['device'])}")

@@ -1,38 +1,46 @@
-"""What this machine offers: all its cores together, each core as a lane of its own, and its hardware adapters.
+"""What this machine offers: all its cores together, each core as a processor of its own, and its hardware adapters.
 
-A lane is described by plain options, which a plan file may carry to another machine; whether this machine can serve
-them is found out when the lanes are started (:mod:`evaluators.litert.lanes`).
+A processor is described by plain options, which a plan file may carry to another machine; whether this machine can
+serve them is found out when its worker is started (:mod:`evaluators.litert.workers`).
+
+A worker may load libraries of folders that the user names, on the command line or in a file of theirs.
+``libraries.yaml`` in the user's configuration folder binds names, by which platform files and campaigns refer to them::
+
+    libraries:
+      my_npu: /opt/vendor/dispatch   # then the processor is npu:my_npu; paths are relative to this file
+
+``PARTITION_OPTIMIZER_LIBRARIES`` names another file.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform as host
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evaluators.litert.adapters import Adapter, find_adapters
-from evaluators.litert.libraries import library_folder
-from evaluators.litert.openvino import computes_natively, find_devices
-from evaluators.litert.processor_names import ProcessorName, parse_lane, processor_options
-from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed
+from evaluators.litert.processor_names import ProcessorName, parse_processor, processor_options
+from evaluators.litert.worker.openvino import computes_natively, find_devices
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.machine import core_quota
 from search_spaces.allowed_code import allow, is_allowed
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.errors import UnavailableError, UsageError, shown
 from search_spaces.platform import Platform, Processor, with_cpu
+from search_spaces.yaml_file import parsed
 
+LIBRARIES = "PARTITION_OPTIMIZER_LIBRARIES"
 _CPU = Path("/sys/devices/system/cpu")
 _LOAD_LIMIT_S = 20.0
 
 
 def local_platform() -> Platform:
-    """Return the lanes of this machine: from the cores that this process may use, and hardware adapters.
+    """Return the processors of this machine: from the cores that this process may use, and hardware adapters.
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
@@ -44,10 +52,10 @@ def local_platform() -> Platform:
     """
     cores = fair_cores()
     names = [*(["cpu"] if len(cores) > 1 else []), *(f"cpu{core}" for core in cores)]
-    found = [_cpu(name, parse_lane(name)) for name in names]
+    found = [_cpu(name, parse_processor(name)) for name in names]
     hardware = find_adapters(software=False)
     if hardware:
-        found.append(_gpu("gpu", parse_lane("gpu"), hardware[0]))
+        found.append(_gpu("gpu", parse_processor("gpu"), hardware[0]))
     found += _those_here(f"{names[0]}:{OPENVINO}", f"igpu:{OPENVINO}")
     return Platform(host.node() or "local", tuple(found))
 
@@ -93,13 +101,13 @@ def fair_cores() -> list[int]:
 
 
 def make_processor(text: str) -> Processor:
-    """Return the lane that a name asks for; see :mod:`evaluators.litert.processor_names`.
+    """Return the processor of a name; see :mod:`evaluators.litert.processor_names`.
 
     Raises:
-        UsageError: the text is no lane's name, or names a core that the machine has not.
+        UsageError: the text is no processor's name, or names a core that the machine has not.
         UnavailableError: the process may not use a core, or there is no such adapter, neural processor or runtime.
     """
-    name = parse_lane(text)
+    name = parse_processor(text)
     if name.kind == "cpu":
         return _cpu(text, name)
     if name.runtime == OPENVINO:
@@ -110,7 +118,7 @@ def make_processor(text: str) -> Processor:
 
 
 def with_reference(platform: Platform) -> Platform:
-    """Return a platform that has a lane of XNNPACK, which outputs are compared with: behind the others if need be.
+    """Return a platform that has a processor of XNNPACK, which outputs are compared with: behind the others if need be.
 
     One of ``tflite-runtime`` will do.
     """
@@ -121,13 +129,13 @@ def with_reference(platform: Platform) -> Platform:
 
 
 def computes_with_xnnpack(processor: Processor) -> bool:
-    """Return whether a lane computes with XNNPACK, of whichever runtime."""
+    """Return whether a processor computes with XNNPACK, of whichever runtime."""
     other = "kernels" in processor.options or processor.options.get("runtime") == OPENVINO
     return processor.kind == "cpu" and not other
 
 
 def check_is_here(platform: Platform) -> None:
-    """Check that the lanes of a platform are lanes of this machine; a file may also describe a device to predict for.
+    """Check that a platform is of this machine; a file may also describe a device to predict for.
 
     Raises:
         UsageError: one has unknown options.
@@ -214,9 +222,8 @@ def _why_not_loaded(library: Path) -> str:
 
 
 def _vendor_folders() -> Iterator[Path]:
-    spec = importlib.util.find_spec("ai_edge_litert")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        yield from sorted(Path(folder).glob("vendors/*/dispatch"))
+    for folder in package_folders(PACKAGES[LITERT].module):
+        yield from sorted(folder.glob("vendors/*/dispatch"))
 
 
 def _cpu(text: str, name: ProcessorName) -> Processor:
@@ -249,7 +256,7 @@ def _cpu(text: str, name: ProcessorName) -> Processor:
 
 
 def check_cores(text: str, cores: Sequence[int]) -> None:
-    """Check that this process may use the cores of a lane.
+    """Check that this process may use the cores of a processor.
 
     Raises:
         UnavailableError: it may not; the text tells which.
@@ -263,20 +270,20 @@ def check_cores(text: str, cores: Sequence[int]) -> None:
         )
 
 
+def _accelerator(text: str, name: ProcessorName, resources: dict[str, float], like: str, **options: Any) -> Processor:
+    """Return a processor that is no CPU; its worker may use any core."""
+    all_options = {"cores": tuple(usable_cores()), "threads": 1, **options}
+    made = Processor(text, name.kind, resources, like, all_options)
+    return replace(with_cpu(made), name=text) if name.fallback else made
+
+
 def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
-    cores = tuple(usable_cores())
-    options: dict[str, Any] = {
-        "cores": cores,
-        "threads": 1,
-        "adapter": adapter.name,
-        "driver_version": adapter.driver_version,
-        "precision": name.precision,
-    }
+    options = {"adapter": adapter.name, "driver_version": adapter.driver_version, "precision": name.precision}
     resources = {f"adapter {adapter.name}": 1.0}
-    if adapter.kind == "software":  # it computes on the cores, which are then not free for other lanes
-        options["software"] = True
-        resources |= {f"core{core}": 1.0 for core in cores}
-    return _with_fallback(Processor(text, "gpu", resources, f"{adapter.name}:{name.precision}", options), name)
+    if adapter.kind == "software":  # it computes on the cores, which are then not free for other processors
+        resources |= {f"core{core}": 1.0 for core in usable_cores()}
+        return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options, software=True)
+    return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options)
 
 
 def _check_precision(text: str, precision: str) -> None:
@@ -292,7 +299,7 @@ def _check_precision(text: str, precision: str) -> None:
 
 
 def _openvino_device(text: str, name: ProcessorName) -> Processor:
-    """Return a GPU or NPU of OpenVINO; its stages share memory with other lanes' by copies that OpenVINO makes."""
+    """Return a GPU or NPU of OpenVINO; its stages share memory with other processors' by copies that OpenVINO makes."""
     wanted = name.kind.upper()
     devices = [d for d in find_devices() if d.device.partition(".")[0] == wanted]
     found = next((d for d in devices if name.kind == "npu" or d.integrated == name.integrated), None)
@@ -301,20 +308,13 @@ def _openvino_device(text: str, name: ProcessorName) -> Processor:
         raise UnavailableError(
             f"processor {text!r}: OpenVINO finds no such device", f"it finds: {listed}; install the device's driver"
         )
-    options: dict[str, Any] = {
-        "cores": tuple(usable_cores()),
-        "threads": 1,
-        "runtime": OPENVINO,
-        "precision": name.precision,
-        "device": found.device,
-        "adapter": found.name,
-    }
     like = f"{found.name}:{OPENVINO}-{name.precision}"
     # Vulkan knows the same adapter by a name that differs in what is in parentheses.
     maker = found.name.partition(" (")[0]
     same = (a.name for a in find_adapters(software=False) if a.name.partition(" (")[0] == maker)
     resource = f"adapter {next(same, found.name)}" if name.kind == "gpu" else f"npu {found.name}"
-    return _with_fallback(Processor(text, name.kind, {resource: 1.0}, like, options), name)
+    options = {"runtime": OPENVINO, "precision": name.precision, "device": found.device, "adapter": found.name}
+    return _accelerator(text, name, {resource: 1.0}, like, **options)
 
 
 def _npu(text: str, name: ProcessorName) -> Processor:
@@ -322,13 +322,8 @@ def _npu(text: str, name: ProcessorName) -> Processor:
     if is_allowed(text):
         allow(named)  # with which its process is started
     folder = npu_folder(named)
-    options = {"cores": tuple(usable_cores()), "threads": 1, "folder": str(folder)}
     vendor = next(folder.glob("libLiteRtDispatch_*.so")).stem.removeprefix("libLiteRtDispatch_")
-    return _with_fallback(Processor(text, "npu", {f"npu {vendor}": 1.0}, f"npu {vendor}", options), name)
-
-
-def _with_fallback(processor: Processor, name: ProcessorName) -> Processor:
-    return replace(with_cpu(processor), name=processor.name) if name.fallback else processor
+    return _accelerator(text, name, {f"npu {vendor}": 1.0}, f"npu {vendor}", folder=str(folder))
 
 
 def _speed(core: int) -> str:
@@ -340,3 +335,59 @@ def _speed(core: int) -> str:
         except OSError:
             found.append("?")
     return "/".join(found)
+
+
+def libraries_file() -> Path:
+    """Return the file that binds names to folders, which need not exist."""
+    if chosen := os.environ.get(LIBRARIES):
+        return Path(chosen)
+    from platformdirs import user_config_path
+
+    return user_config_path("partition-optimizer") / "libraries.yaml"
+
+
+def bound_folders() -> Mapping[str, Path]:
+    """Return the folders that the user has bound, by name.
+
+    Raises:
+        UsageError: the file is wrong; the text begins with ``file:line``.
+    """
+    path = libraries_file()
+    if not path.exists():
+        return {}
+    fields = parsed(path, "libraries").fields("a file of libraries", ("libraries",))
+    if "libraries" not in fields:
+        return {}
+    entries = fields["libraries"].items("libraries")
+    return {k.text("a name"): path.parent / Path(v.text("a folder")).expanduser() for k, v in entries}
+
+
+def library_folder(word: str, text: str = "") -> Path:
+    """Return the folder that a name, or a path, stands for.
+
+    Args:
+        word: what a processor's name or its options say.
+        text: the whole name of the processor, which counts if the user typed it.
+
+    Raises:
+        UsageError: the user has named neither.
+    """
+    bound = bound_folders()
+    if word in bound:
+        return bound[word]
+    if Path(word) in bound.values() or is_allowed(word) or (text and is_allowed(text)):
+        return Path(word)
+    raise UsageError(
+        f"processor {shown(text or word)}: a library is code, and no user of this machine has named {shown(word)}",
+        f"bind it to a name in {libraries_file()}, or give --processors npu:FOLDER",
+    )
+
+
+def check_libraries(processor: str) -> None:
+    """Check that the user has named the library that a processor's name asks for, if it asks for one.
+
+    Raises:
+        UsageError: they have not.
+    """
+    if processor.startswith("npu:") and (folder := parse_processor(processor).folder):
+        library_folder(folder, processor)

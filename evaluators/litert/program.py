@@ -1,105 +1,144 @@
-"""From a plan to what each lane does: its stages in order, and the edges on which lanes meet."""
+"""From a plan to what each worker does: its stages in order, where it waits for others, and where its tensors lie.
+
+Space in shared memory is reused as soon as no stage can still need it. That keeps the working set of a cut model as
+small as that of the whole one; without it every boundary would leave its own trail through the caches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 
-# A lane that waits for another core's stage polls this long before it sleeps; waking costs tens of microseconds. It
+# A worker that waits for another core's stage polls this long before it sleeps; waking costs tens of microseconds. It
 # sleeps at once where a stage that needs its cores may run meanwhile: polling would take half a core from it.
 SPIN_NS = 2_000_000
+# LiteRT wants host memory aligned to 64 bytes; kernels may read a little beyond the end of a tensor.
+ALIGNMENT = 64
+_SLACK = 128
+LOG_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """``after`` on its lane may start when ``before`` on another lane is done."""
+    """Stage ``after`` may start when ``before`` on another processor is done; its worker polls for ``spin_ns``."""
 
     before: int
     after: int
     spin_ns: int
 
 
-@dataclass(slots=True)
-class LaneProgram:
-    """One lane's share: its stages in dispatch order."""
-
-    processor: str
-    stages: list[int] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A plan ready for its lanes.
+    """A plan with static dispatch, ready for its workers.
 
     Attributes:
-        lanes: the lane of stage 0 (the leader) first.
-        edges: the meetings that are needed, none implied by another.
+        stages: processor → its stages in dispatch order; that of stage 0 (the leader) first.
+        edges: the waits that are needed, none implied by another.
         before: for each stage the stages certainly over when it starts, as a bit set.
-        sleepers: lanes on whose cores others may still run when their own last stage is over.
+        sleepers: processors on whose cores others may still run when their own last stage is over.
     """
 
-    lanes: tuple[LaneProgram, ...]
+    stages: Mapping[str, Sequence[int]]
     edges: tuple[Edge, ...]
     before: list[int]
     sleepers: frozenset[str] = frozenset()
 
-    def meetings(self) -> list[Edge]:
-        """Return the plan's own edges, the leader's token to each other lane, and each lane's end back to the leader.
+    def all_edges(self) -> list[Edge]:
+        """Return the plan's own edges, the leader's post to each other worker, and each worker's end to the leader.
 
         Stage -1 stands for the leader between two inferences.
         """
-        leader = self.lanes[0]
-        certain = self.before[leader.stages[-1]]
-        starts = [Edge(-1, lane.stages[0], self._spin_ns(lane)) for lane in self.lanes[1:]]
-        spin_ns = self._spin_ns(leader)
-        ends = [Edge(lane.stages[-1], -1, spin_ns) for lane in self.lanes[1:] if not certain >> lane.stages[-1] & 1]
-        return [*self.edges, *starts, *ends]
+        (leader, own), *others = self.stages.items()
+        starts = [Edge(-1, stages[0], self._spin_ns(name)) for name, stages in others]
+        lasts = [stages[-1] for _, stages in others if not self.before[own[-1]] >> stages[-1] & 1]
+        return [*self.edges, *starts, *(Edge(last, -1, self._spin_ns(leader)) for last in lasts)]
 
-    def _spin_ns(self, lane: LaneProgram) -> int:
-        return 0 if lane.processor in self.sleepers else SPIN_NS
+    def _spin_ns(self, processor: str) -> int:
+        return 0 if processor in self.sleepers else SPIN_NS
 
+    def programs(self, bound: Binding) -> dict[str, dict[str, Any]]:
+        """Return what each worker is told of a plan; semaphore ``i`` is that of edge ``i`` of :meth:`all_edges`."""
+        edges = list(enumerate(self.all_edges()))
+        leader, *_ = self.stages
 
-def lane_program(
-    order: Schedule, lane: LaneProgram, edges: Sequence[Edge], steps: Mapping[int, dict[str, Any]]
-) -> tuple[dict[str, Any], list[int]]:
-    """Return what a lane is told of its meetings, and which of ``edges`` (see ``Schedule.meetings``) it needs for that.
+        def waits(after: int) -> list[tuple[int, int]]:
+            return [(i, e.spin_ns) for i, e in edges if e.after == after and e.before >= 0]
 
-    Args:
-        steps: stage → what else the lane is told of it.
-    """
-    leads = lane is order.lanes[0]
-    stages = set(lane.stages)
-    mine = [
-        i
-        for i, edge in enumerate(edges)
-        if edge.before in stages or edge.after in stages or (leads and -1 in (edge.before, edge.after))
-    ]
-    local = {i: k for k, i in enumerate(mine)}
-    told = [
-        step
-        | {
-            "waits": [[local[i], edges[i].spin_ns] for i in mine if edges[i].after == index and edges[i].before >= 0],
-            "signals": [local[i] for i in mine if edges[i].before == index],
+        def posts(before: int) -> list[int]:
+            return [i for i, e in edges if e.before == before]
+
+        return {
+            name: {
+                **ONE_FRAME,
+                "steps": [bound.step(s, waits(s), posts(s)) for s in stages],
+                "go": [(i, e.spin_ns) for i, e in edges if e.before < 0 and e.after == stages[0]],
+                "starts": posts(-1) if name == leader else (),
+                "ends": waits(-1) if name == leader else (),
+            }
+            for name, stages in self.stages.items()
         }
-        for index, step in steps.items()
-    ]
-    program = {
-        "steps": told,
-        "go": [[local[i], edges[i].spin_ns] for i in mine if not leads and edges[i].before == -1],
-        "starts": [local[i] for i in mine if leads and edges[i].before == -1],
-        "ends": [[local[i], edges[i].spin_ns] for i in mine if leads and edges[i].after == -1],
-    }
-    return program, mine
+
+
+ONE_FRAME: Mapping[str, Any] = {
+    "frames": 1,
+    "frame_nbytes": 0,
+    "regular": True,
+    "go": (),
+    "starts": (),
+    "ends": (),
+}
+"""What a worker is told of a program for one inference at a time that waits for no leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What is known of the stages of a loaded plan.
+
+    Attributes:
+        compiled: stage → what it was compiled as on its worker: a number, and its signature there.
+        ports: stage → its input and output tensors in the order of its model.
+        copied: stage → what it copies to and from an accelerator.
+        offsets: tensor → where it lies in the arena.
+    """
+
+    graph: Graph
+    compiled: Mapping[int, tuple[int, int]]
+    ports: Mapping[int, tuple[Sequence[int], Sequence[int]]]
+    copied: Mapping[int, Copies]
+    offsets: Mapping[int, int]
+
+    def step(self, stage: int, waits: Sequence[tuple[int, int]] = (), signals: Sequence[int] = ()) -> dict[str, Any]:
+        """Return what a worker is told of a stage.
+
+        Args:
+            waits: semaphores that it waits for, and how long it polls (ns).
+            signals: semaphores that it posts to.
+        """
+        (number, signature), (inputs, outputs) = self.compiled[stage], self.ports[stage]
+        copied, tensors = self.copied[stage], self.graph.tensors
+        return {
+            "stage": stage,
+            "compiled": number,
+            "signature": signature,
+            "Input": [(self.offsets[t], tensors[t].nbytes, t) for t in inputs],
+            "Output": [(self.offsets[t], tensors[t].nbytes, t) for t in outputs],
+            "uploads": [i for i, t in enumerate(inputs) if t in copied.uploads],
+            "downloads": [i for i, t in enumerate(outputs) if t in copied.downloads],
+            "waits": waits,
+            "signals": signals,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Tensors that a stage on an accelerator copies from, and to, the memory that all lanes share."""
+    """Tensors that a stage on an accelerator copies from, and to, the memory that all workers share."""
 
     uploads: frozenset[int] = frozenset()
     downloads: frozenset[int] = frozenset()
@@ -132,20 +171,18 @@ def copies(graph: Graph, plan: Plan, accelerators: Collection[str]) -> dict[int,
 
 
 def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:
-    """Return the lanes' programs for a plan with static dispatch.
+    """Return what the workers do for a plan with static dispatch.
 
-    A stage waits for the stages whose tensors it reads, and for every earlier stage on a lane that shares a resource
-    with its own, since the two must not run at once.
+    A stage waits for the stages whose tensors it reads, and for every earlier stage on a processor that shares a
+    resource with its own, since the two must not run at once.
     """
-    lanes: dict[str, LaneProgram] = {}
     place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
+    last: dict[str, int] = {}  # of each processor the stage before
     before: list[int] = []
     edges: list[Edge] = []
     for index, stage in enumerate(plan.stages):
-        here = lanes.setdefault(stage.processor, LaneProgram(stage.processor))
-        over = 0
-        if here.stages:
-            over = before[here.stages[-1]] | 1 << here.stages[-1]
+        previous = last.get(stage.processor)
+        over = 0 if previous is None else before[previous] | 1 << previous
         shared = {i for i in range(index) if _shared(platform, plan.stages[i], stage)}
         spin_ns = SPIN_NS if all(over >> i & 1 for i in shared) else 0
         needs = ({place[b] for o in stage.operators for b in graph.predecessors(o)} | shared) - {index}
@@ -155,15 +192,143 @@ def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:
                 edges.append(Edge(need, index, spin_ns))
                 over |= before[need] | 1 << need
         before.append(over)
-        here.stages.append(index)
+        last[stage.processor] = index
     sleepers = {
         name
-        for name, lane in lanes.items()
-        if any(_shared(platform, plan.stages[lane.stages[-1]], later) for later in plan.stages[lane.stages[-1] + 1 :])
+        for name, index in last.items()
+        if any(_shared(platform, plan.stages[index], later) for later in plan.stages[index + 1 :])
     }
-    return Schedule(tuple(lanes.values()), tuple(edges), before, frozenset(sleepers))
+    return Schedule(plan.by_processor(), tuple(edges), before, frozenset(sleepers))
 
 
 def _shared(platform: Platform, one: Stage, other: Stage) -> bool:
-    """Return whether two stages on different lanes need the same core or device."""
+    """Return whether two stages on different processors need the same core or device."""
     return one.processor != other.processor and platform[one.processor].excludes(platform[other.processor])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte offsets in an arena.
+
+    Attributes:
+        offsets: tensor index → offset of every tensor that a stage reads from the arena or writes there.
+        log: offset of the workers' time stamps (``LOG_NBYTES`` long).
+        nbytes: size of the arena.
+    """
+
+    offsets: Mapping[int, int]
+    log: int
+    nbytes: int
+
+
+def layout(
+    graph: Graph, plan: Plan, before: Sequence[int], outputs: Mapping[int, Sequence[int]] | None = None
+) -> Layout:
+    """Lay out the tensors that the stages of a plan write.
+
+    Inputs of the model come first, in the same place for every plan of a graph, and keep their space, because every
+    inference reads them again. Two other tensors share space when all that touches the one is done, in every order
+    that the workers and the runtime allow, before what writes the other starts.
+
+    Args:
+        before: for each stage the stages that are certainly over when it starts, as a bit set (see :class:`Schedule`).
+        outputs: for each stage what it writes; by default what crosses its border. Of a stage that writes more, its
+            operators are told apart, and only what depends on an operator is taken to come after it.
+    """
+    offsets: dict[int, int] = {}
+    top = 0
+    for tensor in graph.inputs:
+        offsets[tensor] = top
+        top += _space(graph, tensor)
+    log = top
+    top += LOG_NBYTES
+
+    borders = {i: graph.boundary(stage.operators).outputs for i, stage in enumerate(plan.stages)}
+    outputs = borders if outputs is None else outputs
+    apart = {i for i, border in borders.items() if len(outputs[i]) > len(border)}
+    moment, read, earlier = _moments(graph, plan, before, {i: frozenset(outputs[i]) for i in apart})
+    over: dict[int, int] = {}  # by what is certainly over when it is first written
+    users: dict[int, int] = {}
+    for tensor in (t for index in borders for t in outputs[index]):
+        writer = moment[graph.producer[tensor]]
+        root = graph.views.get(tensor, (tensor, 0))[0]  # what lies in a tensor shares its space, and its fate
+        over[root] = over.get(root, earlier[writer]) & earlier[writer]
+        users[root] = users.get(root, 0) | 1 << writer
+        for reader in graph.consumers.get(tensor, ()):
+            users[root] |= read[reader]
+    kept = set(graph.outputs)
+
+    def may_share(a: int, b: int) -> bool:
+        """Whether ``a`` is dead before ``b`` is written."""
+        return a not in kept and users[a] & ~over[b] == 0
+
+    placed: list[int] = []
+    end = top
+    for tensor in sorted(over, key=lambda t: (-graph.tensors[t].nbytes, t)):
+        size = _space(graph, tensor)
+        conflicts = sorted(
+            (offsets[o], offsets[o] + _space(graph, o))
+            for o in placed
+            if not (may_share(tensor, o) or may_share(o, tensor))
+        )
+        offset = top
+        for first, last in conflicts:
+            if offset + size <= first:
+                break
+            offset = max(offset, last)
+        offsets[tensor] = offset
+        placed.append(tensor)
+        end = max(end, offset + size)
+    offsets |= {tensor: offsets[root] + first for tensor, (root, first) in graph.views.items()}
+    return Layout(offsets, log, end + _SLACK)
+
+
+def _moments(
+    graph: Graph, plan: Plan, before: Sequence[int], apart: Mapping[int, frozenset[int]]
+) -> tuple[dict[int, int], dict[int, int], Sequence[int]]:
+    """Return when operators write and read; a stage is one moment, unless its operators are told apart.
+
+    A runtime may run operators in any order that their data allow, and fuse those between which a tensor stays inside:
+    what the first one reads may then be read as late as the last one runs.
+
+    Args:
+        apart: stages whose operators are told apart, and what they write.
+
+    Returns:
+        For each operator its moment; for each operator the moments after which its inputs are certainly read, as a bit
+        set; for each moment those that are certainly over when it begins.
+    """
+    moment = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
+    if not apart:
+        return moment, {o: 1 << i for o, i in moment.items()}, before
+    read: dict[int, int] = {}
+    earlier: list[int] = []
+    during: list[int] = []  # for each stage its moments
+    for index, stage in enumerate(plan.stages):
+        over = sum(during[other] for other in range(index) if before[index] >> other & 1)
+        first = len(earlier)
+        if index not in apart:
+            moment |= dict.fromkeys(stage.operators, first)
+            read |= dict.fromkeys(stage.operators, 1 << first)
+            earlier.append(over)
+        else:
+            inside = set(stage.operators)
+            for o in stage.operators:
+                moment[o] = len(earlier)
+                sources = graph.predecessors(o) & inside
+                earlier.append(reduce(or_, (earlier[moment[s]] | 1 << moment[s] for s in sources), over))
+            for o in reversed(stage.operators):
+                kept = set(graph.operators[o].outputs) - apart[index]
+                fused = {c for tensor in kept for c in graph.consumers.get(tensor, ()) if c in inside}
+                read[o] = reduce(or_, (read[c] for c in fused), 1 << moment[o])
+        during.append((1 << len(earlier)) - (1 << first))
+    return moment, read, earlier
+
+
+def largest(graph: Graph) -> int:
+    """Return a size that holds the layout of every plan of a graph."""
+    return LOG_NBYTES + _SLACK + sum(_space(graph, t) for t in graph.activation_tensors)
+
+
+def _space(graph: Graph, tensor: int) -> int:
+    return max(1, -(-graph.tensors[tensor].nbytes // ALIGNMENT)) * ALIGNMENT

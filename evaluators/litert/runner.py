@@ -1,9 +1,14 @@
-"""Run a plan from Python: three lines, no search and no model needed.
+"""Run plans from Python, by their files: three lines, no search and no model needed.
 
 ::
 
     with PlanRunner("runs/vgg16/best/plan.json") as runner:
         outputs = runner.run(image)
+
+    with WorkloadRunner("runs/robot/best") as runner:
+        runner.set_inputs("detector 1", [image])
+        outcome = runner.run()
+        boxes = runner.outputs("detector 1")
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,27 +25,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Batch
-from evaluators.litert import arena, tensors
+from evaluators.litert import tensors
 from evaluators.litert.candidate import LitertCandidate
-from evaluators.litert.compiling import compile_stages
-from evaluators.litert.deployment import Deployment, read_deployment, started_for, with_custom_ops
-from evaluators.litert.inner import opened, told_apart
-from evaluators.litert.lanes import Lanes
+from evaluators.litert.deployment import (
+    read_deployment,
+    read_workload_plan,
+    started_for,
+    told_apart,
+    with_custom_ops,
+)
+from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import Holder, existing_packed_weights
-from evaluators.litert.refusals import failure
-from evaluators.litert.shared import Arena
-from evaluators.litert.stages import compiled_together
+from evaluators.litert.program import largest
+from evaluators.litert.stages import StageCache, compiled_together, failure
+from evaluators.litert.workers import Arena, Workers
+from evaluators.workload.outcome import Outcome
 from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
 from search_spaces.models.inputs import read_inputs
 from search_spaces.models.litert import graph_of
-from search_spaces.models.stages import StageModel
-from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.rewrites.views import as_it_is
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
 
 
-class PlanRunner:
+class _Runner:
+    """Workers for a plan on disk, the stages that they compile and the packed weights that they use."""
+
+    def __init__(self, path: str | Path, platform: Platform, log: Path | None) -> None:
+        self._closed = False
+        with started_for(path):
+            self._workers = Workers(platform, log)
+        self._stages = StageCache(self._workers, platform)
+        self._packed = Holder()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the runner is closed", "make a new one")
+
+    def close(self) -> None:
+        """End the workers and give the memory back; a second call does nothing."""
+        self._closed = True
+        self._workers.close()
+        self._packed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class PlanRunner(_Runner):
     """A plan's stages compiled on their processors, ready to run; close it, or use it in a ``with``.
 
     Args:
@@ -47,61 +84,48 @@ class PlanRunner:
         log: where the runtime's own messages go; nowhere by default.
         custom_ops: a library with kernels of custom operators.
 
+    Attributes:
+        deployment: the plan as it was read.
+        candidate: the loaded plan, for :func:`evaluators.sampling.measure`.
+
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
         UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a stage.
     """
 
     def __init__(self, path: str | Path, log: Path | None = None, *, custom_ops: Path | None = None) -> None:
-        self._deployment = deployment = with_custom_ops(read_deployment(Path(path)), custom_ops)
-        lanes = compiled_together(deployment.plan, deployment.platform, deployment.stages)
-        graph, plan, stages = told_apart(deployment, lanes)
-        with started_for(path):
-            self._lanes = Lanes(deployment.platform, log)
-        self._packed = Holder()
+        self.deployment = deployment = with_custom_ops(read_deployment(Path(path)), custom_ops)
+        groups = compiled_together(deployment.plan, deployment.platform, deployment.stages)
+        graph, plan, stages = told_apart(deployment, groups)
+        super().__init__(path, deployment.platform, log)
         self._arena: Arena | None = None
-        self._closed = self._streaming = False
+        self._streaming = False
         self._lock = threading.Lock()
         try:
-            compiled, ports = self._compile(graph, plan, stages, lanes)
-            memory = self._arena = Arena(1, arena.largest(graph))
-            self._candidate = LitertCandidate(
+            digest = deployment.content_digest
+            packed = self._packed.hold(existing_packed_weights(digest))
+            operators = tuple(stage.operators for stage in plan.stages)
+            taken = self._stages.take_plan(graph, digest, plan, stages, operators, lambda _: packed)
+            self._arena = Arena(1, largest(graph))
+            self.candidate = LitertCandidate(
                 graph,
                 plan,
                 deployment.platform,
-                lanes=self._lanes,
-                arena=memory,
+                taken,
+                workers=self._workers,
+                arena=self._arena,
                 number=1,
-                compiled=compiled,
-                ports=ports,
                 explain=self._why,
             )
         except BaseException:
             self.close()
             raise
 
-    def _compile(
-        self, graph: Graph, plan: Plan, stages: Sequence[StageModel], lanes: Sequence[tuple[str, Sequence[int]]]
-    ) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[Sequence[int], Sequence[int]]]]:
-        """Compile the stages of each lane together, as the search does; return what each is there, and its tensors."""
-        deployment = self._deployment
-        packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
-        compiled: dict[int, tuple[int, int]] = {}
-        ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-        for number, (lane, indices) in enumerate(lanes, 1):
-            processor = deployment.platform[lane]
-            models = opened(graph, processor, [plan.stages[i].operators for i in indices], [stages[i] for i in indices])
-            compile_stages(self._lanes, processor, number, models, packed)
-            for signature, (index, model) in enumerate(zip(indices, models, strict=True)):
-                compiled[index] = (number, signature)
-                ports[index] = (model.inputs, model.outputs)
-        return compiled, ports
-
-    def _why(self, lane: str, what: str) -> UnavailableError:
-        """Return the error that names the operator for which a lane's stages failed."""
-        deployed = self._deployment
+    def _why(self, processor: str, what: str) -> UnavailableError:
+        """Return the error that names the operator for which a processor's stages failed."""
+        deployed = self.deployment
         for index, stage in enumerate(deployed.stages):
-            if deployed.plan.stages[index].processor == lane and deployed.platform[lane].kind == "cpu":
+            if deployed.plan.stages[index].processor == processor and deployed.platform[processor].kind == "cpu":
                 part = graph_of(stage.source, f"stage {index}")
                 found = failure(part, range(len(part.operators)), "")
                 if found.hint:
@@ -109,19 +133,14 @@ class PlanRunner:
         return UnavailableError(what)
 
     @property
-    def deployment(self) -> Deployment:
-        """The plan as it was read."""
-        return self._deployment
-
-    @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and type of each input by name; a name that occurs twice is followed by ``:`` and its position."""
-        return self._ports(self._deployment.graph.inputs)
+        return self._ports(self.deployment.graph.inputs)
 
     @property
     def outputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and type of each output by name."""
-        return self._ports(self._deployment.graph.outputs)
+        return self._ports(self.deployment.graph.outputs)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Run once.
@@ -139,13 +158,13 @@ class PlanRunner:
         arrays = self._arrays(inputs)
         with self._lock:
             self._check_open()
-            self._candidate.set_inputs(arrays)
-            self._candidate.run(1)
-            return dict(zip(self.outputs, self._candidate.outputs(), strict=True))
+            self.candidate.set_inputs(arrays)
+            self.candidate.run(1)
+            return dict(zip(self.outputs, self.candidate.outputs(), strict=True))
 
     def run_seeded(self, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Run once on the inputs that the search measures with."""
-        deployed = self._deployment
+        deployed = self.deployment
         return self.run(list(deployed.inputs) or tensors.model_inputs(deployed.graph, seed))
 
     def read(self, path: Path) -> list[NDArray[Any]]:
@@ -154,14 +173,14 @@ class PlanRunner:
         Raises:
             UsageError: it holds no inputs that fit the plan.
         """
-        graph = self._deployment.graph
+        graph = self.deployment.graph
         return read_inputs(path, [graph.tensors[t] for t in graph.inputs])
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
         """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.
 
-        The plan's lanes work on as many inferences as they can hold (``in_flight``), so the first outputs come after
-        some more inputs were taken. Nothing else can be run meanwhile.
+        The processors work on as many inferences as they can hold (``in_flight``), so the first outputs come after some
+        more inputs were taken. Nothing else can be run meanwhile.
 
         Args:
             inputs: each as :meth:`run` takes it.
@@ -178,7 +197,7 @@ class PlanRunner:
         try:
             names = list(self.outputs)
             arrays = (self._arrays(each) for each in inputs)
-            for outputs, _ in self._candidate.pipeline().stream(arrays):
+            for outputs, _ in self.candidate.pipeline().stream(arrays):
                 yield dict(zip(names, outputs, strict=True))
         finally:
             self._streaming = False
@@ -186,33 +205,26 @@ class PlanRunner:
     @property
     def in_flight(self) -> int:
         """How many inferences of a stream are under way at most."""
-        return self._candidate.pipeline().how.frames
+        return self.candidate.pipeline().how.frames
 
     def measure(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
         with self._lock:
             self._check_open()
-            self._candidate.wake()
-            return self._candidate.run(n, stop_above_s)
+            self.candidate.wake()
+            return self.candidate.run(n, stop_above_s)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("the runner is closed", "make a new one")
+        super()._check_open()
         if self._streaming:
             raise UsageError("the runner runs a stream", "take all of its outputs, or close it, first")
-
-    @property
-    def candidate(self) -> LitertCandidate:
-        """The loaded plan, for :func:`evaluators.sampling.measure`."""
-        return self._candidate
 
     def _ports(self, indices: Sequence[int]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for position, index in enumerate(indices):
-            tensor = self._deployment.graph.tensors[index]
+            tensor = self.deployment.graph.tensors[index]
             name = tensor.name if tensor.name not in found else f"{tensor.name}:{position}"
-            place = tensors.shape_and_dtype(tensor)
-            found[name] = place
+            found[name] = tensors.shape_and_dtype(tensor)
         return found
 
     def _arrays(self, inputs: Arrays) -> list[NDArray[Any]]:
@@ -240,20 +252,101 @@ class PlanRunner:
         return arrays
 
     def close(self) -> None:
-        """End the lanes and give the memory back; a second call does nothing."""
+        """End the workers and give the memory back; a second call does nothing."""
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
             if self._streaming:
-                self._candidate.pipeline().stop()
-            self._lanes.close()
-            self._packed.close()
+                self.candidate.pipeline().stop()
+            super().close()
             if self._arena is not None:
-                self._arena.close(None)
+                self._arena.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+class WorkloadRunner(_Runner):
+    """A plan of several models on its processors, ready to run; close it, or use it in a ``with``.
+
+    A model that crashes, or hangs, fails alone; :attr:`failures` tells of it.
+
+    Args:
+        path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
+        log: where the runtime's own messages go; nowhere by default.
+
+    Attributes:
+        files: the plan as it was read.
+        names: of the instances, those first that go first.
+
+    Raises:
+        PlanError: the plan or a stage file is missing or damaged.
+        UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a job.
+    """
+
+    def __init__(self, path: str | Path, log: Path | None = None) -> None:
+        self.files = files = read_workload_plan(Path(path))
+        self.names = files.names
+        super().__init__(path, files.platform, log)
+        self._instances: list[InstanceBinding] = []
+        numbers = count(1)
+        try:
+            for client, deployment in zip(files.setting.clients, files.models, strict=True):
+                together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
+                graph, plan, stages = told_apart(deployment, together)
+                packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
+                digest = f"{deployment.content_digest} {deployment.graph.digest}"
+                operators = tuple(s.operators for s in plan.stages)
+                jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), digest, packed)
+                self._instances.append(InstanceBinding(jobs, client, files.setting.lanes, self._stages, numbers))
+                self._instances[-1].set_inputs(tensors.model_inputs(graph, 0))
+            self._executor = Executor(files.setting, files.dispatch, self._instances, self._stages)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The instances that failed, and why."""
+        return {self.names[client]: reason for client, reason in self._executor.failures.items()}
+
+    def set_inputs(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
+        """Give an instance the inputs of its requests, one array each, in the model's order.
+
+        Raises:
+            UsageError: there is no such instance, or an array does not fit.
+        """
+        instance = self._instance(name)
+        graph = instance.jobs.graph
+        wanted = [tensors.shape_and_dtype(graph.tensors[t]) for t in graph.inputs]
+        given = [(a.shape, a.dtype) for a in arrays]
+        if given != wanted:
+            raise UsageError(f"inputs of {name!r} are {given}, the model wants {wanted}")
+        instance.set_inputs(arrays)
+
+    def run(self) -> Outcome:
+        """Run the workload once: all requests of all instances, as they come.
+
+        Raises:
+            UsageError: the runner is closed.
+            UnavailableError: no request was answered.
+        """
+        self._check_open()
+        return self._executor.run()
+
+    def outputs(self, name: str) -> list[NDArray[np.generic]]:
+        """Return copies of the outputs of an instance's last request."""
+        return self._instance(name).outputs()
+
+    def processes(self) -> list[int]:
+        """Return the numbers of the worker processes."""
+        return self._workers.processes()
+
+    def _instance(self, name: str) -> InstanceBinding:
+        if name not in self.names:
+            raise UsageError(f"there is no instance {name!r}", f"the plan has: {', '.join(self.names)}")
+        return self._instances[self.names.index(name)]
+
+    def close(self) -> None:
+        """End the workers and give the memory back; a second call does nothing."""
+        if not self._closed:
+            for instance in self._instances:
+                instance.close()
+            super().close()

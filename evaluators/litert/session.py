@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform as host
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.forwarding import LoweredCandidate
-from evaluators.litert import arena, tensors
+from evaluators.litert import tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.lanes import Lanes
 from evaluators.litert.packed import Holder, packed_weights, usable_packed
 from evaluators.litert.processors import (
     check_is_here,
@@ -30,18 +29,17 @@ from evaluators.litert.processors import (
     reduced_processors,
     with_reference,
 )
-from evaluators.litert.refusals import failure
+from evaluators.litert.program import largest
 from evaluators.litert.runner import PlanRunner
-from evaluators.litert.runtimes import LITERT, PACKAGES, runtime_of, version
 from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
-from evaluators.litert.shared import Arena
-from evaluators.litert.stages import Entry, StageCache, compiled_together
+from evaluators.litert.stages import StageCache, failure
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, version
+from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions
 from evaluators.measurement.disturbance import Counters, TaskCounters
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.shapes import needs_interpreter
-from search_spaces.models.stages import cut_stage, packing_model
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor, with_cpu
 from search_spaces.pools import lanes_of
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from search_spaces.joined_graph import JoinedGraph
     from search_spaces.workload import Workload
 
-_INPUT_SEED = 0
+INPUT_SEED = 0
 # Relative. A kernel may add up in another order where a side of a split has another shape than the whole, as other
 # kernels do; networks that normalise by what they see make more of it: fast style transfer is off by 5e-5. What is
 # further off than 1 approximates nothing; how near is near enough, others say.
@@ -92,13 +90,11 @@ class LitertEvaluator(Evaluator):
         """See :class:`~evaluators.base.Evaluator`; the runtime's own messages go to ``scratch/runtime.log``."""
         check_is_here(platform)
         platform = with_reference(platform)
-        lanes = Lanes(platform, scratch / "runtime.log" if scratch else None)
-        session = LitertSession(platform, lanes)
-        try:
+        with (
+            closing(Workers(platform, scratch / "runtime.log" if scratch else None)) as workers,
+            closing(LitertSession(platform, workers)) as session,
+        ):
             yield session
-        finally:
-            session.close()
-            lanes.close()
 
     @contextmanager
     def host(
@@ -110,18 +106,79 @@ class LitertEvaluator(Evaluator):
         scratch: Path | None = None,
     ) -> Iterator[LitertWorkload]:
         """See :class:`~evaluators.base.Evaluator`; messages go where those of :meth:`prepare` go."""
-        from evaluators.litert.crew import Crew
         from evaluators.litert.workload import LitertWorkload
 
         lanes = replace(platform, processors=lanes_of(platform))
         check_is_here(lanes)
-        crew = Crew(lanes, scratch / "runtime.log" if scratch else None)
         facts = {"evaluator": self.name, "versions": _versions(lanes), "platform": lanes.to_json()}
-        try:
-            with closing(LitertWorkload(workload, joined, platform, objective, crew, facts)) as session:
-                yield session
-        finally:
-            crew.close()
+        with (
+            closing(Workers(lanes, scratch / "runtime.log" if scratch else None)) as workers,
+            closing(LitertWorkload(workload, joined, platform, objective, workers, facts)) as session,
+        ):
+            yield session
+
+
+def _versions(platform: Platform) -> dict[str, str]:
+    """Return the versions of the runtimes in use."""
+    used = dict.fromkeys((LITERT, *map(runtime_of, platform.processors)))
+    return {PACKAGES[runtime].distribution: version(runtime) for runtime in used}
+
+
+class LocalSession(Session):
+    """What sessions of one network and of several share: workers, compiled stages, packed weights, a reference.
+
+    The outputs of every plan are compared with those of the whole model on the first processor that computes with
+    XNNPACK.
+
+    Args:
+        platform: processors, and pools of them.
+        workers: the caller's.
+        facts: what does not change, told with all conditions.
+    """
+
+    def __init__(
+        self, platform: Platform, workers: Workers, facts: Mapping[str, Any], memory_limit_nbytes: int | None = None
+    ) -> None:
+        self.platform = platform
+        own = lanes_of(platform)
+        fitting = [p for p in own if computes_with_xnnpack(p) and p.resources]
+        self._reference_processor = next(filter(packs_weights, fitting), fitting[0])
+        self._workers = workers
+        self._stages = StageCache(workers, platform, memory_limit_nbytes)
+        self._numbers = count(1)
+        self._holder = Holder()
+        used = {core for p in own for core in p.cores}
+        self._conditions = Conditions(used, workers.processes, facts)
+        self._counters = TaskCounters(used, workers.processes)
+
+    def conditions(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return self._conditions.now()
+
+    def counters(self) -> Counters:
+        """Return the kernel's counters of the worker processes."""
+        return self._counters.read()
+
+    def digest(self, graph: Graph) -> str:
+        """Return the digest of a model's file, and of what a model was rewritten to.
+
+        Raises:
+            UnavailableError: it has no file.
+        """
+        if graph.source is None:
+            raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
+        return graph.source.content_digest()
+
+    def _packed(self, graph: Graph) -> Path | None:
+        """Return a model's packed weights, made if need be, and keep them where they are."""
+        digest, name = self.digest(graph), self._reference_processor.name
+        whole = self._stages.cut(graph, digest, tuple(range(len(graph.operators))))
+        if not packs_weights(self._reference_processor) or needs_interpreter(whole.schema):
+            return None
+        return self._holder.hold(packed_weights(digest, lambda path: self._stages.pack(name, graph, path)))
+
+    def _tolerance(self, graph: Graph, processors: Sequence[str]) -> float:
+        return tolerance([self.platform[name] for name in processors], self._reference_processor, graph)
 
 
 @dataclass(slots=True)
@@ -149,36 +206,21 @@ class _Model:
     users: int = 0
 
     def arenas(self) -> list[Arena]:
-        """Return the memory that it shares with the lanes."""
+        """Return the memory that it shares with the workers."""
         return [memory for memory in (self.arena, self.wide) if memory is not None]
 
-
-def _versions(platform: Platform) -> dict[str, str]:
-    """Return the versions of the runtimes in use."""
-    used = dict.fromkeys((LITERT, *map(runtime_of, platform.processors)))
-    return {PACKAGES[runtime].distribution: version(runtime) for runtime in used}
+    def let_go(self) -> None:
+        """Take note that a candidate no longer holds it."""
+        self.users -= 1
 
 
-class LitertSession(Session):
-    """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans.
+class LitertSession(LocalSession):
+    """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans."""
 
-    The outputs of every plan are compared with those of the whole model on the first lane that computes with XNNPACK.
-    """
-
-    def __init__(self, platform: Platform, lanes: Lanes, memory_limit_nbytes: int | None = None) -> None:
-        self.platform = platform
-        fitting = [p for p in platform.processors if computes_with_xnnpack(p)]
-        self._reference_lane = next(filter(packs_weights, fitting), fitting[0])
-        self._lanes = lanes
-        self._stages = StageCache(lanes, platform, memory_limit_nbytes)
+    def __init__(self, platform: Platform, workers: Workers, memory_limit_nbytes: int | None = None) -> None:
+        super().__init__(platform, workers, {"versions": _versions(platform)}, memory_limit_nbytes)
         self._models: OrderedDict[tuple[str, str], _Model] = OrderedDict()
-        self._holder = Holder()
-        self._numbers = 0
         self._closed = False
-        self._generation = lanes.generation
-        used = {core for p in platform.processors for core in p.cores}
-        self._conditions = Conditions(used, lanes.processes, {"versions": _versions(platform)})
-        self._counters = TaskCounters(used, lanes.processes)
         usual = Capabilities(conditions=True, deploy=True, unsupported=True, stream=True, pause=True, outputs=True)
         self.capabilities = replace(usual, rewrites=True, counters=self._counters.works)
 
@@ -189,14 +231,6 @@ class LitertSession(Session):
     def placements(self, graph: Graph) -> dict[str, str]:
         """See :class:`~evaluators.base.Session`."""
         return self._stages.placements(graph)
-
-    def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
-        return self._conditions.now()
-
-    def counters(self) -> Counters:
-        """Return the kernel's counters of the worker processes."""
-        return self._counters.read()
 
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`."""
@@ -229,15 +263,12 @@ class LitertSession(Session):
         path = write_deployment(folder, model.graph, lowered.plan, self.platform, model.content_digest)
         with PlanRunner(path, custom_ops=graph.source.custom_ops if graph.source else None) as runner:
             outputs = list(runner.run(whole.inputs).values())
-        return tensors.agreement(graph, outputs, self._reference(whole), self._tolerance(graph, plan, model.tolerance))
+        off = max(self._tolerance(graph, list(plan.by_processor())), model.tolerance)
+        return tensors.agreement(graph, outputs, self._reference(whole), off)
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
         """See :class:`~evaluators.base.Session`."""
-        return self._stages.refused(graph, processor, range(len(graph.operators)))
-
-    def _tolerance(self, graph: Graph, plan: Plan, rewritten: float = 0.0) -> float:
-        used = {s.processor: self.platform[s.processor] for s in plan.stages}.values()
-        return max(tolerance(used, self._reference_lane, graph), rewritten)
+        return self._stages.unsupported(graph, processor)
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Lowered]:
         """Return a plan as it is run, and what is known of the model that it then runs."""
@@ -245,41 +276,23 @@ class LitertSession(Session):
         lowered = model.lowering.lower(plan)
         if not lowered.rewritten:
             return model, lowered
-        source = lowered.graph.source
-        if source is None:
-            raise UnavailableError(f"model {model.graph.name!r} has no file; LiteRT runs files")
+        digest = self.digest(lowered.graph)
         if model.wide is None:
-            model.wide = Arena(self._number(), _REWRITTEN_NBYTES * arena.largest(model.graph))
+            model.wide = Arena(next(self._numbers), _REWRITTEN_NBYTES * largest(model.graph))
         memory, off = model.wide, _OFF[lowered.keeps]
-        if arena.largest(lowered.graph) > memory.nbytes:
+        if largest(lowered.graph) > memory.nbytes:
             raise UnavailableError("what the plan rewrites needs more memory than is set aside for it")
-        digest = source.content_digest()
         return _Model(lowered.graph, digest, model.packed, memory, model.inputs, whole=model, tolerance=off), lowered
 
-    def _forget_dead_lanes(self) -> None:
-        if self._generation != self._lanes.generation:
-            # The lanes were started anew: what they had mapped is gone.
-            self._generation = self._lanes.generation
-            for model in self._models.values():
-                for memory in model.arenas():
-                    memory.known_to.clear()
-
     def _model(self, graph: Graph) -> _Model:
-        self._forget_dead_lanes()
-        if graph.source is None:
-            raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
         # Models of one structure may have other weights, and be open at the same time.
-        digest = graph.source.content_digest()
+        digest = self.digest(graph)
         key = (graph.digest, digest)
         if key not in self._models:
-            inputs = tensors.model_inputs(graph, _INPUT_SEED)
-            whole = cut_stage(graph, range(len(graph.operators)))
-            packs = packs_weights(self._reference_lane) and not needs_interpreter(whole.schema)
-            packed = packed_weights(digest, lambda path: self._pack(graph, path)) if packs else None
-            self._forget_dead_lanes()  # packing ends its lane where the disk is full
-            self._forget_models(arena.largest(graph))
-            memory = Arena(self._number(), arena.largest(graph))
-            self._models[key] = _Model(graph, digest, self._holder.hold(packed), memory, inputs)
+            inputs, packed = tensors.model_inputs(graph, INPUT_SEED), self._packed(graph)
+            self._forget_models(largest(graph))
+            memory = Arena(next(self._numbers), largest(graph))
+            self._models[key] = _Model(graph, digest, packed, memory, inputs)
         self._models.move_to_end(key)
         return self._models[key]
 
@@ -293,75 +306,60 @@ class LitertSession(Session):
                 del self._models[key]
                 for memory in model.arenas():
                     total -= memory.nbytes
-                    memory.close(self._lanes)
+                    memory.give_back(self._workers)
                 if all(other.packed != model.packed for other in self._models.values()):
                     self._holder.let_go(model.packed)
 
-    def _pack(self, graph: Graph, path: Path) -> None:
-        """Have the runtime write its packed weights of the whole model to ``path``."""
-        self._stages.compile_once(self._reference_lane.name, packing_model(graph), path)
-
     def _candidate(self, model: _Model, plan: Plan, viewed: Viewed, *, fresh: bool, check: bool) -> LitertCandidate:
-        graph = model.graph
-        memory = Arena(self._number(), arena.largest(graph)) if fresh else model.arena
-        generation = self._lanes.generation
-        held: list[Entry] = []
-        owner = model.whole or model
-        owner.users += 1
-
-        def release() -> None:
-            owner.users -= 1
-            try:
-                for entry in held:
-                    self._stages.give_back(entry)
-            finally:
-                if fresh:
-                    memory.close(self._lanes if generation == self._lanes.generation else None)
-
-        try:
-            compiled: dict[int, tuple[int, int]] = {}
-            ports: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-            stages = [self._stages.cut(graph, model.content_digest, operators) for operators in viewed.operators]
-            for lane, indices in compiled_together(viewed.plan, self.platform, stages):
-                group = tuple(viewed.operators[i] for i in indices)
-                packed = usable_packed(model.packed, graph, owner.graph, group)
-                entry = self._stages.take(graph, model.content_digest, lane, group, packed, fresh=fresh)
-                held.append(entry)
-                for signature, (index, stage) in enumerate(zip(indices, entry.models, strict=True)):
-                    compiled[index] = (entry.number, signature)
-                    ports[index] = (stage.inputs, stage.outputs)
-            return LitertCandidate(
+        graph, number, owner = model.graph, next(self._numbers), model.whole or model
+        cut = [self._stages.cut(graph, model.content_digest, operators) for operators in viewed.operators]
+        held = ExitStack()
+        with ExitStack() as undo:
+            owner.users += 1
+            undo.callback(owner.let_go)
+            memory = Arena(number, largest(graph)) if fresh else model.arena
+            if fresh:
+                undo.callback(memory.give_back, self._workers)
+            stages = self._stages.take_plan(
+                graph,
+                model.content_digest,
+                viewed.plan,
+                cut,
+                viewed.operators,
+                lambda group: usable_packed(model.packed, graph, owner.graph, group),
+                owner=f"candidate {number}" if fresh else "",
+            )
+            undo.callback(self._stages.give_back, *stages.entries)
+            candidate = LitertCandidate(
                 viewed.graph,
                 viewed.plan,
                 self.platform,
-                lanes=self._lanes,
+                stages,
+                workers=self._workers,
                 arena=memory,
-                number=self._number(),
-                compiled=compiled,
-                ports=ports,
+                number=number,
                 reference=(lambda: self._reference(model)) if check else None,
                 first_outputs=(lambda: self._first_outputs(model, plan)) if graph.stateful else None,
-                tolerance=self._tolerance(graph, plan, model.tolerance),
-                explain=lambda lane, what: self._why(graph, viewed, lane, what),
-                on_close=release,
+                tolerance=max(self._tolerance(graph, list(plan.by_processor())), model.tolerance),
+                explain=lambda processor, what: self._why(graph, viewed, processor, what),
+                on_close=held.close,
             )
-        except BaseException:
-            release()  # gives back the stages that were taken before one was refused
-            raise
+            held.push(undo.pop_all())
+        return candidate
 
-    def _why(self, graph: Graph, viewed: Viewed, lane: str, what: str) -> UnavailableError:
-        """Return the error that names the operator for which a lane's stages failed."""
-        stages = [o for s, o in zip(viewed.plan.stages, viewed.operators, strict=True) if s.processor == lane]
-        if self.platform[lane].kind != "cpu":
+    def _why(self, graph: Graph, viewed: Viewed, processor: str, what: str) -> UnavailableError:
+        """Return the error that names the operator for which a processor's stages failed."""
+        stages = [o for s, o in zip(viewed.plan.stages, viewed.operators, strict=True) if s.processor == processor]
+        if self.platform[processor].kind != "cpu":
             return UnavailableError(what)
         return failure(graph, sorted(o for stage in stages for o in stage), what)
 
     def _reference(self, model: _Model) -> Sequence[NDArray[np.generic]]:
-        """Return the outputs of the whole model on the reference lane, computed once."""
+        """Return the outputs of the whole model on the reference processor, computed once."""
         model = model.whole or model
         if not model.reference:
             everything = tuple(range(len(model.graph.operators)))
-            whole = Plan(model.graph.digest, (Stage(everything, self._reference_lane.name),))
+            whole = Plan(model.graph.digest, (Stage(everything, self._reference_processor.name),))
             model.reference = self._first_outputs(model, whole)
         return model.reference
 
@@ -373,15 +371,11 @@ class LitertSession(Session):
             candidate.run(1)
             return candidate.outputs()
 
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
     def close(self) -> None:
-        """Give shared memory and packed weights back; the lanes are their owner's."""
+        """Give shared memory and packed weights back; the workers are their owner's."""
         self._closed = True
         for model in self._models.values():
             for memory in model.arenas():
-                os.close(memory.fd)
+                memory.close()
         self._models.clear()
         self._holder.close()

@@ -1,10 +1,10 @@
-"""What a processor's options mean: to the runtime, to the process of its lane, and for how exact its outputs are."""
+"""What a processor's options mean: to the runtime, to its worker process, and for how exact its outputs are."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
 from evaluators.litert.processors import check_cores, computes_with_xnnpack, find_adapter, npu_folder
-from evaluators.litert.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
+from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
 from search_spaces.graph import Graph
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.platform import Platform, Processor
@@ -41,8 +41,8 @@ _CACHED_NBYTES, _CACHE_NBYTES = 64 << 20, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStart:
-    """What the process of a lane is started with.
+class WorkerStart:
+    """What a worker process is started with.
 
     Attributes:
         cores: it is pinned to these.
@@ -58,38 +58,32 @@ class LaneStart:
     dispatch_folder: str = ""
     runtime: str = LITERT
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
-
-def lane_starts(platform: Platform) -> dict[str, LaneStart]:
-    """Return how to start each lane of a platform.
+def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
+    """Return how to start the worker of each processor of a platform.
 
     Raises:
         UnavailableError: this process may not use a core, or an adapter, a neural processor's library or the other
             runtime is not there.
     """
-    starts = {}
-    for processor in platform.processors:
-        cores = tuple(processor.options["cores"])
-        check_cores(processor.name, cores)
-        accelerators = accelerators_of(processor)
-        runtime = runtime_of(processor)
-        if runtime != LITERT:
-            check_installed(runtime)
-            starts[processor.name] = LaneStart(cores, runtime=runtime)
-        elif processor.kind == "gpu":
-            file = find_adapter(processor.options["adapter"]).driver_file
-            starts[processor.name] = LaneStart(cores, accelerators, driver_environment(file))
-        elif processor.kind == "npu":
-            folder = str(npu_folder(processor.options.get("folder", "")))
-            libraries = ", ".join(path.name for path in sorted(Path(folder).glob("libLiteRtDispatch_*.so")))
-            _LOGGER.warning("processor %s: a process of its own loads %s from %s", processor.name, libraries, folder)
-            starts[processor.name] = LaneStart(cores, accelerators, dispatch_folder=folder)
-        else:
-            starts[processor.name] = LaneStart(cores)
-    return starts
+    return {processor.name: _start(processor) for processor in platform.processors}
+
+
+def _start(processor: Processor) -> WorkerStart:
+    cores = tuple(processor.options["cores"])
+    check_cores(processor.name, cores)
+    start = WorkerStart(cores, accelerators_of(processor), runtime=runtime_of(processor))
+    if start.runtime != LITERT:
+        check_installed(start.runtime)
+    elif processor.kind == "gpu":
+        file = find_adapter(processor.options["adapter"]).driver_file
+        return replace(start, environment=driver_environment(file))
+    elif processor.kind == "npu":
+        folder = str(npu_folder(processor.options.get("folder", "")))
+        libraries = ", ".join(path.name for path in sorted(Path(folder).glob("libLiteRtDispatch_*.so")))
+        _LOGGER.warning("processor %s: a process of its own loads %s from %s", processor.name, libraries, folder)
+        return replace(start, dispatch_folder=folder)
+    return start
 
 
 def accelerators_of(processor: Processor) -> int:
@@ -102,7 +96,7 @@ def accelerators_of(processor: Processor) -> int:
 def compile_settings(
     processor: Processor, packed: Path | None, engine: str = "", *, strict: bool = False
 ) -> dict[str, Any]:
-    """Return a runtime's options for a lane; packed weights are XNNPACK's, other kernels do not know them.
+    """Return a runtime's options for a processor; packed weights are XNNPACK's, other kernels do not know them.
 
     Args:
         engine: what runs the stages there; the processor's own runtime where it is not told.
@@ -147,7 +141,7 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
 
 
 def cache_settings(processor: Processor) -> dict[str, Any]:
-    """Return where a lane keeps compiled stages, and up to which size; nothing where it keeps none."""
+    """Return where a processor keeps compiled stages, and up to which size; nothing where it keeps none."""
     if runtime_of(processor) != OPENVINO or (folder := _cache_folder(cache_dir())) is None:
         return {}
     # Other devices take seconds to compile the smallest stage.
@@ -165,17 +159,17 @@ def _cache_folder(root: Path) -> Path | None:
 
 
 def reads_files(processor: Processor) -> bool:
-    """Return whether a lane reads each stage as a model of its own, in a file of its own."""
+    """Return whether a processor reads each stage as a model of its own, in a file of its own."""
     return runtime_of(processor) != LITERT
 
 
 def may_refuse(processor: Processor) -> bool:
-    """Return whether there are operators that a lane does not take."""
+    """Return whether there are operators that a processor does not take."""
     return processor.kind != "cpu" or runtime_of(processor) == OPENVINO
 
 
 def packs_weights(processor: Processor) -> bool:
-    """Return whether a lane computes with LiteRT's XNNPACK, whose packed weights are kept."""
+    """Return whether a processor computes with LiteRT's XNNPACK, whose packed weights are kept."""
     return computes_with_xnnpack(processor) and runtime_of(processor) == LITERT
 
 

@@ -1,120 +1,211 @@
-"""Compiled stages, shared between plans and thrown out when memory runs short."""
+"""Stages on their workers: compiled, refused, shared between plans, and thrown out when memory runs short.
+
+Structure goes through a worker's channel, weights as open files. A runtime keeps what a stage computes for itself in a
+workspace of its own. With the tensors between stages in our arena, a cut model then goes through more memory than the
+whole one, and out of the nearest cache. So stages that share a worker hand out their inner tensors too, as further
+outputs, and the arena reuses space among them all. Stage files keep their true outputs.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.compiling import compile_stages, engine_of, pack_weights, release_stages
-from evaluators.litert.inner import opened
-from evaluators.litert.lanes import LaneError, Lanes
-from evaluators.litert.memory import available_nbytes
-from evaluators.litert.refusals import Refusals, describe, failure, refusal
-from evaluators.litert.runtimes import LITERT
-from evaluators.litert.settings import may_refuse, reads_files
+from ai_edge_litert import schema_py_generated as schema
+
+from evaluators.litert.settings import cache_settings, compile_settings, may_refuse, packs_weights, reads_files
+from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, runtime_of
+from evaluators.litert.workers import Request, WorkerError, Workers
+from evaluators.machine import available_nbytes
+from evaluators.workload.setting import HOST
 from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.models.stages import StageModel, cut_stage
+from search_spaces.graph import Graph, Tensor
+from search_spaces.models.shapes import needs_interpreter, why_it_fails
+from search_spaces.models.stages import JoinedModel, StageModel, cut_stage, flattened, handing_out, join, packing_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 
-_SHARE_OF_MEMORY = 8
-_LEAST_NBYTES, _MOST_NBYTES = 256 << 20, 2 << 30
+COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
+_CUSTOM = schema.BuiltinOperator.CUSTOM
 
-_MOST_CUT = 512
+_SHARE_OF_MEMORY = 8
+_LEAST_CACHE_NBYTES, _MOST_CACHE_NBYTES = 256 << 20, 2 << 30
+_MOST_CUT = 1024
 _MOST_REASONS = 8
 
-Group = tuple[tuple[int, ...], ...]
-"""The stages of a plan that run on one lane, as their operators; they are compiled together."""
+_FILES_LIMIT_S = 60.0
+_MOST_SHOWN = 8
+# How the runtime ends what it says of an operator, and the place in its own sources before that.
+_NODE = re.compile(r"Node number (\d+) \((.*?)\) failed to (\w+)")
+_SOURCE = re.compile(r"\S+\.(?:cc|h):\d+ ")
+_NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
 
-_Key = tuple[str, str, str, Group]
+# Elements of a fixed size, in whole bytes.
+_PLAIN = frozenset({"float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"})
+# Each further output costs the runtime about 1 µs a call, and what fits the innermost cache may lie anywhere.
+_LEAST_NBYTES = 64 << 10
+# What XNNPACK computes without a look at its neighbours. It fuses a PAD with the convolution that reads it (ResNet-50's
+# first stage was 13 % slower with the tensor between them handed out) and a RELU with what it reads, and it works in
+# place where it only looks at elements or changes a shape.
+_WRITERS = frozenset(
+    {
+        *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED"),
+        *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "ADD", "RESIZE_BILINEAR"),
+    }
+)
+_READERS = _WRITERS | {"PAD", "PADV2", "MEAN", "MUL", "SOFTMAX"}
+
+Group = tuple[tuple[int, ...], ...]
+"""Stages that are compiled together on one worker, as their operators."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """Stages compiled together on a lane.
+    """Stages compiled together on a worker.
 
     Attributes:
-        number: what the lane calls them; stage ``i`` of the group is signature ``i``.
+        number: what the worker calls them; stage ``i`` of the group is signature ``i``.
         models: the stages as they were compiled, in the order of the group.
         nbytes: memory counted for them: weights, mapped or packed, and the tensors inside.
-        key: what they are shared under; None where one candidate has them for itself.
+        owner: the one candidate or instance that has them; they go with it. "" where they are shared.
+        ends: how often the worker had ended before.
         users: candidates that hold them; they are not thrown out while there are any.
     """
 
-    lane: str
+    worker: str
     number: int
     models: tuple[StageModel, ...]
     nbytes: int
-    key: _Key | None
+    owner: str
+    ends: int
     users: int = field(default=1)
 
 
+@dataclass(slots=True)
+class TakenStages:
+    """The compiled stages of a plan.
+
+    Attributes:
+        compiled: stage → what it was compiled as on its worker: a number, and its signature there.
+    """
+
+    compiled: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ports: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+
 class StageCache:
-    """Compiled stages by graph, operators and processor; the least recently used go first.
+    """Compiled stages by graph, operators and worker; the least recently used go first.
 
     Args:
         limit_nbytes: memory for stages; those that a candidate holds stay beyond it. By default an eighth of what the
             machine has free, at least 256 MiB and at most 2 GiB.
 
     Attributes:
+        workers, platform: whose stages these are.
         limit_nbytes: see there.
     """
 
-    def __init__(self, lanes: Lanes, platform: Platform, limit_nbytes: int | None = None) -> None:
-        self._lanes = lanes
-        self._platform = platform
-        self.limit_nbytes = limit_nbytes if limit_nbytes is not None else _default_limit()
-        self._generation = lanes.generation
-        self._entries: OrderedDict[_Key, Entry] = OrderedDict()
+    def __init__(self, workers: Workers, platform: Platform, limit_nbytes: int | None = None) -> None:
+        self.workers = workers
+        self.platform = platform
+        usual = min(max((available_nbytes() or 0) // _SHARE_OF_MEMORY, _LEAST_CACHE_NBYTES), _MOST_CACHE_NBYTES)
+        self.limit_nbytes = usual if limit_nbytes is None else limit_nbytes
+        self._entries: OrderedDict[tuple[str, str, str, Group, str], Entry] = OrderedDict()
         self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
         self._numbers = count(1)
-        self._refusals = Refusals(lanes, self._numbers)
+        self._refusals = Refusals(workers, self._numbers)
         self._placements: dict[tuple[str, str], str] = {}
 
+    def process(self, processor: str) -> str:
+        """Return the name of the worker that a processor is, or is a thread of."""
+        return str(self.platform[processor].options.get(HOST, processor))
+
     def take(
-        self, graph: Graph, content_digest: str, lane: str, group: Group, packed: Path | None, *, fresh: bool
+        self,
+        graph: Graph,
+        content_digest: str,
+        processor: str,
+        group: Group,
+        packed: Path | None,
+        *,
+        owner: str = "",
+        cut: Sequence[StageModel] = (),
     ) -> Entry:
-        """Return the stages of a plan on one lane, compiled; with ``fresh`` newly, and for nobody else.
+        """Return stages compiled on a processor; :meth:`give_back` must be called.
 
         Args:
             content_digest: of the model's file; models of one structure may have other weights.
+            packed: packed weights that they can use.
+            owner: who has them for itself.
+            cut: the stages as models, where they are not to be cut from the graph's file.
 
         Raises:
-            UnavailableError: the runtime refuses a stage.
+            UnavailableError: the runtime refuses a stage, or the worker died.
         """
-        if self._generation != self._lanes.generation:
-            self._generation = self._lanes.generation
-            self._entries.clear()
-        key = (graph.digest, content_digest, lane, group)
-        if not fresh and key in self._entries:
-            entry = self._entries[key]
+        worker = self.process(processor)
+        key = (worker, graph.digest, content_digest, group, owner)
+        entry = self._entries.get(key)
+        if entry is not None and self._is_there(entry):
             self._entries.move_to_end(key)
             entry.users += 1
             return entry
-        cut = [self.cut(graph, content_digest, operators) for operators in group]
-        models = opened(graph, self._platform[lane], group, cut)
+        found = replace(self.platform[processor], name=worker)
+        models = opened(graph, found, group, cut or [self.cut(graph, content_digest, o) for o in group])
         number = next(self._numbers)
-        self._compile(graph, self._platform[lane], number, group, models, packed)
+        self._compile(graph, found, number, group, models, packed)
         nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
-        entry = Entry(lane, number, models, nbytes, None if fresh else key)
-        if entry.key is not None:
-            self._entries[entry.key] = entry
-            self._shrink()
+        entry = Entry(worker, number, models, nbytes, owner, self.workers.ends[worker])
+        self._entries[key] = entry
+        self._shrink()
         return entry
 
-    def refused(self, graph: Graph, lane: str, operators: Sequence[int]) -> list[int]:
-        """Return those of ``operators`` that a lane does not take; LiteRT takes all on a CPU.
+    def take_plan(
+        self,
+        graph: Graph,
+        content_digest: str,
+        plan: Plan,
+        stages: Sequence[StageModel],
+        operators: Group,
+        packed: Callable[[Group], Path | None],
+        *,
+        owner: str = "",
+    ) -> TakenStages:
+        """Return all stages of a plan, compiled; errors as of :meth:`take`.
+
+        Args:
+            stages, operators: of each stage of the plan its model, and the operators of ``graph`` in it.
+            packed: returns the packed weights that stages can use which are compiled together.
+        """
+        found = TakenStages()
+        try:
+            for processor, indices in compiled_together(plan, self.platform, stages):
+                group, cut = tuple(operators[i] for i in indices), [stages[i] for i in indices]
+                entry = self.take(graph, content_digest, processor, group, packed(group), owner=owner, cut=cut)
+                found.entries.append(entry)
+                for signature, (index, model) in enumerate(zip(indices, entry.models, strict=True)):
+                    found.compiled[index] = (entry.number, signature)
+                    found.ports[index] = (model.inputs, model.outputs)
+        except BaseException:
+            self.give_back(*found.entries)  # those that were taken before one was refused
+            raise
+        return found
+
+    def unsupported(self, graph: Graph, processor: str) -> list[int]:
+        """Return the operators that a processor does not take; LiteRT takes all on a CPU.
 
         Raises:
-            UnavailableError: the lane died, or does not answer.
+            UnavailableError: the worker died, or does not answer.
         """
-        processor = self._platform[lane]
-        return self._refusals.find(graph, processor, operators) if may_refuse(processor) else []
+        found = self.platform[processor]
+        return self._refusals.find(graph, found, range(len(graph.operators))) if may_refuse(found) else []
 
     def _compile(
         self,
@@ -130,9 +221,11 @@ class StageCache:
         if not fallback and (refused := self._refusals.known(graph, processor, operators)):
             raise refusal(graph, processor, operators, refused)
         try:
-            limit_s = self._platform.limits.load_s
-            answer = compile_stages(self._lanes, processor, number, models, packed, limit_s=limit_s)
-        except LaneError as error:
+            limit_s = self.platform.limits.load_s
+            answer = compile_stages(self.workers, processor, number, models, packed, limit_s=limit_s)
+        except WorkerError as error:
+            if graph.source is None:  # the stages come from files, and the model is not here
+                raise
             where = f"while it compiled operators {operators[0]} to {operators[-1]}"
             if processor.kind == "cpu" and not reads_files(processor):
                 raise failure(graph, operators, f"{error.what} {where}") from error
@@ -140,7 +233,7 @@ class StageCache:
                 raise UnavailableError(f"{error.what} {where}") from error
             found = self._refusals.find(graph, processor, operators)
             raise refusal(graph, processor, operators, found) from error
-        whole = fallback and len(operators) == len(graph.operators)
+        whole = fallback and graph.source is not None and len(operators) == len(graph.operators)
         if whole and (graph.digest, processor.name) not in self._placements:
             self._placements[graph.digest, processor.name] = self._placement(graph, processor, answer)
 
@@ -162,23 +255,19 @@ class StageCache:
             + (f" ({'; '.join(reasons)})" if reasons else "")
         )
 
-    def give_back(self, entry: Entry) -> None:
-        """Tell that a candidate no longer needs its stages."""
-        entry.users -= 1
-        if self._generation != self._lanes.generation:
-            return
-        if entry.key is None:
-            self._release(entry)
-        else:
-            self._shrink()
+    def give_back(self, *entries: Entry) -> None:
+        """Tell that stages are no longer needed by whoever took them."""
+        for entry in entries:
+            entry.users -= 1
+        self._shrink()
 
-    def compile_once(self, lane: str, model: StageModel, packed: Path) -> None:
-        """Compile a model and throw it away, for what the runtime leaves in ``packed``.
+    def pack(self, processor: str, graph: Graph, path: Path) -> None:
+        """Have the runtime write its packed weights of a whole model to ``path``.
 
         Raises:
             UnavailableError: the runtime refuses it.
         """
-        pack_weights(self._lanes, self._platform[lane], next(self._numbers), model, packed)
+        pack_weights(self.workers, self.platform[processor], next(self._numbers), packing_model(graph), path)
 
     def cut(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
         """Return a stage as a model."""
@@ -191,33 +280,38 @@ class StageCache:
                 self._cut.popitem(last=False)
         return self._cut[key]
 
-    def _shrink(self) -> None:
-        total = sum(entry.nbytes for entry in self._entries.values())
-        for key, entry in list(self._entries.items()):
-            if total <= self.limit_nbytes:
-                return
-            if entry.users == 0:
-                total -= entry.nbytes
-                del self._entries[key]
-                self._release(entry)
+    def forget_cut(self, content_digest: str) -> None:
+        """Let go of the stages of a model that is not needed again."""
+        for key in [key for key in self._cut if key[1] == content_digest]:
+            del self._cut[key]
 
-    def _release(self, entry: Entry) -> None:
-        release_stages(self._lanes, entry.lane, entry.number)
+    def _is_there(self, entry: Entry) -> bool:
+        return entry.ends == self.workers.ends[entry.worker]
+
+    def _shrink(self) -> None:
+        total = sum(entry.nbytes for entry in self._entries.values() if not entry.owner)
+        for key, entry in list(self._entries.items()):
+            is_there = self._is_there(entry)
+            if not is_there or (not entry.users and (entry.owner or total > self.limit_nbytes)):
+                total -= 0 if entry.owner else entry.nbytes
+                del self._entries[key]
+                if is_there:
+                    release_stages(self.workers, entry.worker, entry.number)
 
 
 def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageModel]) -> list[tuple[str, list[int]]]:
-    """Return lanes and the stages that are compiled together there.
+    """Return processors and the stages that are compiled together there.
 
-    On a CPU all stages of a lane share their workspace and threads. An accelerator has neither, and takes seconds to
-    compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of
+    On a CPU all stages of a processor share their workspace and threads. An accelerator has neither, and takes seconds
+    to compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of
     runtimes that read a stage as a file of its own.
     """
     found: list[tuple[str, list[int]]] = []
-    for lane, indices in plan.by_processor().items():
-        processor = platform[lane]
+    for name, indices in plan.by_processor().items():
+        processor = platform[name]
         joint = [i for i in indices if processor.kind == "cpu" and engine_of(processor, [stages[i]]) == LITERT]
-        found += [(lane, joint)] if joint else []
-        found += [(lane, [index]) for index in indices if index not in joint]
+        found += [(name, joint)] if joint else []
+        found += [(name, [index]) for index in indices if index not in joint]
     return found
 
 
@@ -227,6 +321,261 @@ def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:
     return sum(graph.tensors[t].nbytes for o in operators for t in graph.operators[o].outputs if t not in border)
 
 
-def _default_limit() -> int:
-    free = available_nbytes() or 0
-    return min(max(free // _SHARE_OF_MEMORY, _LEAST_NBYTES), _MOST_NBYTES)
+def compile_stages(
+    workers: Workers,
+    processor: Processor,
+    number: int,
+    stages: Sequence[StageModel],
+    packed: Path | None,
+    *,
+    strict: bool = False,
+    limit_s: float = COMPILE_LIMIT_S,
+) -> dict[str, Any]:
+    """Compile stages on a processor's worker, which will know them by ``number``; return its answer.
+
+    Args:
+        packed: packed weights, for XNNPACK.
+        strict: nothing may be left to the CPU, even where the processor's options allow that.
+        limit_s: a worker that takes longer is given up.
+
+    Raises:
+        UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
+    """
+    engine = engine_of(processor, stages)
+    settings = compile_settings(processor, packed, engine, strict=strict)
+    if not strict:  # an operator alone is only asked about
+        settings |= cache_settings(processor)
+    head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings, "engine": engine}
+    with ExitStack() as stack:
+        if engine != LITERT:
+            files = [_written(stack, join([stage])) for stage in stages]
+            return workers.ask(processor.name, Request(head, fds=files), limit_s)
+        joined = join(stages)
+        library = joined.sources[0].custom_ops
+        custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
+        if library is not None and custom:
+            operators = [[name.decode(errors="replace"), int(version)] for name, version in custom if name]
+            settings["custom_ops"] = {"library": str(library), "operators": operators}
+        if processor.kind == "gpu":
+            joined = replace(joined, schema=flattened(joined.schema))
+        files = _opened(stack, [source.path for source in joined.sources])
+        return workers.ask(processor.name, Request(head, joined.view(), files), limit_s)
+
+
+def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
+    """Return what runs stages that are compiled together on a processor: compiled models where they can."""
+    if reads_files(processor):
+        return runtime_of(processor)
+    alone = processor.kind == "cpu" and any(needs_interpreter(stage.schema) for stage in stages)
+    return INTERPRETER if alone else LITERT
+
+
+def pack_weights(workers: Workers, processor: Processor, number: int, model: StageModel, path: Path) -> None:
+    """Have LiteRT write its packed weights of a model to ``path``.
+
+    Raises:
+        UnavailableError: the runtime refuses the model.
+    """
+    joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
+    settings = compile_settings(processor, path, LITERT)
+    head = {"op": "compile", "id": number, "signatures": 0, "settings": settings, "engine": LITERT}
+    with ExitStack() as stack:
+        files = _opened(stack, [model.source.path])
+        workers.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+    release_stages(workers, processor.name, number)
+
+
+def release_stages(workers: Workers, worker: str, number: int) -> None:
+    """Have a worker forget what it knows by ``number``."""
+    workers.ask(worker, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
+
+
+def _written(stack: ExitStack, joined: JoinedModel) -> int:
+    """Return a file in memory that holds the whole model, for a runtime that can read it no other way."""
+    try:
+        descriptor = os.memfd_create("stage", os.MFD_CLOEXEC)
+        file = stack.enter_context(os.fdopen(descriptor, "wb"))
+        joined.write_into(file)
+        file.flush()
+    except OSError as error:
+        raise UnavailableError(f"no memory for a stage of {joined.sources[0].path}: {error}") from error
+    return descriptor
+
+
+def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:
+    try:
+        return [stack.enter_context(path.open("rb")).fileno() for path in paths]
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+
+
+def opens(processor: Processor, stages: int) -> bool:
+    """Return whether that many stages on a processor hand out their inner tensors.
+
+    XNNPACK only: other kernels are so slow that it makes no difference, or work in place, and a stage alone on its
+    worker has nothing to share space with.
+    """
+    return stages > 1 and packs_weights(processor)
+
+
+def inner_tensors(graph: Graph, operators: Sequence[int]) -> tuple[int, ...]:
+    """Return what a stage computes for itself and hands out, ascending.
+
+    Any operator of a graph can be a stage of its own, so its outputs can cross a border. Left out is what the runtime
+    fuses away, what is too small to matter, and what has no size before it is computed.
+    """
+    border = set(graph.boundary(operators).outputs)
+    found = []
+    for operator in operators:
+        for tensor in graph.operators[operator].outputs:
+            kinds = [graph.operators[reader].kind for reader in graph.consumers.get(tensor, ())]
+            stands_alone = graph.operators[operator].kind in _WRITERS and kinds and _READERS.issuperset(kinds)
+            if stands_alone and tensor not in border and _has_place(graph.tensors[tensor]):
+                found.append(tensor)
+    return tuple(sorted(found))
+
+
+def _has_place(tensor: Tensor) -> bool:
+    plain = tensor.dtype in _PLAIN and not tensor.variable and min(tensor.shape, default=0) >= 0
+    return plain and tensor.nbytes >= _LEAST_NBYTES
+
+
+def opened(
+    graph: Graph, processor: Processor, stages: Sequence[Sequence[int]], models: Sequence[StageModel]
+) -> tuple[StageModel, ...]:
+    """Return the stages of a processor as they are compiled there, with their inner tensors as outputs where it pays.
+
+    Args:
+        stages: the operators of each.
+        models: the stages, cut from ``graph``.
+    """
+    if not opens(processor, len(stages)):
+        return tuple(models)
+    return tuple(handing_out(m, inner_tensors(graph, o)) for m, o in zip(models, stages, strict=True))
+
+
+class Refusals:
+    """What is known of each operator of each graph on each kind of accelerator; asked once."""
+
+    def __init__(self, workers: Workers, numbers: count[int]) -> None:
+        self._workers = workers
+        self._numbers = numbers
+        self._taken: dict[tuple[str, str], dict[int, bool]] = {}
+
+    def known(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
+        """Return those of ``operators`` that are known to be refused."""
+        taken = self._taken.get((graph.digest, processor.like), {})
+        return [o for o in operators if not taken.get(o, True)]
+
+    def find(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
+        """Return those of ``operators`` that the processor refuses in every surrounding that is tried.
+
+        They are asked as the accelerator would see them: together with their neighbours and the operators that compute
+        their constants. One that is refused alone is asked once more beside those that it reads from and writes to.
+
+        Raises:
+            UnavailableError: the worker died, or does not answer.
+        """
+        taken = self._taken.setdefault((graph.digest, processor.like), {})
+        asked = [o for o in operators if o not in taken]
+        alone = self._refused_alone(graph, processor, asked)
+        refused = set(alone)
+        if len(operators) > 1 and not reads_files(processor):
+            refused = {o for o in alone if not self._taken_beside_others(graph, processor, o, alone)}
+        taken |= {o: o not in refused for o in asked}
+        return self.known(graph, processor, operators)
+
+    def _refused_alone(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
+        """Return the refused ones, by halving: few compilations where few are refused."""
+        if not operators or self._takes(graph, processor, operators):
+            return []
+        if len(operators) == 1:
+            return list(operators)
+        middle = len(operators) // 2
+        halves = operators[:middle], operators[middle:]
+        return [o for half in halves for o in self._refused_alone(graph, processor, half)]
+
+    def _taken_beside_others(self, graph: Graph, processor: Processor, operator: int, alone: Sequence[int]) -> bool:
+        readers = {r for t in graph.operators[operator].outputs for r in graph.consumers.get(t, ())}
+        beside = sorted({operator, *((graph.predecessors(operator) | readers) - set(alone))})
+        return len(beside) > 1 and self._takes(graph, processor, beside)
+
+    def _takes(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> bool:
+        number = next(self._numbers)
+        apart = reads_files(processor)  # a front end takes operators one by one; a delegate sees their neighbours
+        stages = [cut_stage(graph, (o,)) for o in operators] if apart else [cut_stage(graph, operators)]
+        limit_s = _FILES_LIMIT_S if apart else COMPILE_LIMIT_S
+        try:
+            answer = compile_stages(self._workers, processor, number, stages, None, strict=True, limit_s=limit_s)
+        except WorkerError as error:
+            # A front end crashes or hangs on a model; a driver does so on all of them.
+            if error.fatal and not apart:
+                raise
+            return False
+        release_stages(self._workers, processor.name, number)
+        return bool(answer["accelerated"])
+
+
+def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refused: Sequence[int]) -> UnavailableError:
+    """Return the error that tells which operators of a stage are refused."""
+    where = f"the stage of operators {operators[0]} to {operators[-1]}"
+    if not refused:
+        return UnavailableError(
+            f"{processor.name} does not support {where} together, although it supports each of them alone"
+        )
+    if len(refused) == len(operators) >= _NONE_AT_ALL:
+        return UnavailableError(
+            f"{processor.name} supports none of the operators {operators[0]} to {operators[-1]}",
+            "its driver may not work with the runtime; see runtime.log in the run folder",
+        )
+    unseen = "" if processor.kind == "cpu" else ", or let the CPU run them: --allow-fallback"
+    return UnavailableError(
+        f"{processor.name} does not support operators {describe(graph, refused)} in {where}",
+        f"place them on another processor{unseen}",
+    )
+
+
+def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableError:
+    """Return the error that names the operator for which a stage does not run on a CPU, and why.
+
+    Args:
+        what: what the worker said.
+    """
+    operators = list(operators)
+    said = why_it_fails(cut_stage(graph, operators), graph)
+    while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died, and says nothing
+        half = operators[: len(operators) // 2]
+        of_half = why_it_fails(cut_stage(graph, half), graph)
+        operators = half if of_half else operators[len(half) :]
+        said = of_half or why_it_fails(cut_stage(graph, operators), graph)
+    where = f"operators {operators[0]} to {operators[-1]}" if len(operators) > 1 else f"operator {operators[0]}"
+    found = _NODE.search(said)
+    if found is None:
+        kinds = "" if len(operators) > 1 else f" ({graph.operators[operators[0]].kind})"
+        return UnavailableError(f"{where}{kinds} cannot be run: {said or what}")
+    place = _operator_at(graph, operators, int(found[1]))
+    reason = " ".join(_SOURCE.sub("", said[: found.start()]).split()) or what
+    if "unresolved custom op" in reason:
+        return UnavailableError(
+            f"operator {place} ({found[2]}) is a custom operator without a kernel",
+            "give the library with its kernel: --custom-ops LIBRARY.so",
+        )
+    return UnavailableError(
+        f"operator {place} ({found[2]}) cannot be run: {reason}",
+        "give inputs that fit: --input FILE.npz"
+        if found[3] == "invoke"
+        else "no runtime on this machine has a kernel for it; convert the model again",
+    )
+
+
+def _operator_at(graph: Graph, operators: Sequence[int], node: int) -> int:
+    """Return the operator of the graph that is a stage's node; those that compute constants come before the others."""
+    flat = [o for o in operators for _ in graph.operators[o].flat()]
+    before = len(cut_stage(graph, operators).schema.subgraphs[0].operators) - len(flat)
+    return flat[max(0, min(node - before, len(flat) - 1))]
+
+
+def describe(graph: Graph, operators: Sequence[int]) -> str:
+    """Return ``7 (GATHER), 12 (TOPK_V2)``, at most eight of them."""
+    shown = ", ".join(f"{o} ({graph.operators[o].kind})" for o in operators[:_MOST_SHOWN])
+    return shown + (f" and {len(operators) - _MOST_SHOWN} more" if len(operators) > _MOST_SHOWN else "")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement
-from evaluators.litert.memory import check_fits
+from evaluators.machine import available_nbytes
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph, Tensor
 from search_spaces.models.inputs import array_form, drawn_inputs
+
+_COPIES = 3  # of a model's activations: in shared memory, within the runtime, and as arrays of ours
 
 
 def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -39,17 +41,45 @@ def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
     return np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
 
 
+def fill(graph: Graph, view_of: Callable[[int], NDArray[np.generic]], arrays: Sequence[NDArray[np.generic]]) -> None:
+    """Copy one array per input of a model into memory; shapes and types must be the model's.
+
+    What an earlier plan left in the place of the outputs is overwritten, so that it cannot pass for this one's.
+
+    Args:
+        view_of: returns a tensor in memory.
+    """
+    for tensor, array in zip(graph.inputs, arrays, strict=True):
+        view_of(tensor)[...] = array
+    for tensor in graph.outputs:
+        if tensor not in graph.inputs:
+            view_of(tensor).reshape(-1).view(np.uint8)[...] = 0xFF
+
+
 def model_inputs(graph: Graph, seed: int) -> list[NDArray[Any]]:
     """Return one array per input of the model: those that a person gave, or drawn from ``seed``.
 
     Raises:
         UnavailableError: an input cannot be fed, or this machine lacks the memory for the model's tensors.
     """
-    check_fits(graph)
+    _check_fits(graph)
     for tensor in (*graph.inputs, *graph.outputs):
         shape_and_dtype(graph.tensors[tensor])
     given = graph.source.given if graph.source is not None else ()
     return list(given) or drawn_inputs(graph, seed)
+
+
+def _check_fits(graph: Graph) -> None:
+    """Check that a model's activations fit into memory; the system would kill whoever asks for more."""
+    unfolded = graph.source.recipes if graph.source else ()  # constants that the runtime computes
+    largest = sum(graph.tensors[t].nbytes for t in (*graph.activation_tensors, *unfolded))
+    available = available_nbytes()
+    if available is not None and _COPIES * largest > available:
+        raise UnavailableError(
+            f"the activations of {graph.name!r} take {largest / 1e9:.1f} GB, and {_COPIES} times that must be free; "
+            f"this process can have {available / 1e9:.1f} GB",
+            "use a smaller input, or give the container more memory",
+        )
 
 
 def agreement(

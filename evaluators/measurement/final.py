@@ -56,7 +56,8 @@ _ADMITTED = 0.4  # share of the time in which plans are admitted to the first ro
 _REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built
 _ROUND_S = 0.4  # a round lasts at least this long, or its most blocks: disturbances of a moment fill no round
 INSTANCE_NOISE = 0.004
-"""Relative standard deviation between instances of a plan, where too few are built to see it."""
+"""Relative standard deviation between instances of a plan, before pairs of kept instances tell it."""
+_PRIOR_PAIRS, _PRIOR_FREEDOM = 1, 5  # how many pairs of instances this assumption is worth: as a figure, and how sure
 _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
 _ERRORS_IN_HALF = 2.5  # standard errors in the half of a simultaneous interval, about
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
@@ -158,6 +159,7 @@ class Standing:
         stage_s: median seconds of each stage.
         failure: why it dropped out, or "".
         kept: how many instances were built where loading is slow; 0 where each round had one of its own.
+        instances: which of these each round's level is of; None where the round built one, or the plan took no part.
         errors: of a prediction, see :class:`~evaluators.base.Batch`.
     """
 
@@ -167,6 +169,7 @@ class Standing:
     failure: str = ""
     errors: tuple[float, ...] | None = None
     kept: int = 0
+    instances: tuple[int | None, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the standing as plain values."""
@@ -176,7 +179,7 @@ class Standing:
             "stage_s": list(self.stage_s),
             **({"failure": self.failure} if self.failure else {}),
             **({"errors": list(self.errors)} if self.errors is not None else {}),
-            **({"kept": self.kept} if self.kept else {}),
+            **({"kept": self.kept, "instances": list(self.instances)} if self.kept else {}),
         }
 
     @classmethod
@@ -190,6 +193,7 @@ class Standing:
             str(data.get("failure", "")),
             None if errors is None else tuple(float(e) for e in errors),
             int(data.get("kept", 0)),
+            tuple(None if number is None else int(number) for number in data.get("instances", ())),
         )
 
 
@@ -236,9 +240,36 @@ class Final:
         half = math.hypot(self._table.half(plan, other), _NORMAL * self.model_sigma(plan, other))
         if plan != other and not self.exact:
             built = [self.standings[i].kept for i in (plan, other)]
-            half = math.hypot(half, _NORMAL * INSTANCE_NOISE * math.sqrt(sum(1.0 / n for n in built if n)))
+            if any(built):
+                half = math.hypot(half, self.instance_half * math.sqrt(sum(1.0 / n for n in built if n)))
         half = min(half, _WIDEST)
         return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
+
+    @property
+    def instance_half(self) -> float:
+        """How far an instance's speed may be from its plan's, relative, in 95 %: an assumption, and what pairs show."""
+        table = self._table.table
+        plans = np.isfinite(table).sum(axis=1, keepdims=True)
+        rows = np.where(plans >= 2, table, np.nan)
+        for _ in range(3):  # two-way fit with cells missing: what a plan takes, and what all share in a round
+            rows = rows - _median_of_rows(rows.T)
+            rows = rows - np.nansum(rows, axis=1, keepdims=True) / np.maximum(plans, 1)
+        rows = rows * np.sqrt(plans / np.maximum(plans - 1, 1))  # a plan is part of what its round shares
+        gaps: list[tuple[float, float]] = []  # of a pair of instances, and the share of a round's variance in it
+        rest: list[Array] = []
+        for column, standing in enumerate(self.standings):
+            number = np.array([-1 if k is None else k for k in standing.instances])
+            groups = [rows[: len(number), column][number == k] for k in range(standing.kept)]
+            groups = [values[np.isfinite(values)] for values in groups]
+            rest += [values - values.mean() for values in groups if len(values) > 1]
+            if len(groups) == 2 and all(map(len, groups)):
+                gaps.append((groups[0].mean() - groups[1].mean(), sum(1.0 / len(values) for values in groups)))
+        freedom = sum(len(values) - 1 for values in rest)
+        round_variance = sum(float((values**2).sum()) for values in rest) / freedom if freedom else ROUND_NOISE**2
+        shown = sum(max(0.0, (gap**2 - round_variance * share) / 2.0) for gap, share in gaps)
+        variance = (_PRIOR_PAIRS * INSTANCE_NOISE**2 + shown) / (_PRIOR_PAIRS + len(gaps))
+        wide = _student(1.0 - _ALPHA, _PRIOR_FREEDOM + len(gaps)) if gaps else _NORMAL
+        return wide * math.sqrt(variance)
 
     def model_sigma(self, plan: int, other: int) -> float:
         """Return the relative standard deviation of the ratio of two predictions; 0 where they were measured.
@@ -303,7 +334,11 @@ class Final:
     @property
     def _table(self) -> _Levels:
         rows = list(zip_longest(*(s.levels for s in self.standings)))
-        return _Levels(np.array(rows, np.float64).reshape(-1, len(self.standings)), exact=self.exact)
+        table = np.array(rows, np.float64).reshape(-1, len(self.standings))
+        numbers = np.full(table.shape, -1)
+        for column, standing in enumerate(self.standings):
+            numbers[: len(standing.instances), column] = [-1 if n is None else n for n in standing.instances]
+        return _Levels(table, numbers, exact=self.exact)
 
     def to_json(self) -> dict[str, Any]:
         """Return the final as plain values."""
@@ -337,35 +372,37 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """Log seconds of plans in rounds, shape ``(rounds, plans)``, NaN where a plan did not take part."""
+    """Log seconds of plans in rounds, shape ``(rounds, plans)``, NaN where a plan did not take part.
+
+    Attributes:
+        numbers: of kept instances, of the same shape; -1 where a round built its own.
+    """
 
     table: Array
+    numbers: NDArray[np.int64]
     exact: bool = False
 
-    def differences(self, plan: int, other: int) -> Array:
-        """Return the differences in the rounds of both, outliers pulled in."""
+    def differences(self, plan: int, other: int) -> list[Array]:
+        """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
         values: Array = self.table[:, plan] - self.table[:, other]
-        values = values[np.isfinite(values)]
-        if len(values) < 3:
-            return values
-        middle = np.median(values)
-        spread = max(1.4826 * float(np.median(np.abs(values - middle))), ROUND_NOISE)
-        return np.clip(values, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
+        met = np.isfinite(values)
+        pairs = self.numbers[:, (plan, other)]
+        found = [values[met & (pairs == pair).all(axis=1)] for pair in np.unique(pairs[met], axis=0)]
+        return [_without_outliers(group) for group in found]
 
     def effect(self, plan: int, other: int) -> float:
         """Return the mean difference of two plans, over other plans where they never met."""
         if plan == other:
             return 0.0
-        values = self.differences(plan, other)
-        if len(values):
-            mean = float(values.mean())
+        if groups := self.differences(plan, other):
+            mean = _mean(groups)
             return 0.0 if self.exact and abs(mean) < _EXACT else mean
         met = np.isfinite(self.table)
         via = [k for k in range(self.table.shape[1]) if (met[:, k] & met[:, plan]).any()]
         via = [k for k in via if (met[:, k] & met[:, other]).any()]
         if not via:
             return float(np.nanmean(self.table[:, plan]) - np.nanmean(self.table[:, other]))
-        return float(np.mean([self.differences(plan, k).mean() + self.differences(k, other).mean() for k in via]))
+        return float(np.mean([_mean(self.differences(plan, k)) + _mean(self.differences(k, other)) for k in via]))
 
     def fastest(self, among: Sequence[int]) -> int:
         """Return the plan that none of the others is faster than, by their mean differences."""
@@ -383,23 +420,21 @@ class _Levels:
         """
         if self.exact or plan == other:
             return 0.0
-        values = self.differences(plan, other)
-        count = max(1, len(values))
-        own = float(values.var(ddof=1)) if count > 1 else 0.0
+        groups = self.differences(plan, other)
+        count = max(1, sum(map(len, groups)))
+        inside = sum(len(group) - 1 for group in groups)
+        own = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / inside if inside else 0.0
         common, known = self._common
-        others = min(_PRIOR_ROUNDS, max(0, known - (count - 1)))
+        others = min(_PRIOR_ROUNDS, max(0, known - inside))
         if others:
             prior = others
         else:  # a plan that left after one round was slower by far more than rounds ever differ
             prior, common = (1 if count > 1 else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
-        freedom = prior + count - 1
-        variance = (prior * max(common, ROUND_NOISE**2 / 4) + (count - 1) * own) / freedom
+        freedom = prior + inside
+        variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
         pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
         alpha = _ALPHA if count >= _EARLY_ROUNDS else _EARLY_ALPHA
-        from scipy.special import stdtrit
-
-        student = float(stdtrit(freedom, 1.0 - alpha / pairs / 2))  # its two-sided quantile
-        return student * math.sqrt(variance / count)
+        return _student(1.0 - alpha / pairs, freedom) * math.sqrt(variance / count)
 
     @property
     def _common(self) -> tuple[float, int]:
@@ -515,6 +550,7 @@ class _Runner:
         self._load_s: dict[int, float] = {}
         self._kept: dict[int, list[Candidate]] = {}
         self._instances: dict[int, int] = {}
+        self._used: list[dict[int, int]] = []
         self._loaded = policy.loaded
         self._spent_s, self._turns_made, self._disturbed = 0.0, 0, 0
 
@@ -538,6 +574,7 @@ class _Runner:
         if done:
             hub = self._levels_table().fastest([i for i in self._running if self._seen(i)] or [hub])
         rest = [i for i in order if i != hub]
+        self._used.append({})
         levels: dict[int, float] = {}
         turns: dict[int, Array] = {}
         first = True
@@ -571,6 +608,8 @@ class _Runner:
             for plan in map(int, self._rng.permutation(list(group))):
                 if (candidate := self._build(plan, built)) is not None:
                     built[plan] = candidate
+                    if candidate in (kept := self._kept.get(plan, [])):
+                        self._used[-1][plan] = kept.index(candidate)
             self._blocks(built, turns)
         finally:
             for plan, candidate in built.items():
@@ -713,7 +752,9 @@ class _Runner:
     def _levels_table(self) -> _Levels:
         plans = range(len(self._loads))
         rows = [[levels.get(plan, np.nan) for plan in plans] for levels in self._levels]
-        return _Levels(np.array(rows, np.float64).reshape(-1, len(plans)), exact=self._exact())
+        numbers = [[used.get(plan, -1) for plan in plans] for used in self._used[: len(rows)]]
+        table = np.array(rows, np.float64).reshape(-1, len(plans))
+        return _Levels(table, np.array(numbers, np.int64).reshape(table.shape), exact=self._exact())
 
     def _exact(self) -> bool:
         """Return whether rebuilt instances repeat each other to the last bit: they are computed, not measured."""
@@ -790,9 +831,24 @@ class _Runner:
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),
+                tuple(used.get(i) for used in self._used) if i in self._instances else (),
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         return Final(tuple(standings), racing, self._filter.total, self._filter.repeated, table.exact)
+
+
+def _without_outliers(values: Array) -> Array:
+    """Return values, those far from their median pulled in."""
+    if len(values) < 3:
+        return values
+    middle = np.median(values)
+    spread = max(1.4826 * float(np.median(np.abs(values - middle))), ROUND_NOISE)
+    return np.clip(values, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
+
+
+def _mean(groups: Sequence[Array]) -> float:
+    """Return the mean of groups, each of which counts once."""
+    return float(np.mean([group.mean() for group in groups]))
 
 
 def _checked(batch: Batch, runs: int) -> Array:
@@ -809,6 +865,13 @@ def _median_of_rows(values: Array) -> Array:
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found
+
+
+def _student(level: float, freedom: float) -> float:
+    """Return the two-sided quantile of Student's distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.5 + level / 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ measurement runs while something is measured.
 
 from __future__ import annotations
 
-import math
+import fcntl
 import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +25,7 @@ from typing import Any
 from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
 from evaluators.machine import Conditions
 from evaluators.remote import wire
-from evaluators.remote.lease import Lease, whole_machine
-from evaluators.remote.store import Store
+from evaluators.remote.store import MAX_FILE_NBYTES, Store
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.models.files import file_digest
@@ -42,6 +42,79 @@ _MAX_CANDIDATES = 256
 _MAX_GRAPHS = 8
 
 Answer = dict[str, Any]
+
+
+class BusyError(UnavailableError):
+    """The device measures for somebody else, and will be free again."""
+
+
+class LapsedError(UnavailableError):
+    """The client has no lease any more."""
+
+
+class Lease:
+    """The right to measure on a device, of one client at a time, for as long as it shows that it is alive.
+
+    What runs at once on one device disturbs each other, whatever cores it uses, so there is one lease and not one for
+    each processor.
+
+    Args:
+        seconds: after which a silent client has lost it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._client = ""
+        self._study = ""
+        self._until_s = 0.0
+
+    def take(self, client: str, study: str) -> None:
+        """Give the lease to a client that asks for it, which may have it already.
+
+        Raises:
+            BusyError: another client has it.
+        """
+        with self._lock:
+            left_s = self._until_s - time.monotonic()
+            if self._client not in ("", client) and left_s > 0.0:
+                raise BusyError(f"busy with study {self._study!r}", "wait until it has ended, or take another device")
+            self._client, self._study, self._until_s = client, study, time.monotonic() + self.seconds
+
+    def renew(self, client: str) -> bool:
+        """Return whether the client has the lease, which then lasts anew."""
+        with self._lock:
+            if not client or client != self._client:
+                return False
+            self._until_s = time.monotonic() + self.seconds
+            return True
+
+    def end(self, client: str) -> None:
+        """Give the lease up."""
+        with self._lock:
+            if client == self._client:
+                self._client = ""
+
+    def lapsed(self) -> str:
+        """Return the client that has not been heard of for too long, or ""."""
+        with self._lock:
+            return self._client if self._client and time.monotonic() > self._until_s else ""
+
+
+@contextmanager
+def _whole_machine(lock: Path) -> Iterator[None]:
+    """Keep other agents of this machine from measuring meanwhile.
+
+    Raises:
+        BusyError: one of them does.
+        OSError: the lock cannot be made.
+    """
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError("busy with another agent of this machine", "end one of the two") from None
+        yield
 
 
 @dataclass(slots=True)
@@ -79,14 +152,13 @@ class Agent:
         folder: Path,
         *,
         lease_s: float = LEASE_S,
-        max_file_nbytes: int | None = None,
+        max_file_nbytes: int = MAX_FILE_NBYTES,
     ) -> None:
         self.name = name
         self.lease = Lease(lease_s)
         self._evaluator = evaluator
         self._folder = folder
-        limit = {} if max_file_nbytes is None else {"max_file_nbytes": max_file_nbytes}
-        self.store = Store(folder / "models", **limit)
+        self.store = Store(folder / "models", max_file_nbytes)
         self._open: _Open | None = None
         self._jobs: queue.Queue[tuple[Callable[[], Answer], Future[Answer]]] = queue.Queue()
         self._ended = threading.Event()
@@ -136,14 +208,24 @@ class Agent:
         """Return a file that ``Deploy`` wrote for the client.
 
         Raises:
-            WireError: it has none of that name, or no lease.
+            WireError: it has none of that name.
+            LapsedError: it has no lease.
         """
         if not wire.FILE_NAME.fullmatch(name):
             raise wire.WireError(f"{name[:80]!r} is not a name of a file to fetch")
-        held = self._open
-        if held is None or held.client != client or not self.lease.renew(client):
-            raise wire.WireError("the lease has ended")
-        return held.folder / "deployed" / name
+        return self._held({"client": client}).folder / "deployed" / name
+
+    def must_hold(self, data: Mapping[str, Any]) -> str:
+        """Return the client that asks, whose lease lasts anew.
+
+        Raises:
+            WireError: there is none in the request.
+            LapsedError: it has no lease.
+        """
+        client = wire.text(data, "client", wire.DIGEST)
+        if not self.lease.renew(client):
+            raise LapsedError("the device ended this study, or was restarted")
+        return client
 
     def _look_for_silence(self) -> None:
         silent = self.lease.lapsed()
@@ -156,11 +238,10 @@ class Agent:
         held, self._open = self._open, None
         if held is None:
             return
-        for candidate in held.candidates.values():
-            with suppress(OptimizeError), foreign("closing a plan"), time_limit(_CLOSE_S, "closing a plan"):
-                candidate.close()
-        with suppress(OptimizeError), foreign("closing the session"), time_limit(_CLOSE_S, "closing the session"):
-            held.stack.close()
+        plans = [(candidate.close, "closing a plan") for candidate in held.candidates.values()]
+        for close, what in [*plans, (held.stack.close, "closing the session")]:
+            with suppress(OptimizeError), foreign(what), time_limit(_CLOSE_S, what):
+                close()
 
     # What a client may ask; each runs in the thread of serve().
 
@@ -198,21 +279,21 @@ class Agent:
         try:
             self._open = self._prepared(client, platform)
             session = self._open.session
-            told = {"fingerprint": session.fingerprint(), "capabilities": asdict(session.capabilities)}
-            told["powers_w"] = dict(session.powers_w()) if session.capabilities.powers else {}
+            return {
+                "fingerprint": session.fingerprint(),
+                "capabilities": asdict(session.capabilities),
+                "powers_w": dict(session.powers_w()) if session.capabilities.powers else {},
+                "lease_s": self.lease.seconds,
+                "conditions": self._conditions(self._open),
+            }
         except BaseException:
             self._let_go()
             self.lease.end(client)
             raise
-        return {
-            **told,
-            "lease_s": self.lease.seconds,
-            "conditions": _conditions(self.name, self._open),
-        }
 
     def _prepared(self, client: str, platform: Platform) -> _Open:
         with ExitStack() as stack:
-            stack.enter_context(whole_machine(self._folder / "measuring.lock"))
+            stack.enter_context(_whole_machine(self._folder / "measuring.lock"))
             folder = Path(mkdtemp(prefix="study-", dir=self._folder))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             what = f"evaluator {self._evaluator.name!r}"
@@ -229,9 +310,8 @@ class Agent:
         return {}
 
     def _held(self, data: Mapping[str, Any]) -> _Open:
-        client = wire.text(data, "client", wire.DIGEST)
-        held = self._open
-        if held is None or held.client != client or not self.lease.renew(client):
+        client, held = self.must_hold(data), self._open
+        if held is None or held.client != client:
             raise LapsedError("the device ended this study, or was restarted")
         return held
 
@@ -271,7 +351,7 @@ class Agent:
         stop_above_s = wire.seconds(data, "stop_above_s")
         with time_limit(held.platform.limits.run_s * (n + 1), f"running the plan {n} times"):
             batch = candidate.stream(n) if data.get("stream") is True else candidate.run(n, stop_above_s)
-        return {"batch": wire.batch_to_json(batch), "conditions": _conditions(self.name, held)}
+        return {"batch": wire.batch_to_json(batch), "conditions": self._conditions(held)}
 
     def _after_pause(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
@@ -287,7 +367,7 @@ class Agent:
     def _close_candidate(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
         candidate = self._candidate(held, data)
-        del held.candidates[wire.whole(data, "candidate", 1, 1 << 53)]
+        del held.candidates[data["candidate"]]
         with time_limit(_CLOSE_S, "closing the plan"):
             candidate.close()
         return {}
@@ -308,28 +388,14 @@ class Agent:
         folder.mkdir()
         with time_limit(held.platform.limits.load_s * (1 + len(plan.stages)), "writing the stage files"):
             agreement = held.session.deploy(folder, graph, plan)
-        files = [_told(path) for path in sorted(folder.iterdir()) if wire.FILE_NAME.fullmatch(path.name)]
+        files = [
+            {"name": path.name, "sha256": file_digest(path), "nbytes": path.stat().st_size}
+            for path in sorted(folder.iterdir())
+            if wire.FILE_NAME.fullmatch(path.name)
+        ]
         return {"agreement": wire.agreement_to_json(agreement), "files": files}
 
-
-class LapsedError(UnavailableError):
-    """The client has no lease any more."""
-
-
-def _conditions(device: str, held: _Open) -> Answer:
-    """Return what a measurement was taken under, and by whose clock when."""
-    clock = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return {**held.conditions(), "device": device, "device_time_utc": clock}
-
-
-def _told(path: Path) -> dict[str, Any]:
-    return {"name": path.name, "sha256": file_digest(path), "nbytes": path.stat().st_size}
-
-
-def pieces_of(path: Path, most_nbytes: float = math.inf) -> Iterator[bytes]:
-    """Yield a file in pieces that fit into a message."""
-    took = 0
-    with path.open("rb") as file:
-        while took < most_nbytes and (piece := file.read(wire.PIECE_NBYTES)):
-            took += len(piece)
-            yield piece
+    def _conditions(self, held: _Open) -> Answer:
+        """Return what a measurement was taken under, and by whose clock when."""
+        clock = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return {**held.conditions(), "device": self.name, "device_time_utc": clock}

@@ -1,22 +1,42 @@
-"""A client's end of the wire: calls with a deadline, and what their failures mean."""
+"""A client's end of the wire: calls with a deadline, and a lease on one of some like devices.
+
+A lease is taken, kept alive, lost, and taken again.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
+import math
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from evaluators.base import Capabilities
+from evaluators.energy import OPTION
 from evaluators.remote import wire
-from evaluators.remote.agent import pieces_of
 from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
 from evaluators.remote.devices import Device
-from search_spaces.errors import DeviceLostError, UnavailableError
+from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError
+from search_spaces.graph import Graph
 from search_spaces.models.files import replacing
+from search_spaces.models.litert import read_model
+from search_spaces.models.stages import cut_stage
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
 
+_LOGGER = logging.getLogger("partition_optimizer")
+SHORT_S = 10.0
+SLACK_S = 30.0
+_POLL_S = 0.5
+_MOVES = 3
+
+Found = TypeVar("Found")
 _OPTIONS = (
     *wire.OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 250),
@@ -60,10 +80,8 @@ class Connection:
             UsageError, UnavailableError: what went wrong there, or it refused access.
         """
         ask = self._channel.unary_unary(f"/{wire.SERVICE}/{method}")
-        try:
+        with self._reached():
             content = ask(wire.packed(data), timeout=limit_s, metadata=self._metadata)
-        except self._grpc.RpcError as error:
-            raise self._failure(error) from error
         return self._told(content)
 
     def send(self, path: Path, announced: Mapping[str, Any]) -> None:
@@ -77,14 +95,11 @@ class Connection:
 
         def messages() -> Iterator[bytes]:
             yield wire.packed({**announced, "nbytes": nbytes})
-            yield from pieces_of(path)
+            yield from wire.pieces_of(path)
 
         ask = self._channel.stream_unary(f"/{wire.SERVICE}/Store")
-        limit_s = _STALLED_S + nbytes / 1e5  # slower than 100 kB/s is as good as none
-        try:
-            content = ask(messages(), timeout=limit_s, metadata=self._metadata)
-        except self._grpc.RpcError as error:
-            raise self._failure(error) from error
+        with self._reached():
+            content = ask(messages(), timeout=_transfer_limit_s(nbytes), metadata=self._metadata)
         self._told(content)
 
     def fetch(self, folder: Path, client: str, told: Mapping[str, Any]) -> Path:
@@ -99,21 +114,18 @@ class Connection:
         nbytes = wire.whole(told, "nbytes", 1, _MOST_FETCHED_NBYTES)
         ask = self._channel.unary_stream(f"/{wire.SERVICE}/Fetch")
         found, took = hashlib.sha256(), 0
-        try:
-            with replacing(folder / name) as file:
-                request = wire.packed({"client": client, "name": name})
-                for piece in ask(request, timeout=_STALLED_S + nbytes / 1e5, metadata=self._metadata):
-                    if not piece.startswith(b"F"):
-                        self._told(piece[1:])
-                    took += len(piece) - 1
-                    if took > nbytes:
-                        break
-                    found.update(piece[1:])
-                    file.write(piece[1:])
-                if took != nbytes or found.hexdigest() != digest:
-                    raise UnavailableError(f"{self.device.name}: {name} did not come as it was announced")
-        except self._grpc.RpcError as error:
-            raise self._failure(error) from error
+        request = wire.packed({"client": client, "name": name})
+        with self._reached(), replacing(folder / name) as file:
+            for piece in ask(request, timeout=_transfer_limit_s(nbytes), metadata=self._metadata):
+                if not piece.startswith(b"F"):
+                    self._told(piece[1:])
+                took += len(piece) - 1
+                if took > nbytes:
+                    break
+                found.update(piece[1:])
+                file.write(piece[1:])
+            if took != nbytes or found.hexdigest() != digest:
+                raise UnavailableError(f"{self.device.name}: {name} did not come as it was announced")
         return folder / name
 
     def _told(self, content: bytes) -> dict[str, Any]:
@@ -124,6 +136,14 @@ class Connection:
             raise BusyElsewhereError(f"device {self.device.name} is {answer['error']['what']}")
         wire.raise_told(answer, f"device {self.device.name}")
         return answer
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Tell what a failed call means: come again, or look at your credentials."""
+        try:
+            yield
+        except self._grpc.RpcError as error:
+            raise self._failure(error) from error
 
     def _failure(self, error: Any) -> UnavailableError:
         """Return what a failed call means: come again, or look at your credentials."""
@@ -141,6 +161,241 @@ class Connection:
         return DeviceLostError(f"device {name} at {where} does not answer ({code.name.lower().replace('_', ' ')})")
 
 
-def new_client() -> str:
-    """Return a name for a client that nobody else can guess; whoever knows it holds its lease."""
-    return hashlib.sha256(secrets.token_bytes(32) + os.urandom(8)).hexdigest()
+def _transfer_limit_s(nbytes: int) -> float:
+    return _STALLED_S + nbytes / 1e5  # slower than 100 kB/s is as good as none
+
+
+@dataclass(frozen=True, slots=True)
+class Sendable:
+    """A file that holds a graph.
+
+    Attributes:
+        path: the file.
+        digest: its SHA-256.
+        name: of the model, as it may go over the wire.
+        structure: digest of the graph that is read from the file.
+    """
+
+    path: Path
+    digest: str
+    name: str
+    structure: str
+
+    def plan(self, plan: Plan) -> Plan:
+        """Return a plan of the graph as one of the graph in the file, which has the same operators."""
+        return replace(plan, graph_digest=self.structure)
+
+
+def sendable(graph: Graph, folder: Path) -> Sendable:
+    """Return a file that holds a graph: its own, or one in ``folder`` where sizes were given or operators rewritten.
+
+    Raises:
+        ModelError: the model's file is gone or has changed.
+        UnavailableError: there is no file, or a file cannot say what the graph is.
+        UsageError: the folder cannot be written.
+    """
+    if graph.source is None:
+        raise UnavailableError(f"model {graph.name!r} has no file, and devices are sent files", "measure it here")
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-@") else "_" for c in graph.name)[:80]
+    name = name if name[:1].isalnum() else f"m{name}"
+    if not graph.source.fixed:
+        return Sendable(graph.source.path, graph.source.content_digest(), name, graph.digest)
+    path = folder / f"{graph.digest}.tflite"
+    digest = cut_stage(graph, range(len(graph.operators))).write(path)
+    written = read_model(path, graph.name)
+    if [o.kind for o in written.operators] != [o.kind for o in graph.operators]:
+        raise UnavailableError(f"model {graph.name!r}, as it was rewritten, is not a file that a device could be sent")
+    return Sendable(path, digest, name, written.digest)
+
+
+class Link:
+    """A connection that has a device's lease.
+
+    Args:
+        devices: that are alike, in the order of preference.
+        platform: what to measure on; every device must have these processors.
+        names: that processors were asked for by.
+
+    Attributes:
+        generation: counts the connections; what was loaded over an earlier one is gone.
+        capabilities, powers_w: of the session on the first device.
+        fingerprint, conditions: what it told last.
+    """
+
+    def __init__(self, devices: Sequence[Device], platform: Platform, names: Sequence[str]) -> None:
+        self.platform = platform
+        self.generation = 0
+        self.capabilities = Capabilities()
+        self.powers_w: dict[str, float] = {}
+        self.fingerprint: dict[str, Any] = {}
+        self.conditions: dict[str, Any] = {}
+        # Nobody else can guess it; whoever knows it holds the lease.
+        self.client = secrets.token_hex(32)
+        self._devices = tuple(devices)
+        self._names = list(dict.fromkeys(names))
+        self._connection: Connection | None = None
+        self._sent: set[str] = set()
+        self._lease_s = 30.0
+        self._closed = threading.Event()
+        self._beat = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
+
+    def connect(self) -> None:
+        """Take a lease on the first device that is free, and wait for one where none is.
+
+        Raises:
+            UnavailableError: none was in time, or one is there but cannot be used.
+        """
+        self._drop()
+        if self._closed.is_set():
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        waited(self._devices, self._open)
+
+    def _open(self, device: Device) -> None:
+        connection = Connection(device)
+        try:
+            # Preparing takes long; whether anybody is there is found out sooner.
+            version = connection.call("Describe", {}, SHORT_S).get("version")
+            _check_version(device, version)
+            request = {
+                "client": self.client,
+                "study": self.platform.name,
+                "platform": wire.platform_to_json(_unpriced(self.platform)),
+                "names": self._names,
+            }
+            answer = connection.call("Open", request, 2 * self.platform.limits.load_s + SLACK_S)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._sent.clear()
+        self.fingerprint = {"evaluator": "remote", "device": device.name, "there": answer.get("fingerprint")}
+        self.conditions = _plain(answer.get("conditions"))
+        self._lease_s = max(1.0, float(answer.get("lease_s", 30.0)))
+        if not self.generation:
+            self.capabilities = wire.capabilities_from_json(answer.get("capabilities"))
+            told = _plain(answer.get("powers_w")).items()
+            self.powers_w = {k: float(v) for k, v in told if isinstance(v, int | float) and 0.0 <= v < math.inf}
+        self.generation += 1
+        if not self._beat.is_alive():
+            self._beat.start()
+
+    def _keep_lease(self) -> None:
+        while not self._closed.wait(self._lease_s / 3.0):
+            connection = self._connection
+            if connection is not None:
+                with suppress(OptimizeError, ValueError):  # the next question will find out
+                    connection.call("Renew", {"client": self.client}, self._lease_s / 3.0)
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Give the lease back and end the connection."""
+        self._closed.set()
+        if self._connection is not None:
+            with suppress(OptimizeError):
+                self._connection.call("Leave", {"client": self.client}, SHORT_S)
+        self._drop()
+
+    def ask(self, method: str, data: dict[str, Any], limit_s: float, model: Sendable | None = None) -> dict[str, Any]:
+        """Ask over the present connection, and send the model before, once.
+
+        Raises:
+            DeviceLostError: there is no connection any more.
+            UsageError, UnavailableError: what went wrong on the device.
+        """
+        connection = self._connection
+        if connection is None:
+            raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
+        request = {**data, "client": self.client}
+        try:
+            if model is not None:
+                request |= {"model": model.digest, "name": model.name}
+                self._send(connection, model)
+            answer = connection.call(method, request, limit_s)
+        except DeviceLostError:
+            self._drop()
+            raise
+        if "conditions" in answer:
+            self.conditions = _plain(answer["conditions"])
+        return answer
+
+    def fetch(self, folder: Path, told: Any) -> Path:
+        """Fetch a file that the device has told of; see :meth:`~evaluators.remote.connection.Connection.fetch`."""
+        if self._connection is None or not isinstance(told, dict):
+            raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
+        return self._connection.fetch(folder, self.client, told)
+
+    def _send(self, connection: Connection, model: Sendable) -> None:
+        announced = {"client": self.client, "model": model.digest}
+        size = {"nbytes": model.path.stat().st_size}
+        if model.digest not in self._sent and connection.call("Has", announced | size, SHORT_S).get("has") is not True:
+            connection.send(model.path, announced)
+        self._sent.add(model.digest)
+
+    def moved(self, ask: Callable[[], Found]) -> Found:
+        """Return what a question gives that may as well be put to another device, or to the same one later.
+
+        Raises:
+            UnavailableError: no device came back in time, or they come and go.
+        """
+        for attempt in range(_MOVES):
+            try:
+                if self._connection is None:
+                    self.connect()
+                return ask()
+            except DeviceLostError:
+                self._drop()
+                if attempt == _MOVES - 1:
+                    raise
+        raise DeviceLostError("the devices come and go")
+
+
+def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
+    """Return what the first of some like devices answers that is there and free; wait for one where none is.
+
+    Raises:
+        UnavailableError: none was in time, or one is there but cannot be used.
+    """
+    wait_s = max(device.wait_s for device in devices)
+    end_s, told = time.monotonic() + wait_s, False
+    while True:
+        problems: list[UnavailableError] = []
+        for device in devices:
+            try:
+                return ask(device)
+            except (DeviceLostError, BusyElsewhereError) as error:
+                problems.append(error)
+        if time.monotonic() >= end_s:
+            hint = "start `optimize agent` there, and check that its port can be reached"
+            raise UnavailableError(f"{problems[0].what}; waited for {wait_s:g} s", hint)
+        if not told:
+            _LOGGER.warning("%s; waiting for up to %g s", problems[0].what, wait_s)
+            told = True
+        time.sleep(_POLL_S)
+
+
+def _check_version(device: Device, version: object) -> None:
+    if version != wire.VERSION:
+        raise UnavailableError(f"device {device.name} speaks version {version}", "install the same version there")
+
+
+def _unpriced(platform: Platform) -> Platform:
+    """Return a platform as the device knows it: what power its processors draw was said here."""
+    lanes = (replace(p, options={k: v for k, v in p.options.items() if k != OPTION}) for p in platform.processors)
+    return replace(platform, processors=tuple(lanes))
+
+
+def _plain(conditions: Any) -> dict[str, Any]:
+    """Return conditions as they may stand in a log: what a device tells is not trusted to be small."""
+    if not isinstance(conditions, dict):
+        return {}
+    kinds = (str, int, float, bool)
+    small = {str(k)[:64]: v[:200] if isinstance(v, str) else v for k, v in list(conditions.items())[:64]}
+    versions = small.get("versions")
+    kept: dict[str, Any] = {k: v for k, v in small.items() if isinstance(v, kinds)}
+    if isinstance(versions, dict):
+        kept["versions"] = {str(k)[:64]: str(v)[:64] for k, v in list(versions.items())[:16]}
+    return kept

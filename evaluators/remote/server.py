@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from evaluators.remote import wire
-from evaluators.remote.agent import Agent, LapsedError, pieces_of
+from evaluators.remote.agent import Agent, BusyError, LapsedError
 from evaluators.remote.credentials import ServerCredentials, grpc_module
-from evaluators.remote.lease import BusyError
 from search_spaces.errors import ModelError, OptimizeError, UnavailableError
 from search_spaces.models.litert import read_model
 
@@ -29,24 +29,25 @@ _FILES = 65_536
 _END_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
 class Served:
     """A running server; ends with :meth:`close`.
 
     Attributes:
+        server: gRPC's.
         address: host and port that it listens on.
     """
 
-    def __init__(self, server: Any, address: str) -> None:
-        self._server = server
-        self.address = address
+    server: Any
+    address: str
 
     def wait(self) -> None:
         """Return when the server has ended."""
-        self._server.wait_for_termination()
+        self.server.wait_for_termination()
 
     def close(self) -> None:
         """Refuse new calls, and break the others off after a second."""
-        self._server.stop(_END_S).wait()
+        self.server.stop(_END_S).wait()
 
 
 def serve(agent: Agent, host: str, port: int, credentials: ServerCredentials) -> Served:
@@ -185,9 +186,9 @@ def _gate(grpc: Any, credentials: ServerCredentials, rate: Rate) -> Any:
 
 
 def _handlers(grpc: Any, agent: Agent) -> Any:
-    methods = {name: grpc.unary_unary_rpc_method_handler(partial(_asked, agent, name)) for name in agent.methods}
-    methods["Renew"] = grpc.unary_unary_rpc_method_handler(partial(_answered, partial(_renew, agent)))
-    methods["Has"] = grpc.unary_unary_rpc_method_handler(partial(_answered, partial(_has, agent)))
+    asked = {name: partial(_asked, agent, name) for name in agent.methods}
+    asked |= {"Renew": partial(_answered, partial(_renew, agent)), "Has": partial(_answered, partial(_has, agent))}
+    methods = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in asked.items()}
     methods["Store"] = grpc.stream_unary_rpc_method_handler(partial(_store, agent))
     methods["Fetch"] = grpc.unary_stream_rpc_method_handler(partial(_fetch, agent))
     return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
@@ -228,16 +229,9 @@ def _renew(agent: Agent, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has(agent: Agent, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    _must_hold(agent, data)
+    agent.must_hold(data)
     agent.store.check_size(wire.whole(data, "nbytes", 0, 1 << 53))
     return {"has": agent.store.has(wire.text(data, "model", wire.DIGEST))}
-
-
-def _must_hold(agent: Agent, data: Mapping[str, Any]) -> str:
-    client = wire.text(data, "client", wire.DIGEST)
-    if not agent.lease.renew(client):
-        raise LapsedError("the device ended this study, or was restarted")
-    return client
 
 
 _storing = threading.Lock()
@@ -246,17 +240,16 @@ _storing = threading.Lock()
 def _store(agent: Agent, messages: Iterator[bytes], context: Any) -> bytes:
     """Take a model in: a message that announces it, then its pieces. It must be one that we can read."""
 
-    def pieces(client: str) -> Iterator[bytes]:
+    def pieces(data: Mapping[str, Any]) -> Iterator[bytes]:
         for piece in messages:
-            if not agent.lease.renew(client):
-                raise LapsedError("the device ended this study")
+            agent.must_hold(data)
             yield piece
 
     def answer(data: Mapping[str, Any]) -> Mapping[str, Any]:
-        client = _must_hold(agent, data)
+        agent.must_hold(data)
         digest, nbytes = wire.text(data, "model", wire.DIGEST), wire.whole(data, "nbytes", 1, 1 << 53)
         with _storing:
-            path = agent.store.receive(digest, nbytes, pieces(client))
+            path = agent.store.receive(digest, nbytes, pieces(data))
         try:
             read_model(path)
         except ModelError:
@@ -276,9 +269,8 @@ def _fetch(agent: Agent, content: bytes, _: Any) -> Iterator[bytes]:
     try:
         data = wire.unpacked(content)
         path = agent.deployed_file(wire.text(data, "client", wire.DIGEST), str(data.get("name")))
-        pieces = pieces_of(path)
     except Exception as error:  # noqa: BLE001 - see _answered
         yield b"E" + _error(error)
         return
-    for piece in pieces:
+    for piece in wire.pieces_of(path):
         yield b"F" + piece

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +18,8 @@ from typing import Any
 from evaluators.base import Agreement, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.guard import wrong_batch
 from evaluators.remote import wire
-from evaluators.remote.connection import Connection
+from evaluators.remote.connection import SHORT_S, SLACK_S, Connection, Link, Sendable, sendable, waited
 from evaluators.remote.devices import Device, find_devices
-from evaluators.remote.link import SHORT_S, SLACK_S, Link, waited
-from evaluators.remote.models import Sendable, sendable
 from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -72,11 +70,8 @@ class RemoteEvaluator(Evaluator):
         """Ask the first device that answers."""
 
         def ask(device: Device) -> dict[str, Any]:
-            connection = Connection(device)
-            try:
+            with closing(Connection(device)) as connection:
                 return connection.call(method, data, SHORT_S)
-            finally:
-                connection.close()
 
         return waited(self._known(), ask)
 
@@ -148,12 +143,8 @@ class RemoteCandidate(Candidate):
     """See :class:`~evaluators.base.Candidate`."""
 
     def __init__(self, link: Link, model: Sendable, plan: Plan, *, fresh: bool) -> None:
-        self._link = link
-        self._model = model
-        self._plan = plan
-        self._fresh = fresh
-        self._number = 0
-        self._generation = 0
+        self._link, self._model, self._plan, self._fresh = link, model, plan, fresh
+        self._number = self._generation = 0
         self._shown = False
 
     def load(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from evaluators.remote.wire import DIGEST, WireError
+from search_spaces.models.cache import prune
+from search_spaces.models.files import replacing
 
 MAX_FILE_NBYTES = 8 << 30
 MAX_STORE_NBYTES = 32 << 30
@@ -33,7 +34,7 @@ class Store:
         self.max_file_nbytes = min(max_file_nbytes, max_nbytes)
         self._max_nbytes = max_nbytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in folder.glob(".*.part"):  # of an agent that was killed
+        for left in folder.glob(".*.tmp"):  # of an agent that was killed
             left.unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
@@ -62,30 +63,23 @@ class Store:
 
         Raises:
             WireError: it is too large, longer or shorter than was said, or another one than was said.
-            OSError: the disk is full.
+            UsageError: the disk is full.
         """
         path = self.path(digest)
         self.check_size(nbytes)
-        self._make_room(nbytes)
-        part = self.folder / f".{digest}.{secrets.token_hex(4)}.part"
+        prune(self.folder, "*.tflite", self._max_nbytes - nbytes)
         found, took = hashlib.sha256(), 0
-        try:
-            with part.open("xb") as file:
-                for piece in pieces:
-                    took += len(piece)
-                    if took > nbytes:
-                        raise WireError(f"a file of {nbytes} bytes was announced, and more came")
-                    found.update(piece)
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
+        with replacing(path) as file:
+            for piece in pieces:
+                took += len(piece)
+                if took > nbytes:
+                    raise WireError(f"a file of {nbytes} bytes was announced, and more came")
+                found.update(piece)
+                file.write(piece)
             if took != nbytes:
                 raise WireError(f"of {nbytes} bytes {took} came")
             if found.hexdigest() != digest:
                 raise WireError(f"a file came with digest {found.hexdigest()[:12]}…, not the {digest[:12]}… announced")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
         return path
 
     def check_size(self, nbytes: int) -> None:
@@ -96,12 +90,3 @@ class Store:
         """
         if not 0 < nbytes <= self.max_file_nbytes:
             raise WireError(f"a file of {nbytes} bytes is not taken", f"the largest has {self.max_file_nbytes}")
-
-    def _make_room(self, nbytes: int) -> None:
-        files = sorted(((p.stat(), p) for p in self.folder.glob("*.tflite")), key=lambda f: f[0].st_mtime)
-        over = sum(stat.st_size for stat, _ in files) + nbytes - self._max_nbytes
-        for stat, path in files:
-            if over <= 0:
-                return
-            over -= stat.st_size
-            path.unlink()

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,13 +143,10 @@ def batch_from_json(data: Any) -> Batch:
         WireError: a field is missing or has the wrong type.
     """
     try:
-        events = data["timeline"]
-        timeline = None
-        if events is not None:
-            timeline = Timeline(tuple(_event(event) for event in events))
+        timeline = None if data["timeline"] is None else Timeline(tuple(map(_event, data["timeline"])))
+        latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
-        latency_s = np.array(data["latency_s"], dtype=np.float64)
-        return Batch(latency_s, np.array(data["stage_s"], dtype=np.float64), timeline, errors)
+        return Batch(latency_s, stage_s, timeline, errors)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {error!r}") from error
 
@@ -179,7 +177,8 @@ def agreement_from_json(data: Any) -> Agreement | None:
         return None
     try:
         names = ("max_abs_error", "max_rel_error", "tolerance", "mean_rel_error")
-        return Agreement(bool(data["identical"]), **{n: _number(data[n]) for n in names}, output=str(data["output"]))
+        numbers = {name: math.inf if data[name] is None else float(data[name]) for name in names}
+        return Agreement(bool(data["identical"]), **numbers, output=str(data["output"]))
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {error!r}") from error
 
@@ -191,10 +190,6 @@ def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
     numbers = asdict(agreement)
     output = numbers.pop("output")
     return {key: finite(value) for key, value in numbers.items()} | {"output": output}
-
-
-def _number(value: Any) -> float:
-    return math.inf if value is None else float(value)
 
 
 def platform_to_json(platform: Platform) -> dict[str, Any]:
@@ -236,15 +231,14 @@ def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> P
     resources = {str(resource): float(share) for resource, share in dict(entry["resources"]).items()}
     if not all(0.0 < share <= 1.0 for share in resources.values()):
         raise WireError(f"processor {name!r} takes shares that cannot be: {shown(resources)}")
-    if known is not None:
-        same = json.dumps(options, sort_keys=True)
-        found = (p for p in known if p.kind == kind and json.dumps(dict(p.options), sort_keys=True) == same)
-        real = next(found, None)
-        if real is None:
-            raise WireError(f"processor {name!r} is none of this device's", "name one that the device has")
-        options = dict(real.options)
-    else:
+    if known is None:
         options = {str(key): tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+    else:
+        same = json.dumps(options, sort_keys=True)
+        found = [p for p in known if p.kind == kind and json.dumps(dict(p.options), sort_keys=True) == same]
+        if not found:
+            raise WireError(f"processor {name!r} is none of this device's", "name one that the device has")
+        options = dict(found[0].options)
     return Processor(name, kind, resources, str(entry["like"])[:200], options, whole(entry, "slots", 1, 1024))
 
 
@@ -263,3 +257,10 @@ def raise_told(data: Mapping[str, Any], device: str) -> None:
     if isinstance(told, Mapping):
         kind = UsageError if told.get("usage") is True else UnavailableError
         raise kind(f"{device}: {str(told.get('what'))[:2000]}", str(told.get("hint", ""))[:500])
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Yield a file in pieces that fit into a message."""
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_NBYTES):
+            yield piece

@@ -1,15 +1,29 @@
-"""The seam for evaluators that run workloads, beside :mod:`evaluators.base`."""
+"""The seam for evaluators that run workloads, beside :mod:`evaluators.base`, and what those that measure share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from evaluators.base import Candidate, Session
-from evaluators.workload.outcome import Outcome
+import numpy as np
+
+from evaluators.base import Agreement, Batch, Candidate, Session
+from evaluators.workload.lowered import Lowerings
+from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
+from evaluators.workload.prices import PriceTable, with_triples
+from evaluators.workload.setting import Setting
+from evaluators.workload.simulate import stage_means_s
+from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.pools import lanes_of
+from search_spaces.workload import Workload
 
 
 class WorkloadCandidate(Candidate, Protocol):
@@ -43,3 +57,119 @@ class WorkloadSession(Session, Protocol):
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadCandidate:
         """See :class:`~evaluators.base.Session`; ``graph`` is the joined one."""
         ...
+
+
+class HostedRun(Candidate, ABC):
+    """See :class:`WorkloadCandidate`.
+
+    Args:
+        found: the plan's setting.
+        objective: what latencies are.
+    """
+
+    def __init__(self, found: Setting, plan: Plan, objective: Objective) -> None:
+        self._found, self._plan, self._objective = found, plan, objective
+        self._outcome: Outcome | None = None
+
+    @abstractmethod
+    def once(self) -> Outcome:
+        """Run the workload once.
+
+        Raises:
+            UnavailableError: a model failed.
+        """
+
+    @abstractmethod
+    def agreements(self) -> Iterable[Agreement]:
+        """Return how the outputs of each instance, which has run, compare with its whole model's."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of the last run; runs once if there was none."""
+        if self._outcome is None:
+            self._outcome = self.once()
+        return self._outcome
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`; a run is ended by nothing but its end.
+
+        Raises:
+            UnavailableError: a model failed.
+        """
+        values, stages = [], []
+        for _ in range(n):
+            self._outcome = found = self.once()
+            values.append(found.value_s(self._objective))
+            stages.append(stage_means_s(found, self._found, len(self._plan.stages)))
+            if values[-1] > stop_above_s:
+                break
+        return Batch(np.array(values), np.array(stages), self._outcome.timeline if self._outcome else None)
+
+    def verify(self) -> Agreement | None:
+        """See :class:`~evaluators.base.Candidate`: the worst agreement of all instances."""
+        if self._outcome is None:
+            self._outcome = self.once()
+        return worst(self.agreements())
+
+
+def worst(found: Iterable[Agreement]) -> Agreement:
+    """Return the worst of some agreements: one that is not accepted, then the one that is off most."""
+    return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
+
+
+class MeasuredWorkload(Session, ABC):
+    """See :class:`WorkloadSession`.
+
+    Attributes:
+        lowerings: make the models that plans run.
+
+    Args:
+        platform: lanes, pools, and lanes that only baselines use.
+    """
+
+    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective) -> None:
+        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
+        self.lowerings = Lowerings(joined, platform)
+        self._lanes = lanes_of(platform)
+        self._simulator: WorkloadSimulator | None = None
+
+    @property
+    def simulator(self) -> WorkloadSimulator:
+        """See :class:`WorkloadSession`.
+
+        Raises:
+            UnavailableError: :meth:`price` was not called.
+        """
+        if self._simulator is None:
+            raise UnavailableError("the workload's jobs have no prices yet")
+        return self._simulator
+
+    def price(
+        self,
+        known: Mapping[str, Any] | None,
+        progress: Callable[[str], None],
+        grids: Grids = MappingProxyType({}),
+    ) -> Mapping[str, Any]:
+        """See :class:`WorkloadSession`; of ``grids`` only what ``known`` lacks is timed."""
+        graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
+        table = self.measured(graphs, progress) if known is None else PriceTable.from_json(known)
+        table = with_triples(table, graphs, grids, self.lowerings, self._lanes, self.alone, progress, self.forget)
+        price = table.price(self._lanes)
+        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
+        return table.to_json()
+
+    @abstractmethod
+    def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
+        """Measure what jobs of some models cost; see :func:`~evaluators.workload.prices.measure_prices`."""
+
+    @abstractmethod
+    def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
+        """Run models beside their workload, for what their jobs cost.
+
+        Args:
+            parts: of each client its model, and where it is cut.
+        """
+
+    @abstractmethod
+    def forget(self, graph: Graph) -> None:
+        """Let go of what was made to run a decomposed model that was only looked at."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from evaluators.workload.desk import Seat
+from evaluators.workload.scheduler import QueueClient
 from search_spaces.arrangement import RankSet, component_plan, ranks_by_component
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
@@ -63,12 +63,12 @@ class LoweredModel:
         return {"bits": 0.0, "rounding": ROUNDING, "approximation": allowed}[self.lowered.keeps]
 
 
-def over_before(seat: Seat) -> list[int]:
+def over_before(client: QueueClient) -> list[int]:
     """Return, of each job of an instance, a bit set of all jobs that are certainly over when it starts."""
     found: list[int] = []
-    for job in range(len(seat.lanes)):
+    for job in range(len(client.lanes)):
         before = 0
-        for other in seat.needs(job):
+        for other in client.needs(job):
             before |= found[other] | 1 << other
         found.append(before)
     return found

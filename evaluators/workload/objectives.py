@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
 from evaluators.energy import powers_w
-from evaluators.objectives import OBJECTIVES, TAIL, Objective, Pricing, find_objective, peak_nbytes
+from evaluators.objectives import TAIL, Objective, Pricing, find_objective, peak_nbytes
 from evaluators.workload.host import WorkloadCandidate, WorkloadSession
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
@@ -46,7 +46,6 @@ _OWN = {
         ("misses", "missed deadlines, then the mean latency"),
     )
 }
-WORKLOAD_OBJECTIVES = (*_OWN, *(name for name in OBJECTIVES if name not in {*_OWN, "latency"}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from evaluators.schedule import Event, Timeline
-from evaluators.workload.desk import FAILED, REJECTED, Desk
+from evaluators.workload.scheduler import FAILED, REJECTED, Scheduler
 from search_spaces.errors import UnavailableError
 
 Objective = Literal["mean", "worst", "makespan", "misses", "throughput"]
@@ -109,29 +109,29 @@ class Outcome:
         }
 
 
-def outcome(desk: Desk, stages: Sequence[Sequence[int]], lanes: Sequence[str]) -> Outcome:
+def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], lanes: Sequence[str]) -> Outcome:
     """Return what came of a run that is over.
 
     Args:
-        stages: of each seat of the desk, the plan's stages that its jobs are.
+        stages: of each client of the scheduler, the plan's stages that its jobs are.
         lanes: names.
 
     Raises:
         UnavailableError: no request was answered.
     """
-    begin_ns = desk.store[0]
+    begin_ns = scheduler.store[0]
     found = []
-    for k, seat in enumerate(desk.seats):
+    for k, client in enumerate(scheduler.clients):
         mine = []
-        for came_ns, ended_ns in desk.requests(k):
+        for came_ns, ended_ns in scheduler.requests(k):
             took_s = (ended_ns - came_ns) * 1e-9 if ended_ns not in {REJECTED, FAILED} else None
-            late = took_s is None or (seat.deadline_ns > 0 and ended_ns - came_ns > seat.deadline_ns)
+            late = took_s is None or (client.deadline_ns > 0 and ended_ns - came_ns > client.deadline_ns)
             mine.append(Request((came_ns - begin_ns) * 1e-9, took_s, ended_ns == REJECTED, late))
         found.append(tuple(mine))
     events = [
         Event(stages[k][job], lanes[lane], (start - begin_ns) * 1e-9, (end - begin_ns) * 1e-9)
-        for k in range(len(desk.seats))
-        for row in desk.runs(k)
+        for k in range(len(scheduler.clients))
+        for row in scheduler.runs(k)
         for job, (start, end, lane) in enumerate(row)
         if end
     ]

@@ -77,7 +77,7 @@ class WorkloadSimulator:
         """
         found = self.setting(plan, known=known)
         return simulate(
-            found, plan.dispatch, [self._jobs(found, seat) for seat in range(len(found.seats))], self._crowd
+            found, plan.dispatch, [self._jobs(found, client) for client in range(len(found.clients))], self._crowd
         )
 
     def setting(self, plan: Plan, *, known: bool = False) -> Setting:
@@ -95,19 +95,19 @@ class WorkloadSimulator:
         found: dict[str, NDArray[np.float64]] = {}
         total_s = 0.0
         made = self.setting(plan)
-        for seat, (number, stages) in enumerate(jobs_of(plan, self.joined).items()):
+        for client, (number, stages) in enumerate(jobs_of(plan, self.joined).items()):
             graph = self.joined.components[number].graph
             own = component_plan(plan, self.joined, number, stages)
             lanes = [self._law.names[self._law.members[stage.processor][0]] for stage in own.stages]
             parts = tuple(replace(s, processor=lane) for s, lane in zip(own.stages, lanes, strict=True))
-            took_s = sum(next(iter(costs.values())).work_s for costs in self._jobs(made, seat))
+            took_s = sum(next(iter(costs.values())).work_s for costs in self._jobs(made, client))
             error_s = took_s * self._errors(graph, replace(own, stages=parts))
             found[graph.digest] = found.get(graph.digest, 0.0) + error_s
             total_s += took_s
         return np.concatenate([found[digest] for digest in sorted(found)]) / total_s
 
-    def _jobs(self, found: Setting, seat: int) -> list[Mapping[int, JobCost]]:
-        model, lanes = found.models[seat], found.seats[seat].lanes
+    def _jobs(self, found: Setting, client: int) -> list[Mapping[int, JobCost]]:
+        model, lanes = found.models[client], found.clients[client].lanes
         return [
             {lane: self.cost(model.model, model.lowered, lane, operators) for lane in each}
             for operators, each in zip(model.operators, lanes, strict=True)

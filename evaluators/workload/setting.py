@@ -1,12 +1,12 @@
-"""A workload, its plan and the lanes of a platform put together: what the desk needs, and who excludes whom."""
+"""A workload, its plan and the lanes of a platform put together: what the scheduler needs, and who excludes whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evaluators.workload.desk import Seat
 from evaluators.workload.lowered import LoweredModel, Lowerings
+from evaluators.workload.scheduler import QueueClient
 from search_spaces.arrangement import jobs_of
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
@@ -15,7 +15,7 @@ from search_spaces.pools import lanes_of, members
 from search_spaces.workload import Workload
 
 SLICED = "sliced"
-"""Option of a lane that the system gives time slices, instead of the desk: share of each resource that it asks for."""
+"""Option of a lane that the system gives time slices, instead of the scheduler: its share of each resource."""
 
 HOST = "host"
 """Option of a lane that is a thread: the lane whose process it is a thread of."""
@@ -26,15 +26,15 @@ class Setting:
     """One plan of a workload.
 
     Attributes:
-        seats: for the desk; instances in the order of the plan.
-        components: of each seat the component of the joined graph.
-        stages: of each seat, of each of its jobs, the plan's stage.
+        clients: for the scheduler; instances in the order of the plan.
+        components: of each client the component of the joined graph.
+        stages: of each client, of each of its jobs, the plan's stage.
         lanes: names.
         excluded: for each lane a bit set of those that cannot run while it does, itself among them.
-        models: of each seat its model as the plan runs it, where a plan made the setting.
+        models: of each client its model as the plan runs it, where a plan made the setting.
     """
 
-    seats: tuple[Seat, ...]
+    clients: tuple[QueueClient, ...]
     components: tuple[int, ...]
     stages: tuple[tuple[int, ...], ...]
     lanes: tuple[str, ...]
@@ -61,11 +61,8 @@ class LaneLaw:
         """Return the law of a platform."""
         lanes = lanes_of(platform)
         number = {lane.name: i for i, lane in enumerate(lanes)}
-        excluded = tuple(
-            sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes)
-        )
         known = {p.name: tuple(number[n] for n in members(p)) for p in platform.processors}
-        return cls(tuple(number), excluded, known)
+        return cls(tuple(number), exclusions(lanes), known)
 
 
 def setting(
@@ -92,23 +89,41 @@ def setting(
     jobs = jobs_of(plan, joined)
     models = lowerings.all(plan, jobs)
     instances = workload.instances
-    seats = []
+    clients = []
     for component, model in zip(jobs, models, strict=True):
-        client = workload.clients[instances[component].client]
-        seats.append(
-            Seat(
+        asks = workload.clients[instances[component].client]
+        clients.append(
+            QueueClient(
                 tuple(law.members[name] for name in model.processors),
-                tuple(round(t * 1e9) for t in client.arrival.releases_s(workload.seed + component)),
-                client.arrival.requests,
-                closed=client.arrival.kind == "closed",
-                priority=client.priority,
-                deadline_ns=round((client.deadline_s or 0.0) * 1e9),
-                queue=client.queue,
+                tuple(round(t * 1e9) for t in asks.arrival.releases_s(workload.seed + component)),
+                asks.arrival.requests,
+                closed=asks.arrival.kind == "closed",
+                priority=asks.priority,
+                deadline_ns=round((asks.deadline_s or 0.0) * 1e9),
+                queue=asks.queue,
                 after=model.after,
             )
         )
     stages_of = tuple(tuple(s[i] for i in m.stages) for s, m in zip(jobs.values(), models, strict=True))
-    return Setting(tuple(seats), tuple(jobs), stages_of, law.names, law.excluded, tuple(models))
+    return Setting(tuple(clients), tuple(jobs), stages_of, law.names, law.excluded, tuple(models))
+
+
+def exclusions(lanes: Sequence[Processor]) -> tuple[int, ...]:
+    """Return for each lane a bit set of those that cannot run while it does, itself among them."""
+    return tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
+
+
+def closed_loops(on: Sequence[int], requests: Sequence[int], lanes: Sequence[Processor], jobs: int = 1) -> Setting:
+    """Return a setting in which models ask in closed loops, each on a lane of its own.
+
+    Args:
+        on: of each model its lane.
+        requests: how often it asks.
+        jobs: into how many it is cut.
+    """
+    clients = tuple(QueueClient(((lane,),) * jobs, (0,), n, closed=True) for lane, n in zip(on, requests, strict=True))
+    stages = tuple(tuple(range(k * jobs, (k + 1) * jobs)) for k in range(len(on)))
+    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in lanes), exclusions(lanes))
 
 
 def demand(lane: Processor) -> dict[str, float]:

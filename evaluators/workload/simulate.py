@@ -1,4 +1,4 @@
-"""A workload simulated: jobs at the desk, on lanes that slow each other, for predictions and for searching by them."""
+"""A workload simulated: jobs in the scheduler's queue, on lanes that slow each other, for predictions and searches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluators.workload.desk import NEVER_NS, Desk
 from evaluators.workload.outcome import Outcome, outcome
+from evaluators.workload.scheduler import NEVER_NS, Scheduler
 from evaluators.workload.setting import SLICED, Setting, demand
 from search_spaces.errors import UnavailableError
 from search_spaces.plan import Dispatch
@@ -34,14 +34,14 @@ class JobCost:
 
 
 Costs = Sequence[Sequence[Mapping[int, JobCost]]]
-"""Of each seat, of each of its jobs: lane → cost."""
+"""Of each client, of each of its jobs: lane → cost."""
 
 
 class Crowd:
     """How fast lanes go that share what they run on.
 
-    Lanes whose demands on a resource add up to more than there is share it fairly; only lanes that the desk does not
-    keep apart ever do. What stands in a job's own :attr:`JobCost.slowed` comes on top.
+    Lanes whose demands on a resource add up to more than there is share it fairly; only lanes that the scheduler
+    does not keep apart ever do. What stands in a job's own :attr:`JobCost.slowed` comes on top.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -66,31 +66,31 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
     """Run a workload once.
 
     Args:
-        costs: of each seat of ``found``; what a job takes on each lane that may take it.
+        costs: of each client of ``found``; what a job takes on each lane that may take it.
 
     Raises:
         UnavailableError: a time is no number, or jobs wait for ever.
     """
-    for seat, jobs in zip(found.seats, costs, strict=True):
-        for lanes, cost in zip(seat.lanes, jobs, strict=True):
+    for client, jobs in zip(found.clients, costs, strict=True):
+        for lanes, cost in zip(client.lanes, jobs, strict=True):
             if any(not 0.0 <= cost[lane].work_s < math.inf for lane in lanes):
                 raise UnavailableError(f"a job takes {[cost[lane].work_s for lane in lanes]} s, which is no time")
-    desk = Desk(found.seats, found.excluded, dispatch)
+    scheduler = Scheduler(found.clients, found.excluded, dispatch)
     every = [job for jobs in costs for job in jobs]
-    desk.begin(_BEGIN_NS)
+    scheduler.begin(_BEGIN_NS)
     left: dict[int, float] = {}  # lane → nanoseconds of its job's own work that are left
     now_ns = float(_BEGIN_NS)
     while True:
-        desk.arrive(round(now_ns))
-        for job, lane in desk.start(round(now_ns)):
+        scheduler.arrive(round(now_ns))
+        for job, lane in scheduler.start(round(now_ns)):
             left[lane] = every[job][lane].work_s * 1e9
-        if desk.over:
-            return outcome(desk, found.stages, found.lanes)
+        if scheduler.over:
+            return outcome(scheduler, found.stages, found.lanes)
         busy = tuple(left)
         factors = {}
         for lane in busy:
-            factors[lane] = crowd.factor(lane, busy, every[desk.on(lane)][lane].slowed)
-        arrival_ns = desk.next_arrival_ns()
+            factors[lane] = crowd.factor(lane, busy, every[scheduler.on(lane)][lane].slowed)
+        arrival_ns = scheduler.next_arrival_ns()
         ends = [now_ns + left[lane] * factors[lane] for lane in busy]
         next_ns = min([*ends, *([float(arrival_ns)] if arrival_ns < NEVER_NS else [])], default=math.inf)
         if next_ns == math.inf:
@@ -101,7 +101,7 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
         for lane in busy:
             if left[lane] <= _ROUNDING_NS:
                 del left[lane]
-                desk.finish(lane, round(now_ns))
+                scheduler.finish(lane, round(now_ns))
 
 
 def stage_means_s(found: Outcome, setting: Setting, stages: int) -> list[float]:

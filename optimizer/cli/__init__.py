@@ -9,10 +9,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 
-from optimizer.cli import commands, study
-from optimizer.cli.parsing import Parser, completed_line, skip_command, tell
+from optimizer.cli import study
+from optimizer.cli.campaigns import pretrain, run, schema, solve
+from optimizer.cli.machines import calibrate, devices, doctor, plugins
+from optimizer.cli.models import inspect, models, rewrite
+from optimizer.cli.parsing import Parser, Work, completed_line, skip_command, tell
+from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
+from optimizer.cli.serving import agent, storage
 from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
 
 
@@ -89,12 +95,32 @@ def _fail(text: str, code: int, *, traced: bool = False) -> int:
     return code
 
 
-Command = Callable[[list[str]], int]
+def _parsed(work: Work, arguments: list[str]) -> int:
+    return work(Parser(prog=f"optimize {work.__name__}", description=work.__doc__), arguments)
 
 
-def _from_table(name: str) -> tuple[str, Command]:
-    summary, description, work = commands.TABLE[name]
-    return summary, lambda words: work(Parser(prog=f"optimize {name}", description=description), words)
-
-
-COMMANDS: dict[str, tuple[str, Command]] = {name: _from_table(name) for name in commands.TABLE}
+_ALL: tuple[tuple[Work, str], ...] = (
+    (agent, "serve this machine as a device for --evaluator remote"),
+    (calibrate, "fit a cost model of this machine's processors"),
+    (compare, "compare the plans of two runs: which is faster, and by how much"),
+    (devices, "list processors of this machine, known devices, phones and agents"),
+    (doctor, "check this machine: runtimes, processors, load, and how to fix problems"),
+    (execute, "run a plan, or the plan of a study, and print its latency"),
+    (inspect, "show a model's operators and where it can be cut"),
+    (models, "list the built-in models"),
+    (dashboard, "open a study in optuna-dashboard"),
+    (explain, "explain a study's plan: the cost of every change, and which limits cost time"),
+    (export, "write a study's plan as a folder that runs without this product"),
+    (plugins, "list installed plug-ins, and which of them fail to load"),
+    (pretrain, "train a policy for --sampler reinforce on cost models"),
+    (report, "write the report of a study or campaign as a web page"),
+    (rewrite, "write a model with operators split, or convolutions decomposed"),
+    (run, "run a campaign of studies from a YAML file"),
+    (schema, "print the JSON Schema of campaign files"),
+    (storage, "serve a shared study database, for --storage grpc://"),
+    (solve, "solve a table of times, or a published placement instance, to optimality"),
+)
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
+    work.__name__: (summary, partial(_parsed, work)) for work, summary in _ALL
+}
+"""All commands but the study itself: what each does, in a few words for the list, and the function that does it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common
+from optimizer.cli.parsing import Parser, add_common, show
 
 
 def run(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize run``."""
+    """Run a campaign: a matrix of studies, described in a YAML file."""
     add = parser.add_argument
     add("file", metavar="FILE.yaml", type=Path, help="the campaign")
     add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
@@ -19,81 +19,55 @@ def run(parser: Parser, arguments: list[str]) -> int:
     add("--dry-run", action="store_true", help="list the studies with their sizes and expected time")
     add_common(add, quiet=True)
     options = parser.read(arguments)
-    if not options.jobs.isdecimal() or not 1 <= int(options.jobs) <= 1024:
-        parser.error(f"--jobs {options.jobs}: must be a whole number from 1 to 1024")
-    from optimizer.campaign_main import run_file
+    options.jobs = parser.whole("--jobs", options.jobs, 1, 1024)
+    from optimizer.campaign.run import run_file
 
-    return run_file(
-        options.file,
-        options.out,
-        int(options.jobs),
-        ["optimize", "run", *arguments],
-        dry=options.dry_run,
-        as_json=options.json,
-        quiet=options.quiet,
-        scheduler=options.scheduler,
-        allow_code=options.allow_code,
-    )
+    return run_file(options, ["optimize", "run", *arguments])
 
 
 def schema(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize schema``."""
+    """Print the JSON Schema of campaign files."""
     parser.add_argument("--markdown", action="store_true", help="print a reference page instead of the JSON Schema")
     add_common(parser.add_argument, as_json=False)
     options = parser.read(arguments)
-    from optimizer.campaign_file import json_schema
-    from optimizer.campaign_reference import reference
+    from optimizer.campaign.file import json_schema, reference
 
     print(reference() if options.markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
     return 0
 
 
 def solve(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize solve``."""
+    """Solve a table of times, or a published placement instance, to optimality."""
     add = parser.add_argument
     add("file", metavar="FILE", type=Path, help="a table of times (YAML), or a published placement instance (JSON)")
     add("--objective", metavar="NAME", help="latency or period, the load of the busiest device (default: the file's)")
     add("--time-limit", metavar="S", type=float, default=30.0, help="seconds to search and prove (default 30)")
     add_common(add)
     options = parser.read(arguments)
-    from optimizer.solve import render, solve_file
+    from optimizer.tools.solve import render, solve_file
 
     found = solve_file(options.file, options.objective, options.time_limit)
-    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    show(options, found.to_json, lambda: render(found))
     return 0
 
 
 def pretrain(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize pretrain``."""
+    """Train a policy for --sampler reinforce@FILE on cost models."""
     add = parser.add_argument
     add("--model", metavar="NAME|FILE", action="append", required=True, help="to train on; may be given several times")
-    add(
-        "--platform",
-        metavar="FILE|NAME",
-        type=Path,
-        action="append",
-        required=True,
-        help="a device's profile, a file or a name; may be given several times",
-    )
+    devices = "a device's profile, a file or a name; may be given several times"
+    add("--platform", metavar="FILE|NAME", type=Path, action="append", required=True, help=devices)
     add("--out", metavar="FILE", type=Path, required=True, help="the policy, a .npz file")
     add("--max-stages", metavar="K", type=int, default=4, help="stages of a plan at most (default 4)")
-    add(
-        "--batches", metavar="N", type=int, default=0, help="batches of plans to draw (default 40 per model and device)"
-    )
+    batches = "batches of plans to draw (default 40 per model and device)"
+    add("--batches", metavar="N", type=int, default=0, help=batches)
     add("--seed", metavar="S", type=int, default=0, help="the same seed gives the same policy (default 0)")
     add_common(add)
-    options = parser.read(arguments)
-    if options.seed < 0:
-        parser.error(f"--seed {options.seed}: must be 0 or more")
+    o = parser.read(arguments)
+    if o.seed < 0:
+        parser.error(f"--seed {o.seed}: must be 0 or more")
     from optimizer.pretrain import render, train
 
-    found = train(
-        options.model,
-        options.platform,
-        options.out,
-        max_stages=options.max_stages,
-        batches=options.batches,
-        seed=options.seed,
-    )
-    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    found = train(o.model, o.platform, o.out, max_stages=o.max_stages, batches=o.batches, seed=o.seed)
+    show(o, found.to_json, lambda: render(found))
     return 0

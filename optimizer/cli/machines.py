@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, tell
+from optimizer.cli.parsing import Parser, add_common, show, tell
 from search_spaces.allowed_code import allow
 from search_spaces.errors import EXIT_INTERRUPTED, UnavailableError
 
 
 def calibrate(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize calibrate``."""
+    """Fit a cost model of this machine's processors, or refine one with what a study measured."""
     add = parser.add_argument
     add("--out", metavar="FILE", type=Path, required=True, help="the profile, a .json file; its log lies beside it")
     add("--processors", metavar="A,B", help="processors to calibrate (default: all found)")
@@ -21,9 +20,7 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
     add_common(add, quiet=True)
     options = parser.read(arguments)
     allow(*(options.processors or "").split(","))
-    from optimizer.calibrate import calibrate
-    from optimizer.calibrate_refine import refine
-    from optimizer.calibrate_text import render_calibration
+    from optimizer.tools.calibrate import calibrate, refine, render
 
     if options.refine is not None:
         found = refine(options.out, options.refine)
@@ -36,7 +33,7 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
             command=["optimize", "calibrate", *arguments],
             tell=(lambda _: None) if options.quiet else (lambda text: tell(f"optimize: {text}")),
         )
-    print(json.dumps(found.profile.errors, indent=2) if options.json else render_calibration(found))
+    show(options, lambda: found.profile.errors, lambda: render(found))
     if found.interrupted:
         tell("optimize: interrupted; run the same command to resume")
         return EXIT_INTERRUPTED
@@ -44,38 +41,34 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
 
 
 def doctor(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize doctor``."""
+    """Check this machine: runtimes, processors, load, and how to fix problems."""
     parser.add_argument("--model", metavar="NAME|FILE", help="list the operators that each processor does not support")
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.doctor import diagnose, render
+    from optimizer.tools.doctor import diagnose, render
 
     found = diagnose(options.model)
-    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    show(options, found.to_json, lambda: render(found))
     return 0 if found.usable else UnavailableError.exit_code
 
 
 def plugins(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize plugins``."""
+    """List evaluators, spaces, samplers and models with the package that brings them."""
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.console import make_console
-    from optimizer.plugins import list_plugins, render, to_json
+    from optimizer.tools.plugins import list_plugins, render, to_json
 
     found = list_plugins()
-    if options.json:
-        print(json.dumps(to_json(found), indent=2))
-    else:
-        make_console().print(render(found))
+    show(options, lambda: to_json(found), lambda: render(found))
     return UnavailableError.exit_code if any(p.problem for p in found) else 0
 
 
 def devices(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize devices``."""
+    """List what plans can be searched for: processors of this machine, known devices, phones, agents."""
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.known_devices import known_devices, render
+    from optimizer.tools.doctor import known_devices, render_devices
 
     found = known_devices()
-    print(json.dumps(found.to_json(), indent=2) if options.json else render(found))
+    show(options, found.to_json, lambda: render_devices(found))
     return 0

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_model, tell
+from optimizer.cli.parsing import Parser, add_common, add_model, show, tell
 from search_spaces.allowed_code import allow
 
 
 def models(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize models``."""
+    """List the built-in models, with their size and work."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="as mobilenet_v1@0.5/192 (default: all)")
     add_common(parser.add_argument)
     options = parser.read(arguments)
-    from optimizer.models import print_models
+    from optimizer.tools.models import render, summaries, to_json
 
-    print_models(options.names, as_json=options.json)
+    found = summaries(options.names)
+    show(options, lambda: to_json(found), lambda: render(found))
     return 0
 
 
 def inspect(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize inspect``."""
+    """Show a model's operators and where it can be cut."""
     add = parser.add_argument
     add("model", metavar="NAME|FILE", help="a built-in model, or a .tflite file")
     add_model(add)
-    add(
-        "--picture",
-        metavar="FILE",
-        type=Path,
-        help="draw the graph with its cut points: .svg, or .html with zoom and tables",
-    )
+    picture = "draw the graph with its cut points: .svg, or .html with zoom and tables"
+    add("--picture", metavar="FILE", type=Path, help=picture)
     add_common(add)
     options = parser.read(arguments)
-    from optimizer.graph_picture import check_picture, write_picture
-    from optimizer.inspect import inspect_graph, to_json
+    from optimizer.report.graph import check_picture, write_picture
+    from optimizer.tools.inspect import inspect_graph, render, to_json
     from search_spaces.models import load
 
     if options.picture is not None:
@@ -45,19 +40,12 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     if options.picture is not None:
         write_picture(found, options.picture)
         tell(f"optimize: the picture is in {options.picture}")
-    if options.json:
-        print(json.dumps(to_json(found), indent=2))
-    else:
-        from optimizer.console import make_console
-        from optimizer.inspect_text import render_inspection
-
-        console = make_console()
-        console.print(render_inspection(found, console.width))
+    show(options, lambda: to_json(found), lambda: render(found))
     return 0
 
 
 def rewrite(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize rewrite``."""
+    """Write a rewritten model."""
     add = parser.add_argument
     add("name", metavar="NAME|FILE", nargs="?", help="a built-in model, also as NAME:int8, or a .tflite file")
     add("--model", metavar="NAME|FILE", help="the same")
@@ -76,8 +64,7 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
     )
     add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")
     add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
-    tucker = parser.add_argument_group("with --tucker")
-    add = tucker.add_argument
+    add = parser.add_argument_group("with --tucker").add_argument
     add("--rank", metavar="LAYER=INxOUT", action="append", help="ranks of one layer, as conv3_1=64x96")
     add("--multiple-of", metavar="N", help="round the rule's ranks to multiples of N (default 8)")
     add("--at-most", metavar="R", help="upper limit of the rule's ranks")
@@ -90,47 +77,24 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
     if (options.name is None) == (options.model is None):
         parser.error("give one model")
     model = options.model if options.name is None else options.name
-    if options.tucker is not None:
-        return _tucker(parser, options, model)
-    for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "even_slower", "seed"):
-        if getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} goes with --tucker")
-    from optimizer.rewrite_split import rewrite_split
+    shapes = tuple(options.input_shape or ())
+    if options.tucker is None:
+        for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "even_slower", "seed"):
+            if getattr(options, name):
+                parser.error(f"--{name.replace('_', '-')} goes with --tucker")
+        from optimizer.tools.rewrite import rewrite_split
 
-    split = rewrite_split(model, options.split, options.out, options.input_shape or ())
-    print(split.render(as_json=options.json))
-    return 0
+        split = rewrite_split(model, options.split, options.out, shapes)
+        show(options, split.to_json, split.render)
+        return 0
+    multiple = parser.whole("--multiple-of", options.multiple_of or "8", 1)
+    most = parser.whole("--at-most", options.at_most, 1) if options.at_most else None
+    seed = parser.whole("--seed", options.seed or "0", 0)
+    from optimizer.tools.rewrite import Request, render, rewrite_tucker
 
-
-def _tucker(parser: Parser, options: argparse.Namespace, model: str) -> int:
-    numbers = {}
-    for name, least, default in (("multiple_of", 1, "8"), ("at_most", 1, str(2**31 - 1)), ("seed", 0, "0")):
-        text = getattr(options, name) or default
-        if not text.isdecimal() or not least <= int(text) < 2**31:
-            parser.error(f"--{name.replace('_', '-')} {text}: must be a whole number from {least}")
-        numbers[name] = int(text)
-    from optimizer.rewrite_tucker import Request, rewrite
-
-    found = rewrite(
-        Request(
-            model,
-            options.tucker,
-            options.out,
-            tuple(options.rank or ()),
-            numbers["multiple_of"],
-            numbers["at_most"] if options.at_most else None,
-            options.even_larger,
-            options.platform,
-            options.even_slower,
-            tuple(options.input_shape or ()),
-            numbers["seed"],
-        )
+    o, ranks = options, tuple(options.rank or ())
+    found = rewrite_tucker(
+        Request(model, o.tucker, o.out, ranks, multiple, most, o.even_larger, o.platform, o.even_slower, shapes, seed)
     )
-    if options.json:
-        print(json.dumps(found.to_json(), indent=2))
-    else:
-        from optimizer.console import make_console
-        from optimizer.rewrite_text import render
-
-        make_console().print(render(found), crop=False)
+    show(options, found.to_json, lambda: render(found))
     return 0

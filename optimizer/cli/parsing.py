@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from search_spaces.errors import UsageError, printable
 
 Add = Callable[..., object]
+Work = Callable[["Parser", list[str]], int]
+"""Does a command, given its parser and the words behind its name; its docstring is what its own help says."""
 
+_MOST_NUMBER = 2**31 - 1
 _COMPLETING = "_ARGCOMPLETE"
 """What the shell sets while it asks for completions: how many words of the line, less one, belong to the program."""
 
@@ -26,8 +30,20 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, wherever they stand among the other words."""
         if _COMPLETING in os.environ:
-            _complete(self)
+            import argcomplete
+
+            argcomplete.autocomplete(self)
         return self.parse_intermixed_args(arguments)
+
+    def whole(self, option: str, text: str, least: int, most: int | None = None) -> int:
+        """Return an option's whole number between two others.
+
+        Raises:
+            UsageError: it is none.
+        """
+        if not text.isdecimal() or not least <= int(text) <= (most or _MOST_NUMBER):
+            self.error(f"{option} {text}: must be a whole number from {least}{f' to {most}' if most else ''}")
+        return int(text)
 
 
 def completed_line() -> list[str]:
@@ -44,14 +60,6 @@ def skip_command() -> None:
     os.environ[_COMPLETING] = str(int(os.environ[_COMPLETING]) + 1)
 
 
-def _complete(parser: argparse.ArgumentParser) -> None:
-    try:
-        import argcomplete
-    except ImportError:
-        sys.exit(1)
-    argcomplete.autocomplete(parser)
-
-
 def add_common(add: Add, *, quiet: bool = False, as_json: bool = True) -> None:
     """Add the options that commands have in common."""
     if as_json:
@@ -66,6 +74,18 @@ def add_model(add: Add) -> None:
     shapes = "sizes of an input that the model leaves open (default: as in the file)"
     add("--input-shape", metavar="NAME=D,D,…", action="append", help=shapes)
     add("--signature", metavar="NAME", help="the model's signature to run (default: its main subgraph)")
+
+
+def show(options: argparse.Namespace, document: Callable[[], object], text: Callable[[], Any]) -> None:
+    """Print what was found: as JSON where that is asked for, else as a text or what Rich makes one of."""
+    if options.json:
+        print(json.dumps(document(), indent=2))
+    elif isinstance(told := text(), str):
+        print(told)
+    else:
+        from optimizer.console import make_console
+
+        make_console().print(told, crop=False)
 
 
 def tell(text: str) -> None:

@@ -48,43 +48,38 @@ def server_options(options: argparse.Namespace, port: int) -> tuple[str, int, Se
 
 
 def storage(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize storage``."""
+    """Serve a shared study database to many workers, until Ctrl-C."""
     add = parser.add_argument
     add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
     add("--heartbeat", metavar="S", default="10", help="seconds between heartbeats of a worker (default 10)")
     add_server_options(add, _STORAGE_PORT)
     add_common(add, as_json=False)
     options = parser.read(arguments)
-    if not options.heartbeat.isdecimal() or not 1 <= int(options.heartbeat) <= 3600:
-        parser.error(f"--heartbeat {options.heartbeat}: must be a whole number from 1 to 3600")
+    heartbeat_s = parser.whole("--heartbeat", options.heartbeat, 1, 3600)
     if options.url.startswith("grpc://"):
         parser.error(f"{options.url}: is already a server; give the URL of its database")
-    from optimizer.storage_server import serve_storage
+    from optimizer.tools.storage_server import serve_storage
 
     host, port, credentials = server_options(options, _STORAGE_PORT)
-    serve_storage(options.url, int(options.heartbeat), host, port, credentials)
+    serve_storage(options.url, heartbeat_s, host, port, credentials)
     return 0
 
 
 def agent(parser: Parser, arguments: list[str]) -> int:
-    """Do ``optimize agent``."""
+    """Serve measurements of this machine until Ctrl-C."""
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (default: of the machine)")
     add("--evaluator", metavar="NAME", default="litert", help="what measures (default litert)")
     add_server_options(add, _AGENT_PORT)
     add("--folder", metavar="DIR", type=Path, help="folder for models (default: in the user's cache)")
     add("--max-model", metavar="MB", type=float, default=8192.0, help="largest model accepted, MB (default 8192)")
-    add(
-        "--certificates",
-        metavar="DIR",
-        type=Path,
-        help="write a certificate authority and certificates for --hosts to DIR, and exit",
-    )
+    certificates = "write a certificate authority and certificates for --hosts to DIR, and exit"
+    add("--certificates", metavar="DIR", type=Path, help=certificates)
     add("--hosts", metavar="A,B", default="", help="names and addresses of this agent")
     add_common(add, as_json=False)
     options = parser.read(arguments)
     if options.certificates is not None:
-        from optimizer.certificates import make_certificates
+        from optimizer.tools.certificates import make_certificates
 
         hosts = [host for host in options.hosts.split(",") if host]
         for path in make_certificates(options.certificates, hosts):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.parsing import Parser, add_common, add_model, tell
+from optimizer.cli.parsing import Parser, add_common, add_model, show, tell
 from search_spaces.allowed_code import allow
 from search_spaces.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
 
@@ -45,11 +45,11 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     _check_effects(parser, options)
     config = _config(options)
     if options.dry_run:
-        from optimizer.dry_run import dry_run
+        from optimizer.tools.dry_run import dry_run
 
         print(dry_run(config, as_json=options.json))
         return 0
-    return _study(config, arguments, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+    return _study(config, arguments, options)
 
 
 def make_parser(summaries: str = "") -> Parser:
@@ -63,17 +63,7 @@ def make_parser(summaries: str = "") -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    _add_models(parser)
-    _add_device(parser)
-    _add_search(parser)
-    _add_limits(parser)
-    _add_output(parser)
-    return parser
-
-
-def _add_models(parser: Parser) -> None:
-    group = parser.add_argument_group("model")
-    add = group.add_argument
+    add = parser.add_argument_group("model").add_argument
     add(
         "models",
         metavar="MODEL",
@@ -86,27 +76,17 @@ def _add_models(parser: Parser) -> None:
     add_model(add)
     add("--input", metavar="FILE", help="inputs to measure and verify with: .npy, or .npz with a name for each")
     add("--custom-ops", metavar="LIBRARY", help="a library with kernels of custom operators")
-
-
-def _add_device(parser: Parser) -> None:
     add = parser.add_argument_group("device").add_argument
     add("--processors", metavar="A,B", help="processors to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
     add("--platform", metavar="NAME|FILE", help="a known device (see optimize devices), or a file that describes one")
     add("--evaluator", metavar="NAME", help="what measures or predicts (default litert: measures on this machine)")
     add("--device", metavar="NAME", help="device of --evaluator remote; several identical ones with commas")
-    add(
-        "--allow-fallback",
-        action="store_true",
-        default=None,
-        help="let an accelerator run unsupported operators on the CPU",
-    )
+    fallback = "let an accelerator run unsupported operators on the CPU"
+    add("--allow-fallback", action="store_true", default=None, help=fallback)
     add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
     states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
-
-
-def _add_search(parser: Parser) -> None:
     add = parser.add_argument_group("search").add_argument
     add("--budget", metavar="N", default="200", help="at most so many distinct plans are measured (default 200)")
     add("--minutes", metavar="M", help="end the search after so many minutes; the final comparison follows")
@@ -124,24 +104,14 @@ def _add_search(parser: Parser) -> None:
     add("--max-stages", metavar="K", help="stages of a plan at most (default 4)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
     add("--precision", metavar="P", help="target width of the 95 %% interval, relative to the median (default 0.01)")
-    add(
-        "--stop-when-proven",
-        action="store_true",
-        default=None,
-        help="stop once a plan is within --precision of the model's bound",
-    )
+    proven = "stop once a plan is within --precision of the model's bound"
+    add("--stop-when-proven", action="store_true", default=None, help=proven)
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
     add("--seed", metavar="S", help="seed of the proposals (default 0)")
-
-
-def _add_limits(parser: Parser) -> None:
     add = parser.add_argument_group("limits of a plan").add_argument
     add("--deadline", metavar="MS", help="latency limit of one inference, ms")
     add("--max-energy", metavar="MJ", help="energy limit of one inference, mJ")
     add("--max-error", metavar="E", help="error limit of the outputs, relative to the whole model's largest")
-
-
-def _add_output(parser: Parser) -> None:
     add = parser.add_argument_group("output").add_argument
     add("--study", metavar="NAME", help="name of the study; resumes if it exists")
     add("--out", metavar="DIR", help="run folder (default runs/STUDY)")
@@ -152,6 +122,7 @@ def _add_output(parser: Parser) -> None:
     add_common(add, quiet=True)
     add("--version", action="store_true", help="print the version")
     add("-h", "--help", action="help", help="print this")
+    return parser
 
 
 def _check_models(word: str, commands: Collection[str]) -> None:
@@ -207,34 +178,31 @@ def _config(options: argparse.Namespace) -> StudyConfig:
     allow(*map(str, filter(None, typed)))  # so that they may load code
     if options.model is not None:
         return parse_config(given)
-    from optimizer.sharing import joined
+    from optimizer.shared.study import joined
 
     return joined(given)
 
 
-def _study(config: StudyConfig, arguments: Sequence[str], *, as_json: bool, quiet: bool, verbose: bool) -> int:
-    from optimizer.console import ProgressWatcher, make_console, render
+def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Namespace) -> int:
+    from optimizer.console import ProgressWatcher, render
     from optimizer.study import run_study
     from optimizer.study_ends import Interrupted
 
     try:
-        with ProgressWatcher(config.budget, quiet=quiet, verbose=verbose) as watcher:
+        with ProgressWatcher(config.budget, quiet=options.quiet, verbose=options.verbose) as watcher:
             result = run_study(config, watcher, ["optimize", *arguments])
     except InfeasibleError as error:
-        if as_json:
+        if options.json:
             found = [violation.to_json() for violation in error.violations]
             document = {"schema_version": 1, "complete": False, "feasible": False, "reason": error.what}
             print(json.dumps({**document, "hint": error.hint, "violations": found}, indent=2))
         raise
     except Interrupted as interrupted:
-        if interrupted.result is not None and as_json:
+        if interrupted.result is not None and options.json:
             print(json.dumps(interrupted.result.to_json(), indent=2))
         tell(f"optimize: interrupted; resume with: {interrupted.resume_command}")
         return EXIT_INTERRUPTED
-    if as_json:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        make_console().print(render(result), crop=False)
+    show(options, result.to_json, lambda: render(result))
     if result.verdict is not None and result.verdict.undecided:
         tell("optimize: undecided; resume with the same --study when the machine is quiet")
         return UnstableError.exit_code

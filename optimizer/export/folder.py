@@ -14,19 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evaluators.litert.deployment import has_files, read_deployment, write_deployment
-from evaluators.litert.runtimes import LITERT, PACKAGES
+from evaluators.litert.deployment import (
+    has_files,
+    is_workload_plan,
+    read_deployment,
+    read_workload_plan,
+    write_deployment,
+    write_workload,
+)
 from evaluators.litert.settings import compile_settings
-from evaluators.litert.workload_files import is_workload_plan, read_workload_plan, write_workload
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES
 from evaluators.objectives import OBJECTIVES
-from evaluators.workload import desk
+from evaluators.workload import scheduler
 from evaluators.workload.lowered import Lowerings
-from optimizer.execute_hosted import open_problem
 from optimizer.export.run_plan import excludes, kernels
-from optimizer.export.targets import FILES, add_target
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
+from optimizer.report.viewers import node_data
+from optimizer.tools.execute import open_problem
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import RunFolderError, UsageError, printable
 from search_spaces.graph import Graph
@@ -45,7 +51,8 @@ WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _DESK = "desk.py"
-_OURS = (WHOLE, "plan.txt", _DESK, *FILES, *_CC)
+_TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json", "partition.json")
+_OURS = (WHOLE, "plan.txt", _DESK, *_TARGET_FILES, *_CC)
 _USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
 """Options of a device's processors that its description may leave out, by kind."""
 
@@ -62,6 +69,19 @@ class Exported:
     folder: Path
     files: tuple[str, ...]
     fallback: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        fallback = None if self.fallback is None else {"processor": self.fallback}
+        return {"schema_version": 1, "folder": str(self.folder), "files": self.files, "fallback": fallback}
+
+    @property
+    def text(self) -> str:
+        """What a person reads."""
+        lines = [f"{self.folder}: {', '.join(self.files)}", f"time it with: python {self.folder / 'run_plan.py'}"]
+        if self.fallback is not None:
+            lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +107,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
 
     Args:
         fallback: write the whole model, too, for the runner in Python to compare with; the folder holds weights twice.
-        target: what runs it; see :mod:`optimizer.export.targets`.
+        target: what runs it; ``linux``, ``android``, or another runtime in whose words the plan is told.
 
     Raises:
         RunFolderError: the study is not finished, its model has no file, or it has no fallback.
@@ -124,7 +144,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
             write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
             write_atomic(out / _DESK, _queue_law().encode())
-        more = add_target(target, study, document, out)
+        more = _add_target(target, study, document, out)
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
     return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None)
@@ -201,7 +221,7 @@ def _link(file: Path, to: Path) -> None:
 
 def _queue_law() -> str:
     """Return the source of the law by which jobs queue, without what only a type checker reads."""
-    text = (Path(desk.__file__)).read_text(encoding="utf-8")
+    text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
     return text.replace("from search_spaces.plan import Dispatch\n", "")
 
 
@@ -374,3 +394,50 @@ def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
     lines += [more] if more else []
     lines += ["- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.", ""]
     return "\n".join(lines)
+
+
+def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> str:
+    """Write the files of a target; return what the folder's README says of them.
+
+    Raises:
+        RunFolderError: the plan cannot be said in the words of that runtime.
+    """
+    if target == "linux":
+        return ""
+    if target == "android":
+        write_atomic(out / "run.sh", (_HERE / "run.sh").read_bytes())
+        return (
+            "- On a phone: `adb push FOLDER /data/local/tmp/plan && adb shell sh /data/local/tmp/plan/run.sh`, once\n"
+            "  `run_plan` and `libLiteRt.so` for it lie here; the head of `CMakeLists.txt` has the command."
+        )
+    if "seats" in document:
+        raise RunFolderError(f"{study.path}: {target} has no word for several models in one plan", "leave --target out")
+    if target == "openvino":
+        if document.get("views"):
+            raise RunFolderError(f"{study.path}: OpenVINO has no word for split operators", "leave --target out")
+        write_atomic(out / "openvino_plan.py", (_HERE / "openvino_plan.py").read_bytes())
+        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and tells where its nodes run."
+    if study.graph is None:
+        raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
+    if target == "model-explorer":
+        stage_s = [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
+        layers = node_data(study.graph, study.best, study.costs, stage_s)
+        for name, layer in layers.items():
+            write_json(out / f"{name}.json", layer)
+        paths = ",".join(f"{name}.json" for name in layers)
+        return f"- `model-explorer MODEL.tflite --node_data_paths={paths}` shows it on the model."
+    if study.best.is_split or study.best.ranks:
+        what = "ONNX Runtime places nodes as they are, neither split nor decomposed"
+        raise RunFolderError(f"{study.path}: {what}", "search without --allow splits and ranks")
+    kinds = {p["name"]: p["kind"] for p in document["platform"]["processors"]}
+    stages = [{"processor": stage.processor, "kind": kinds[stage.processor]} for stage in study.best.stages]
+    placement = {"schema_version": 1, "tensors": _tensors(study.graph, study.best), "stages": stages}
+    write_json(out / "placement.json", placement)
+    write_atomic(out / "onnx_plan.py", (_HERE / "onnx_plan.py").read_bytes())
+    return "- `python onnx_plan.py MODEL.onnx` writes it as ONNX Runtime's layer assignment into the model's nodes."
+
+
+def _tensors(graph: Graph, plan: Plan) -> dict[str, int]:
+    """Return the stage that computes each named tensor."""
+    pairs = ((o, index) for index, stage in enumerate(plan.stages) for o in stage.operators)
+    return {graph.tensors[t].name: index for o, index in pairs for t in graph.operators[o].outputs}

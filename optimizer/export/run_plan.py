@@ -48,6 +48,9 @@ import numpy as np
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _Tensors = list["np.ndarray[Any, Any]"]
+_Work = tuple[int, Mapping[str, Any], Mapping[str, Any]]  # number of a stage, its entry in the plan, its processor
+
+_Described = tuple[tuple[int, ...], "np.dtype[Any]"]  # shape and type
 
 XNNPACK_FLOAT16 = 0xF
 """XNNPACK's flags to compute in float16 whatever the model says, beside those that are on by themselves."""
@@ -110,12 +113,10 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "significant" if self.fallback_is_faster else "not significant"
-        told = (
-            f"{self.ratio:.3g} times as fast as the plan"
-            if self.ratio >= 1.0
-            else f"{1.0 / self.ratio:.3g} times slower than the plan"
+        much, how = (self.ratio, "as fast as") if self.ratio >= 1.0 else (1.0 / self.ratio, "slower than")
+        return (
+            f"{much:.3g} times {how} the plan ({len(self.plan_s)} pairs, sign test p = {self.p_value:.2g}, {verdict})"
         )
-        return f"{told} ({len(self.plan_s)} pairs, sign test p = {self.p_value:.2g}, {verdict})"
 
 
 class Stage:
@@ -162,10 +163,8 @@ class Stage:
             from ai_edge_litert import interpreter
 
         resolver = interpreter.OpResolverType
-        kernels = {
-            "builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-            "reference": resolver.BUILTIN_REF,
-        }.get(options.get("kernels", "xnnpack"), resolver.AUTO)
+        others = {"builtin": resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES, "reference": resolver.BUILTIN_REF}
+        kernels = others.get(options.get("kernels", ""), resolver.AUTO)
         self._interpreter = interpreter.Interpreter(
             path, num_threads=options.get("threads", 1), experimental_op_resolver_type=kernels
         )
@@ -211,12 +210,6 @@ class Stage:
             self._interpreter.set_tensor(index, array)
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(index) for index in self._out]
-
-
-def _raise(error: BaseException | None) -> None:
-    """Raise what a thread could not."""
-    if error is not None:
-        raise error
 
 
 class _Memory:
@@ -266,15 +259,22 @@ class _Inference:
 
 
 class _Lane(threading.Thread):
-    """A processor: takes its stages of one inference after the other."""
+    """A processor: does one thing after the other, an inference or a job.
 
-    def __init__(self, name: str, cores: Iterable[int], work: Callable[[], Callable[[_Inference], None]]) -> None:
+    Args:
+        work: loads what the processor needs, in its thread, and returns what does one thing.
+    """
+
+    def __init__(
+        self, name: str, processors: Iterable[Mapping[str, Any]], work: Callable[[], Callable[[Any], None]]
+    ) -> None:
         super().__init__(name=name, daemon=True)
-        self.todo: queue.SimpleQueue[_Inference | None] = queue.SimpleQueue()
-        self._cores, self._work = set(cores), work
+        self.todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._cores, self._work = {core for p in processors for core in p["options"].get("cores", ())}, work
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self.start()
-        _raise(self._ready.get())
+        if (error := self._ready.get()) is not None:
+            raise error
 
     def run(self) -> None:
         try:
@@ -285,8 +285,8 @@ class _Lane(threading.Thread):
             self._ready.put(error)
             return
         self._ready.put(None)
-        while (inference := self.todo.get()) is not None:
-            work(inference)
+        while (thing := self.todo.get()) is not None:
+            work(thing)
 
     def close(self) -> None:
         """End the thread after what it has to do."""
@@ -319,32 +319,28 @@ class Plan:
         processors = {p["name"]: p for p in self.document["platform"]["processors"]}
         # Processors that share cores take turns by the order of the plan: they share a thread.
         group = _groups(processors)
-        mine: dict[str, list[int]] = {}
-        for index, stage in enumerate(self.document["stages"]):
-            mine.setdefault(group[stage["processor"]], []).append(index)
+        mine: dict[str, list[_Work]] = {}
+        for index, (stage, entry) in enumerate(zip(self.document["stages"], self._files, strict=True)):
+            name = stage["processor"]
+            mine.setdefault(group[name], []).append((index, entry, processors[name]))
         self._lanes: list[_Lane] = []
         try:
-            for name, stages in mine.items():
-                cores = {c for i in stages for c in processors[self._stage(i)["processor"]]["options"].get("cores", ())}
-                self._lanes.append(_Lane(name, cores, self._loader(stages, processors)))
+            for name, works in mine.items():
+                self._lanes.append(_Lane(name, [processor for _, _, processor in works], self._loader(works)))
             if fallback:
                 self.compare_with_fallback()
         except BaseException:
             self.close()
             raise
 
-    def _stage(self, index: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.document["stages"][index]
-        return found
-
-    def _loader(self, stages: list[int], processors: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
+    def _loader(self, works: Sequence[_Work]) -> Callable[[], Callable[[_Inference], None]]:
         def load() -> Callable[[_Inference], None]:
-            made = {i: Stage(self._folder, self._files[i], processors[self._stage(i)["processor"]]) for i in stages}
+            made = [Stage(self._folder, entry, processor) for _, entry, processor in works]
 
             def work(inference: _Inference) -> None:
-                for index in stages:
+                for stage, (index, entry, _) in zip(made, works, strict=True):
                     try:
-                        self._run_stage(made[index], index, inference)
+                        self._run_stage(stage, index, entry, inference)
                     except BaseException as error:
                         inference.error = error
                     finally:
@@ -354,8 +350,7 @@ class Plan:
 
         return load
 
-    def _run_stage(self, stage: Stage, index: int, inference: _Inference) -> None:
-        entry = self._files[index]
+    def _run_stage(self, stage: Stage, index: int, entry: Mapping[str, Any], inference: _Inference) -> None:
         for tensor in entry["inputs"]:
             if tensor in self._writer:
                 inference.done[self._writer[tensor]].wait()
@@ -367,12 +362,9 @@ class Plan:
         inference.spent_s[index] = inference.end_s - begin
 
     @property
-    def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    def inputs(self) -> dict[str, _Described]:
         """Shape and type of each input by name."""
-        return {t["name"]: (tuple(t["shape"]), np.dtype(t["dtype"])) for t in self._of(self.document["inputs"])}
-
-    def _of(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
-        return [self._tensors[i] for i in numbers]
+        return _described(self._tensors[i] for i in self.document["inputs"])
 
     @property
     def fallen_back(self) -> bool:
@@ -411,7 +403,8 @@ class Plan:
         """
         entry = _exported_fallback(self._folder, self.document)
         self._close_whole()
-        whole = _Lane("fallback", entry["processor"]["options"].get("cores", ()), self._whole_loader(entry))
+        one_stage = entry | {side: self.document[side] for side in ("inputs", "outputs")}
+        whole = _Lane("fallback", [entry["processor"]], self._loader([(0, one_stage, entry["processor"])]))
         try:
             self.comparison = found = self._compare(whole, entry["processor"]["name"])
         except BaseException:
@@ -427,10 +420,8 @@ class Plan:
 
     def _compare(self, whole: _Lane, name: str) -> Comparison:
         rng = np.random.default_rng(0)
-        samples = [
-            {name: _random(rng, shape, dtype) for name, (shape, dtype) in self.inputs.items()}
-            for _ in range(CHECKED_INPUTS)
-        ]
+        inputs = self.inputs.items()
+        samples = [{key: _random(rng, *like) for key, like in inputs} for _ in range(CHECKED_INPUTS)]
         wanted = [self._end(self._begin(sample)) for sample in samples]
 
         def timed(index: int, lane: _Lane | None) -> float:
@@ -473,28 +464,7 @@ class Plan:
             event.wait()
         if inference.error is not None:
             raise inference.error
-        numbers = self.document["outputs"]
-        return {self._tensors[t]["name"]: inference.tensors[t] for t in numbers}
-
-    def _whole_loader(self, fallback: Mapping[str, Any]) -> Callable[[], Callable[[_Inference], None]]:
-        reads, writes = self.document["inputs"], self.document["outputs"]
-
-        def load() -> Callable[[_Inference], None]:
-            stage = Stage(self._folder, fallback, fallback["processor"])
-
-            def work(inference: _Inference) -> None:
-                try:
-                    outputs = stage.run([inference.tensors[t] for t in reads], self._of(writes))
-                    for tensor, array in zip(writes, outputs, strict=True):
-                        inference.tensors[tensor] = array
-                except BaseException as error:
-                    inference.error = error
-                finally:
-                    inference.done[0].set()
-
-            return work
-
-        return load
+        return {self._tensors[t]["name"]: inference.tensors[t] for t in self.document["outputs"]}
 
     def drift(self) -> list[float]:
         """Return for each stage how many times as long as expected it took, by the medians of the last runs."""
@@ -581,26 +551,18 @@ class Models:
         self._instances = [_Instance(Path(folder) / f"model_{int(seat['model'])}", seat) for seat in seats]
         self._law = threading.Condition()
         self._desk = _desk(self.document, self._names, processors)
-        self._todo: list[queue.SimpleQueue[int | None]] = [queue.SimpleQueue() for _ in processors]
-        self._lanes: list[threading.Thread] = []
+        self._lanes: list[_Lane] = []
         try:
             for number, processor in enumerate(processors):
-                ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-                lane = threading.Thread(target=self._serve, args=(number, processor, ready), daemon=True)
-                lane.start()
-                self._lanes.append(lane)
-                _raise(ready.get())
+                self._lanes.append(_Lane(processor["name"], [processor], self._loader(number, processor)))
         except BaseException:
             self.close()
             raise
 
     @property
-    def inputs(self) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
+    def inputs(self) -> dict[str, dict[str, _Described]]:
         """Shape and type of each input by name, of each instance by name."""
-        return {
-            each.seat["name"]: {t["name"]: (tuple(t["shape"]), np.dtype(t["dtype"])) for t in each.entries("inputs")}
-            for each in self._instances
-        }
+        return {each.seat["name"]: _described(each.entries("inputs")) for each in self._instances}
 
     def set_inputs(self, name: str, inputs: np.ndarray[Any, Any] | Arrays) -> None:
         """Give an instance the inputs of its requests: one array, or a mapping by name."""
@@ -642,33 +604,31 @@ class Models:
         now_ns = time.perf_counter_ns()
         self._desk.arrive(now_ns)
         for number, lane in self._desk.start(now_ns):
-            self._todo[lane].put(number)
+            self._lanes[lane].todo.put(number)
 
-    def _serve(self, number: int, processor: Mapping[str, Any], ready: queue.SimpleQueue[BaseException | None]) -> None:
-        try:
-            cores = set(processor["options"].get("cores", ()))
-            if cores and hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(0, cores & os.sched_getaffinity(0) or os.sched_getaffinity(0))
+    def _loader(self, number: int, processor: Mapping[str, Any]) -> Callable[[], Callable[[int], None]]:
+        def load() -> Callable[[int], None]:
             made = self._loaded(processor)
-        except BaseException as error:
-            ready.put(error)
-            return
-        ready.put(None)
-        while (number_of_job := self._todo[number].get()) is not None:
-            who, job = self._desk.whose(number_of_job)
-            each, problem = self._instances[who], ""
-            try:
-                each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
-            except BaseException as error:
-                problem = str(error) or type(error).__name__
-            with self._law:
-                if problem:
-                    self.failures[each.seat["name"]] = problem
-                    self._desk.fail(who)
-                self._desk.finish(number, time.perf_counter_ns())
-                self._step()
-                if self._desk.over:
-                    self._law.notify()
+
+            def work(number_of_job: int) -> None:
+                who, job = self._desk.whose(number_of_job)
+                each, problem = self._instances[who], ""
+                try:
+                    each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
+                except BaseException as error:
+                    problem = str(error) or type(error).__name__
+                with self._law:
+                    if problem:
+                        self.failures[each.seat["name"]] = problem
+                        self._desk.fail(who)
+                    self._desk.finish(number, time.perf_counter_ns())
+                    self._step()
+                    if self._desk.over:
+                        self._law.notify()
+
+            return work
+
+        return load
 
     def _loaded(self, processor: Mapping[str, Any]) -> dict[tuple[int, int], Stage]:
         """Return the stages that a processor may run, by model and job; instances of a model share them."""
@@ -685,10 +645,8 @@ class Models:
 
     def close(self) -> None:
         """End the threads."""
-        for todo in self._todo:
-            todo.put(None)
         for lane in self._lanes:
-            lane.join()
+            lane.close()
         self._lanes = []
 
     def __enter__(self) -> Models:
@@ -708,7 +666,7 @@ def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Ma
     spec.loader.exec_module(law)
     excluded = [sum(1 << j for j, b in enumerate(processors) if excludes(a, b)) for a in processors]
     seats = [
-        law.Seat(
+        law.QueueClient(
             tuple(tuple(names.index(name) for name in lanes) for lanes in seat["lanes"]),
             tuple(seat["releases_ns"]),
             seat["requests"],
@@ -717,7 +675,7 @@ def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Ma
         )
         for seat in document["seats"]
     ]
-    return law.Desk(seats, excluded, document["dispatch"])
+    return law.Scheduler(seats, excluded, document["dispatch"])
 
 
 def excludes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -749,11 +707,13 @@ def kernels(processor: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the bits that a processor computes: all but its cores and the number of threads."""
     options = processor["options"]
     names = ("adapter", "fallback", "kernels", "precision", "runtime")
-    return {
-        "kind": processor["kind"],
-        "kernels": "xnnpack",
-        **{name: options[name] for name in names if name in options},
-    }
+    known = {name: options[name] for name in names if name in options}
+    return {"kind": processor["kind"], "kernels": "xnnpack", **known}
+
+
+def _described(entries: Iterable[Mapping[str, Any]]) -> dict[str, _Described]:
+    """Return shape and type of tensors by name."""
+    return {t["name"]: (tuple(t["shape"]), np.dtype(t["dtype"])) for t in entries}
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -781,9 +741,8 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
     parser.add_argument("--runs", type=int, default=50, help="at least 1")
     parser.add_argument("--stream", action="store_true", help="inferences overlap")
-    parser.add_argument(
-        "--fallback", action="store_true", help="measure the whole model on one processor too, and run the faster"
-    )
+    whole = "measure the whole model on one processor too, and run the faster"
+    parser.add_argument("--fallback", action="store_true", help=whole)
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: give at least 1")

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from optimizer.campaign_file import AXES
-from optimizer.campaign_run import SCHEMA_VERSION, STATE
-from optimizer.campaign_table import Row, Tables, gather
-from optimizer.files import disk_errors
-from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text
-from optimizer.report.indicators import indicator_blocks
+from optimizer.campaign.file import AXES
+from optimizer.campaign.table import GROUP, Row, Tables, gather, mean_excess, named, read_state
+from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
 from optimizer.report.plots import forest
-from optimizer.report.svg import Plot, around
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import RunFolderError
+from optimizer.report.svg import Plot, Scale, around, text_width
 from search_spaces.wording import percent, plural
 
 _WIDTH = 920.0
 _AT = (10, 25, 50, 100, 200, 400)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Return the document of a campaign's folder.
-
-    Raises:
-        RunFolderError: it is no campaign, damaged, or written by a newer version.
-    """
-    file = folder / STATE
-    with disk_errors(file):
-        content = read_bounded(file)
-    try:
-        state = dict(parsed_json(content))
-        version = int(state["schema_version"])
-        complete = {"studies", "name", "campaign"} <= state.keys()
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunFolderError(f"{file}: damaged: {error}", "run the campaign again: what is finished is kept") from error
-    if not complete:
-        raise RunFolderError(f"{file}: not the state of a campaign", "give the folder of a campaign")
-    if version > SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
-        )
-    return state
+_INDICATORS = {
+    "flops": "work (MACs)",
+    "parameters": "parameters",
+    "l1_accesses_estimate": "first-level cache accesses",
+    "memory_accesses_estimate": "memory accesses",
+    "flops_and_memory": "work and memory accesses",
+}
+_ROW = 22.0
+_MARKS = ("search", "baseline", "model", "above")
 
 
 def campaign_document(folder: Path) -> Document:
@@ -57,7 +37,7 @@ def campaign_document(folder: Path) -> Document:
     """
     state = read_state(folder)
     tables = gather(folder, state)
-    explained = Section("explained", "What explains latency", tuple(indicator_blocks(tables)))
+    explained = Section("explained", "What explains latency", tuple(_explained(tables)))
     sections = [
         explained,
         Section("summary", "Summary", tuple(_summary(state, tables))),
@@ -85,17 +65,17 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     text = f"The best plan is significantly faster than the best known plan in {count}."
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
-    by = ", ".join(dict.fromkeys(_short(r["evaluator"]) for r in tables.summary))
+    by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
     told = f"{done} of {len(state['studies'])} studies are done"
     yield Text(f"{told}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
     if not tables.summary:
         return
     axes = _shown_axes(tables.summary)
-    names = [" · ".join(_short(row[a]) for a in axes) for row in tables.summary]
-    head = (*(Column(a.replace("_", " ")) for a in axes), Column("studies", "d"), Column("best", ".4g"), Column("unit"))
-    ratio = (Column("times as fast", ".4f"), Column("95 % from", ".4f"), Column("to", ".4f"), Column("significant"))
+    names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
+    head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
+    ratio = headed("times as fast|.4f; 95 % from|.4f; to|.4f; significant")
     rows = tuple(
-        (*(_short(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
+        (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary
     )
     yield Table("Summary", (*head, *(ratio if compared else ())), rows, group=len(axes))
@@ -122,23 +102,16 @@ def _paper(tables: Tables) -> Iterator[Block]:
     if not tables.expected:
         return
     yield Text("Published figures beside ours; other machines give other times, so ratios tell more than milliseconds.")
-    columns = (Column("what"), Column("paper", ".4g"), Column("ours", ".4g"), Column("least", ".4g"),
-               Column("most", ".4g"), Column("ours / paper", ".3f"), Column("tolerance", ".0%"), Column("within"),
-               Column("source"))  # fmt: skip
-    yield Table(
-        "Published and measured",
-        columns,
-        tuple(
-            (r["name"], r["paper"], r["ours"], r["ours_low"], r["ours_high"], r["ratio"], r["tolerance"],
-             "not measured" if r["within"] is None else "yes" if r["within"] else "no", r["source"])
-            for r in tables.expected
-        ),
-    )  # fmt: skip
+    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; tolerance|.0%; within; source")
+    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "tolerance")
+    said = {None: "not measured", True: "yes", False: "no"}
+    rows = tuple((*values(r), said[r["within"]], r["source"]) for r in tables.expected)
+    yield Table("Published and measured", columns, rows)
 
 
 def _curves(tables: Tables) -> Iterator[Block]:
     """Compare samplers by how far above the best plan known of a model they are after so many plans."""
-    samplers = list(dict.fromkeys(_short(r["sampler"]) for r in tables.curves))
+    samplers = list(dict.fromkeys(named(r["sampler"]) for r in tables.curves))
     if len(samplers) < 2:
         return
     curves = mean_excess(tables.curves)
@@ -160,7 +133,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
             below -= 7
         ends.append(below)
         plot.text(line[-1][0] + 10, below + 4, sampler)
-    columns = (Column("sampler"), *(Column(f"after {n}", ".2%") for n in at))
+    columns = headed("sampler", *(Column(f"after {n}", ".2%") for n in at))
     rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())
     yield Figure(
         "curves",
@@ -171,45 +144,14 @@ def _curves(tables: Tables) -> Iterator[Block]:
     )
 
 
-def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Return sampler → mean over studies of ``best so far / best known − 1`` after 1, 2, … plans."""
-    best: dict[str, float] = {}
-    studies: dict[tuple[str, str, int], tuple[str, list[Row]]] = {}
-    for row in rows:
-        cell = json.dumps([row[a] for a in ("model", "platform", "evaluator", "processors", "objective")])
-        best[cell] = min(best.get(cell, math.inf), row["best"])
-        key = (_short(row["sampler"]), row["study"], row["repetition"])
-        studies.setdefault(key, (cell, []))[1].append(row)
-    curves: dict[str, list[list[float]]] = {}
-    for (sampler, _, _), (cell, each) in studies.items():
-        curve: list[float] = []
-        for row in sorted(each, key=lambda r: int(r["plans"])):
-            curve += [curve[-1] if curve else row["best"] / best[cell] - 1.0] * (row["plans"] - len(curve) - 1)
-            curve.append(row["best"] / best[cell] - 1.0)
-        curves.setdefault(sampler, []).append(curve)
-    return {
-        sampler: [sum(c[min(n, len(c) - 1)] for c in each) / len(each) for n in range(max(map(len, each)))]
-        for sampler, each in curves.items()
-    }
-
-
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
-    columns = (Column("study"), Column("state"), Column("best", ".4g"), Column("95 % from", ".4g"),
-               Column("to", ".4g"), Column("unit"), Column("K", "d"),
-               Column("gap to the model", "+.1%"), Column("remark"))  # fmt: skip
+    columns = headed("study; state; best|.4g; 95 % from|.4g; to|.4g; unit; K|d; gap to the model|+.1%; remark")
     rows: list[tuple[Cell, ...]] = []
     for study in state["studies"]:
         row = best.get(study["name"], {})
         remark = study["error"] or tables.unreadable.get(study["name"], "")
-        numbers = (
-            row.get("value"),
-            row.get("value_low"),
-            row.get("value_high"),
-            row.get("unit"),
-            row.get("stages"),
-            row.get("gap"),
-        )
+        numbers = (row.get(key) for key in ("value", "value_low", "value_high", "unit", "stages", "gap"))
         rows.append((study["name"], study["status"], *numbers, remark))
     yield Table("Studies", columns, tuple(rows))
 
@@ -217,23 +159,18 @@ def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
 def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
-    columns = (Column("study"), Column("plan"), Column("stages", "d"), Column("median", ".4g"),
-               Column("95 % from", ".4g"), Column("to", ".4g"), Column("unit"), Column("samples", "d"))  # fmt: skip
-    rows = tuple(
-        (r["study"], r["plan"], r["stages"], r["value"], r["value_low"], r["value_high"], r["unit"], r["samples"])
-        for r in tables.results
-    )
-    yield Table("All plans", columns, rows, group=1)
+    columns = headed("study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d")
+    keys = ("study", "plan", "stages", "value", "value_low", "value_high", "unit", "samples")
+    yield Table("All plans", columns, tuple(map(itemgetter(*keys), tables.results)), group=1)
     yield Text(
         "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"
     )
 
 
 def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
-    parts = {**dict(state.get("machine", {})), "Python": state.get("python"), **dict(state.get("packages", {}))}
-    rows = [("time", str(state.get("created_utc", "")))]
-    rows += [(str(k), v if isinstance(v, str) else json.dumps(v)) for k, v in parts.items()]
-    yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
+    parts = {"Python": state.get("python"), **dict(state.get("packages", {}))}
+    told = {"time": str(state.get("created_utc", "")), **dict(state.get("machine", {})), **parts}
+    yield listed("Environment", ("what", "value"), told)
 
 
 def _again(state: Mapping[str, Any]) -> Iterator[Block]:
@@ -245,5 +182,75 @@ def _shown_axes(rows: Sequence[Row]) -> list[str]:
     return [a for a in AXES if a != "seed" and (a == "model" or len({json.dumps(r[a]) for r in rows}) > 1)]
 
 
-def _short(value: object) -> str:
-    return "default" if value is None else str(value)
+def _explained(tables: Tables) -> Iterator[Block]:
+    """Return a picture of each R², the same as numbers, and the indicators of each model."""
+    if not tables.explained:
+        return
+    measured = [r for r in tables.explained if r["evaluator"] != "cost-model"]
+    worst = min(measured or tables.explained, key=lambda r: float(r["flops"]))
+    yield Text(
+        f"A straight line through the work of the models explains {percent(worst['flops'], 1)} of the variance of "
+        f"their latencies where it explains least ({_group(worst)}); with memory accesses it is "
+        f"{percent(worst['flops_and_memory'], 1)}.",
+        "answer",
+    )
+    yield Text(
+        "Accesses are estimates from the sizes of tensors, not counts of hardware counters. Each line has an "
+        "intercept; “work and memory accesses” has two slopes, so it is never below either. A cost model "
+        "is itself a sum of work and bytes: what it shows is its own law.",
+        "note",
+    )
+    columns = headed("where; models|d", *(Column(f"R² {name}", ".4f") for name in _INDICATORS.values()))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (_group(r), r["models"], *(r[name] for name in _INDICATORS)) for r in tables.explained
+    )
+    table = Table("How much of the variance of latency each explains", columns, rows)
+    yield Figure("explained", _explained_plot(tables.explained), "R² of a straight line through each indicator.", table)
+    yield _indicators(tables.indicators)
+
+
+def _indicators(rows: Sequence[Row]) -> Table:
+    columns = headed(
+        "model; where; million MACs|,.1f; million parameters|,.3f",
+        "million first-level accesses|,.1f; million memory accesses|,.2f; best plan, ms|.4g",
+    )
+    cells = tuple(
+        (r["model"], _where(r), *(r[name] / 1e6 for name in list(_INDICATORS)[:4]), r["latency_ms"]) for r in rows
+    )
+    return Table("Indicators of each model", columns, cells)
+
+
+def _explained_plot(rows: Sequence[Row]) -> str:
+    families = list(dict.fromkeys(str(r["family"]) for r in rows))
+    devices = list(dict.fromkeys(_where(r) for r in rows))
+    left = 24 + max(text_width(name) for name in _INDICATORS.values())
+    height = 40 + len(families) * (len(_INDICATORS) * _ROW + 28) + 44
+    description = "; ".join(
+        f"{_group(r)}: {', '.join(f'{name} {r[key]:.3f}' for key, name in _INDICATORS.items())}" for r in rows
+    )
+    plot = Plot("explained", "How much of the variance of latency each indicator explains", description, _WIDTH, height)
+    least = min(0.9, *(float(r[name]) for r in rows for name in _INDICATORS))
+    x = Scale(least - 0.02, 1.005, left, _WIDTH - 20)
+    plot.axis_x(x, height - 44, 30, "R² of a straight line")
+    plot.legend(left, 18, [(_MARKS[i % 4], device) for i, device in enumerate(devices)])
+    y = 36.0
+    for family in families:
+        plot.text(8, y + 16, "all models" if family == "all" else family, style="s")
+        y += 28
+        for name, shown in _INDICATORS.items():
+            plot.text(left - 10, y + 4, shown, anchor="end", style="m")
+            for row in rows:
+                if row["family"] == family:
+                    mark = _MARKS[devices.index(_where(row)) % 4]
+                    plot.mark(x(row[name]), y, mark, f"{_group(row)}, {shown}: {row[name]:.4f}", 4.5)
+            y += _ROW
+    return plot.svg()
+
+
+def _where(row: Row) -> str:
+    named = [str(row[axis]) for axis in GROUP if row[axis] is not None]
+    return "measured here on " + named[-1] if named[0] == "litert" and len(named) > 1 else " · ".join(named)
+
+
+def _group(row: Row) -> str:
+    return f"{'all models' if row['family'] == 'all' else row['family']}, {_where(row)}"

@@ -16,12 +16,11 @@ from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of,
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
-from optimizer.files import disk_errors
+from optimizer.files import disk_errors, read_document
 from optimizer.history import OPTIMUM, Trial
 from optimizer.profile import Profile
-from optimizer.run import LOG, read_manifest
+from optimizer.run import CONFIG, LOG, read_manifest
 from optimizer.storage import read_log
-from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph, merge
@@ -30,7 +29,6 @@ from search_spaces.platform import Platform, Processor
 from search_spaces.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
-_MAX_RESULT_NBYTES = 256 << 20
 
 HOSTED = frozenset({"litert", "tflite-runtime", "cuda"})
 """Evaluators that measure the machine that they run on."""
@@ -203,27 +201,19 @@ def read_study(path: Path) -> Study:
     trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
     profiles = [r for r in records if r.kind == "profile"]
-    config = _config(path)
+    config: dict[str, Any] = {}
+    with suppress(UsageError):
+        config = read_settings(path / CONFIG)
     graph, joined, missing = _models(config, result)
     try:
         verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
         platform = recorded_platform(result["platform"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path}: damaged: {error!r}", "make the report of another run") from error
-    return Study(
-        path=path,
-        manifest=manifest,
-        config=config,
-        result=result,
-        trials=tuple(t for t in trials if t.repeat_of is None),
-        verdict=verdict,
-        profile=Profile.from_json(profiles[-1].data) if profiles else None,
-        platform=platform,
-        graph=graph,
-        missing=missing,
-        device=next((r.data for r in records if r.kind == "device"), {}),
-        joined=joined,
-    )
+    profile = Profile.from_json(profiles[-1].data) if profiles else None
+    device = next((r.data for r in records if r.kind == "device"), {})
+    first = tuple(t for t in trials if t.repeat_of is None)
+    return Study(path, manifest, config, result, first, verdict, profile, platform, graph, missing, device, joined)
 
 
 def points(study: Study) -> tuple[Point, ...]:
@@ -237,35 +227,25 @@ def points(study: Study) -> tuple[Point, ...]:
         predicted = study.predict(trial.plan) if study.objective == LATENCY else None
         if not trial.raced:
             best_s = min(best_s, trial.median_s)
-        found.append(
-            Point(
-                number=number,
-                family="baseline" if trial.plan.digest in names else "model" if trial.origin == OPTIMUM else "search",
-                origin=trial.origin,
-                stages=len(trial.plan.stages),
-                latency_s=trial.median_s,
-                best_s=min(best_s, trial.median_s),
-                predicted_s=predicted.makespan_s if predicted else None,
-                raced=trial.raced,
-            )
-        )
+        family: Family = "model" if trial.origin == OPTIMUM else "search"
+        if trial.plan.digest in names:
+            family = "baseline"
+        known_s, stages = predicted.makespan_s if predicted else None, len(trial.plan.stages)
+        least_s = min(best_s, trial.median_s)
+        found.append(Point(number, family, trial.origin, stages, trial.median_s, least_s, known_s, trial.raced))
     return tuple(found)
 
 
 def best_by_stages(found: tuple[Point, ...]) -> dict[int, float]:
     """Return the least median latency for each number of stages, ascending."""
-    best: dict[int, float] = {}
-    for point in found:
-        best[point.stages] = min(best.get(point.stages, float("inf")), point.latency_s)
-    return dict(sorted(best.items()))
+    counts = sorted({point.stages for point in found})
+    return {count: min(p.latency_s for p in found if p.stages == count) for count in counts}
 
 
 def spreads(study: Study) -> tuple[Spread, ...]:
     """Return the samples of the baselines, of the best plan, and of the plan that came nearest where it is another."""
-    found = []
-    for name, entry in study.result["baselines"].items():
-        if entry["latency_ms"] is not None:
-            found.append(Spread(name, _samples(entry["latency_ms"])))
+    known = ((name, entry["latency_ms"]) for name, entry in study.result["baselines"].items())
+    found = [Spread(name, Samples(tuple(v / 1e3 for v in ms["values"]))) for name, ms in known if ms is not None]
     if (challenger := _challenger(study)) is not None:
         name, plan = challenger
         standing = study.verdict.standing(plan) if study.verdict is not None else None
@@ -324,10 +304,6 @@ def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan
     return Bar(name, source, plan, Timeline(tuple(e for e, _ in streamed)), tuple(n for _, n in streamed))
 
 
-def _samples(entry: Mapping[str, Any]) -> Samples:
-    return Samples(tuple(v / 1e3 for v in entry["values"]))
-
-
 def read_result(path: Path) -> dict[str, Any]:
     """Return the document of ``--json`` of a finished study; numbers of any objective stand under the latency's names.
 
@@ -336,25 +312,14 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     file = path / "result.json"
     with disk_errors(file):
-        if not file.is_file():
-            raise RunFolderError(
-                f"{path}: the study is not finished: it has no result.json", "resume it with its --study"
-            )
-        content = read_bounded(file, _MAX_RESULT_NBYTES)
-    try:
-        result = parsed_json(content)
-        version = result["schema_version"]
-        newer = version > SCHEMA_VERSION
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{file}: damaged: {error}", "resume it with its --study to write it again") from error
-    if newer:
-        raise RunFolderError(
-            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}", "update the program"
-        )
+        finished = file.is_file()
+    if not finished:
+        raise RunFolderError(f"{path}: the study is not finished: it has no result.json", "resume it with its --study")
+    result = read_document(file, SCHEMA_VERSION, "resume it with its --study to write it again")
     if result.get("best") is None:
         raise RunFolderError(f"{path}: no plan has been measured yet", "resume it with its --study")
     _as_latencies(result)
-    return dict(result)
+    return result
 
 
 def _as_latencies(result: dict[str, Any]) -> None:
@@ -376,13 +341,6 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
     return LATENCY
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        return read_settings(path / "config.yaml")
-    except UsageError:
-        return {}
-
-
 def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:
     """Return the model, or of several what joins them, where they are still what they were; else why there is none."""
     from search_spaces.models import load
@@ -395,20 +353,16 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
             joined = merge(source, list(zip(map(str, workload["instances"]), graphs, strict=True)))
             found = joined.graph
         else:
-            found = _brought(config, source) or load(source, shapes, signature=config.get("signature"))
+            brought = None
+            if source.endswith((".yaml", ".yml")):  # the evaluator may have brought the model
+                evaluator = make_evaluator(str(config.get("evaluator")))
+                brought = evaluator.graph_of(source) if evaluator.capabilities.graphs else None
+            found = brought or load(source, shapes, signature=config.get("signature"))
     except OptimizeError as error:
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
         return None, None, f"{source} is another model now"
     return (None, joined, "") if joined is not None else (found, None, "")
-
-
-def _brought(config: Mapping[str, Any], source: str) -> Graph | None:
-    """Return the model that the evaluator brought, if it did; none does from a model's own file."""
-    if not source.endswith((".yaml", ".yml")):
-        return None
-    evaluator = make_evaluator(str(config.get("evaluator")))
-    return evaluator.graph_of(source) if evaluator.capabilities.graphs else None
 
 
 def recorded_platform(data: Mapping[str, Any]) -> Platform:

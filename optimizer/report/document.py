@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,14 @@ class Column:
     form: str = ""
 
 
+def headed(*heads: str | Column) -> tuple[Column, ...]:
+    """Return columns from headings: ``plan; took, ms|.4g`` are one of text and one of numbers."""
+    found: list[Column] = []
+    for head in heads:
+        found += [Column(*each.split("|")) for each in head.split("; ")] if isinstance(head, str) else [head]
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows under columns; ``caption`` is read out and not shown.
@@ -68,6 +77,16 @@ class Table:
                 for i, (cell, column) in enumerate(zip(row, self.columns, strict=True))
             )
             before = row
+
+
+def listed(caption: str, heads: tuple[str, str], values: Mapping[str, object]) -> Table:
+    """Return a table of names and values as they are."""
+    return Table(caption, headed(*heads), tuple((str(name), plain(value)) for name, value in values.items()))
+
+
+def plain(value: object) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from optimizer.report.data import Bar, Point, Spread
 from optimizer.report.svg import Plot, Scale, around, part_colour, text_width
@@ -80,18 +80,12 @@ def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms
     plot.axis_y(y, _LEFT, WIDTH - _RIGHT, unit)
     plot.axis_x(x, height - _BOTTOM, _TOP, "different plans tried")
     if bound_s:
-        plot.line(
-            [(x.start, y(bound_s * 1e3)), (x.end, y(bound_s * 1e3))], "bound", f"bound {bound_s * 1e3:.4g} {unit}"
-        )
+        height_of = y(bound_s * 1e3)
+        plot.line([(x.start, height_of), (x.end, height_of)], "bound", f"bound {bound_s * 1e3:.4g} {unit}")
         plot.line([(WIDTH - 300, 14), (WIDTH - 276, 14)], "bound")
         plot.text(WIDTH - 270, 18, "optimum of the model", style="m")
-    steps: list[tuple[float, float]] = []
-    for point in points:
-        if point.best_s * 1e3 > y.high:  # the line begins where it enters the scale
-            continue
-        if steps:
-            steps.append((x(point.number), steps[-1][1]))
-        steps.append((x(point.number), y(point.best_s * 1e3)))
+    # The line begins where it enters the scale.
+    steps = _steps((x(p.number), y(p.best_s * 1e3)) for p in points if p.best_s * 1e3 <= y.high)
     for point in points:
         _mark(plot, x(point.number), y, point, unit)
     if steps:
@@ -159,11 +153,9 @@ def distributions(spreads: Sequence[Spread], unit: str = "ms") -> str:
         if spread.samples.median * 1e3 > x.high:
             plot.text(x.end, y + 4, f"{spread.samples.median * 1e3:.4g} {unit} →", anchor="end", style="m")
             continue
-        for j, value in enumerate(spread.samples.values_s):
-            if value * 1e3 <= x.high:
-                plot.mark(
-                    x(value * 1e3), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value * 1e3:.4f} {unit}", 2.5
-                )
+        for j, value in enumerate(v * 1e3 for v in spread.samples.values_s):
+            if value <= x.high:
+                plot.mark(x(value), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value:.4f} {unit}", 2.5)
         low, high = spread.samples.ci95
         high = min(high, x.high / 1e3)
         middle = spread.samples.median
@@ -199,12 +191,7 @@ def front(
     plot.axis_x(x, height - _BOTTOM, _TOP, titles[0])
     for first, second, origin in near:
         plot.mark(x(first), y(second), "search", f"{origin}: {first:.4g}, {second:.4g}")
-    steps: list[tuple[float, float]] = []
-    for first, second in sorted(kept):
-        if steps:
-            steps.append((x(first), steps[-1][1]))
-        steps.append((x(first), y(second)))
-    plot.line(steps, "best", "the front")
+    plot.line(_steps((x(first), y(second)) for first, second in sorted(kept)), "best", "the front")
     named = {knee, *(min(range(len(kept)), key=lambda i: kept[i][side]) for side in (0, 1))}
     for index, (first, second) in enumerate(kept):
         told = f"{names[index]}: {first:.4g}, {second:.4g}" + (" (the knee)" if index == knee else "")
@@ -239,6 +226,14 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
         plot.line([(x(low), y), (x(high), y)], "ci", tip)
         plot.mark(x(ratio), y, "search", tip, 4.5)
     return plot.svg()
+
+
+def _steps(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return a line that keeps the height of each point until it is below or above the next."""
+    found: list[tuple[float, float]] = []
+    for x, y in points:
+        found += [(x, found[-1][1]), (x, y)] if found else [(x, y)]
+    return found
 
 
 def _near(points: Sequence[Point], start: float, end: float, bound_s: float | None = None) -> Scale:

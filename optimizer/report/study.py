@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY
-from optimizer.console import describe_operators, slower_text
-from optimizer.graph_picture import render_svg
-from optimizer.inspect import inspect_graph
+from optimizer.console import crossing, describe_operators, slower_text
 from optimizer.ranks_text import describe_ranks
 from optimizer.report import plots
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
-from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text
-from optimizer.report.explorer import node_data
+from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
+from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
-from optimizer.report.trace import trace
-from optimizer.report.workload import workload_blocks
+from optimizer.report.viewers import node_data, trace
+from optimizer.tools.inspect import inspect_graph
 from search_spaces.errors import OptimizeError, shown
 from search_spaces.plan import Plan
-from search_spaces.wording import human_bytes, many, percent, plural
+from search_spaces.wording import many, percent, plural
 
+_FIGURES = {
+    "mean, ms": "mean_ms",
+    "worst, ms": "worst_ms",
+    "longest, ms": "longest_ms",
+    "makespan, ms": "makespan_ms",
+    "requests a second": "throughput_per_s",
+    "missed": "misses",
+    "turned away": "rejected",
+}
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
 
@@ -43,7 +50,7 @@ def study_document(study: Study) -> Document:
         Section("answer", "Answer", tuple(_answer(study))),
         Section("front", "Front", tuple(_front(study))),
         Section("why", "Why this plan", tuple(_why(study))),
-        Section("models", "Models", tuple(workload_blocks(study.result))),
+        Section("models", "Models", tuple(_workload(study.result))),
         Section("baselines", "Known plans", tuple(_baselines(study))),
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
         Section("stages", "By number of stages", tuple(_stages(study, found))),
@@ -130,24 +137,23 @@ def _front(study: Study) -> Iterator[Block]:
         stages = each["plan"]["stages"]
         placed = ", ".join(s["processor"] for s in stages)
         rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))
-    columns = (*(Column(f"{o.title}, {o.shown}", ".4g") for o in objectives), Column("stages", "d"), Column("plan"),
-               Column("remark"))  # fmt: skip
+    columns = headed(*(Column(f"{o.title}, {o.shown}", ".4g") for o in objectives), "stages|d; plan; remark")
     table = Table("The front", columns, tuple(rows))
     every = [
         (trial.median_s * 1e3, trial.measurement.figures[objectives[1].name] * 1e3, trial.origin)
         for trial in study.trials
         if trial.measurement is not None and objectives[1].name in trial.measurement.figures
     ]
+    knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
+    titles, names = [f"{o.title}, {o.shown}" for o in objectives[:2]], [str(row[-2]) for row in rows]
     yield Figure(
         "front",
-        plots.front([tuple(row[:2]) for row in rows], every, [f"{a.title}, {a.shown}" for a in objectives[:2]],
-                    next(i for i, each in enumerate(front["plans"]) if each["knee"]), [str(row[-2]) for row in rows]),
-        "Every plan that was tried, by its first two objectives. The line joins the plans that no other one "
-        "beats significantly in all objectives; the largest mark is the knee, which gives up least of "
-        "all of them together. "
+        plots.front([tuple(row[:2]) for row in rows], every, titles, knee, names),
+        "Every plan that was tried, by its first two objectives. The line joins the plans that no other one beats "
+        "significantly in all objectives; the largest mark is the knee, which gives up least of all of them together. "
         "Marks with names: the best plan by each objective, and the knee.",
         table,
-    )  # fmt: skip
+    )
 
 
 def _bound(result: dict[str, Any]) -> Iterator[Block]:
@@ -176,29 +182,17 @@ def _plan_table(study: Study, plan: Plan) -> Table:
     rows = []
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
         model, graph, operators = study.model_of(stage)
-        crossing = None
-        what = f"{operators[0]} to {operators[-1]}"
-        if graph is not None:
-            border = graph.boundary(operators)
-            later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
-            crossing = human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None
-            what = describe_operators(graph, operators)
-        rows.append((index, model, what, stage.processor, took_ms, crossing))
+        what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
+        handed = crossing(graph, operators) if graph is not None else None
+        rows.append((index, model, what, stage.processor, took_ms, handed))
     unit = study.objective.shown if study.objective.law != "memory" else "ms"
-    columns = (
-        Column("stage", "d"),
-        Column("model"),
-        Column("operators"),
-        Column("processor"),
-        Column(f"predicted, {unit}" if study.predicted else f"measured, {unit}", ".4g"),
-        Column("transfers"),
-    )
+    took = f"{'predicted' if study.predicted else 'measured'}, {unit}|.4g"
+    columns = headed("stage|d; model; operators; processor", took, "transfers")
     return Table("The best plan, stage by stage", columns, tuple(rows))
 
 
 def _why(study: Study) -> Iterator[Block]:
-    from optimizer.explain import explain
-    from optimizer.explain_text import blocks
+    from optimizer.tools.explain import blocks, explain
 
     if study.objective != LATENCY or study.result.get("front"):
         yield Text("Why a plan is the best is explained for the latency only.", "note")
@@ -209,6 +203,48 @@ def _why(study: Study) -> Iterator[Block]:
         yield Text(f"The plan is not explained: {error}", "note")
         return
     yield from blocks(found)
+
+
+def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield tables of what came of each plan of several models, and of each model's own latency."""
+    workload = result.get("workload")
+    if not workload or not workload["outcomes"]:
+        return
+    outcomes, objective = workload["outcomes"], objective_of(result)
+    yield Text(
+        f"{plural(len(workload['instances']), 'model')} at once; objective: {objective.title}. Figures are "
+        f"{'predicted' if result.get('predicted') else 'medians of runs after the search'}; the last column is the "
+        "simulator's prediction of the objective."
+    )
+    rows = tuple(
+        (name, *(entry[key] for key in _FIGURES.values()), (entry.get("predicted") or {}).get("objective"))
+        for name, entry in outcomes.items()
+    )
+    figures = (Column(name, ".4g") for name in _FIGURES)
+    yield Table("Plans", headed("plan", *figures, f"predicted, {objective.shown}|.4g"), rows)
+    if tucker := workload.get("tucker"):
+        found = tuple(
+            (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"], _known_by(e))
+            for name, e in tucker.items()
+        )
+        columns = headed(
+            "model; error allowed|.4g; variants searched|d; triples in the best plan|d",
+            "multiply-accumulates saved|.1%; error of outputs|.2g; source",
+        )
+        yield Table("Convolutions decomposed (Tucker-2)", columns, found)
+    each = tuple(
+        (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
+    )
+    yield Table("Each model's mean latency, ms", headed("model", *(Column(n, ".4g") for n in outcomes)), each)
+
+
+def _known_by(entry: Mapping[str, Any]) -> str:
+    """Return in a word how it is known how far a decomposed model's outputs are off."""
+    if not entry.get("decomposable", True):
+        return "it cannot be decomposed"
+    if entry["error"] is None:
+        return ""
+    return "measured" if entry.get("error_measured") else "expected from its filters"
 
 
 def _baselines(study: Study) -> Iterator[Block]:
@@ -229,9 +265,8 @@ def _baselines(study: Study) -> Iterator[Block]:
         rows.append((name, *numbers, text, len(entry["plan"]["stages"]), remark))
     unit = study.objective.shown
     word, interval = ("predicted", "model error") if study.predicted else ("median", "95 %")
-    numbered = (Column(f"{word}, {unit}", ".4g"), Column(f"{interval} from", ".4g"), Column("to", ".4g"))
-    columns = (Column("plan"), *numbered, Column("samples", ",d"),
-               Column("against the recommended plan"), Column("stages", "d"), Column("remark"))  # fmt: skip
+    numbered = headed(f"{word}, {unit}|.4g; {interval} from|.4g; to|.4g")
+    columns = headed("plan", *numbered, "samples|,d; against the recommended plan; stages|d; remark")
     table = Table("Known plans", columns, tuple(rows))
     named = () if study.predicted else spreads(study)
     if not named:
@@ -255,8 +290,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
         for bar in drawn
         for e in bar.timeline.events
     ]
-    columns = (Column("plan"), Column("source"), Column("stage", "d"), Column("processor"), Column("start, ms", ".4f"),
-               Column("end, ms", ".4f"))  # fmt: skip
+    columns = headed("plan; source; stage|d; processor; start, ms|.4f; end, ms|.4f")
     known = {bar.name for bar in drawn if bar.source == "measured"}
     without = ", ".join(dict.fromkeys(f"“{bar.name}”" for bar in drawn if bar.name not in known))
     unseen = f" No measured timeline of {without} was kept."
@@ -279,7 +313,7 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     counts = {k: sum(1 for p in found if p.stages == k) for k in best}
     rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
-    columns = (Column("K", "d"), Column("plans", ",d"), Column(f"best {_how(study)}", ".4g"))
+    columns = headed(f"K|d; plans|,d; best {_how(study)}|.4g")
     yield Figure(
         "stages",
         plots.by_stages(found, best, _how(study)),
@@ -294,25 +328,17 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     bound = study.result["model_bound_ms"]
     unit = study.objective.shown
-    columns = (Column("plan", "d"), Column("proposed by"), Column("K", "d"), Column(_how(study), ".4g"),
-               Column(f"best so far, {unit}", ".4g"), Column(f"predicted, {unit}", ".4g"))  # fmt: skip
-    rows = tuple(
-        (
-            p.number,
-            p.origin,
-            p.stages,
-            p.latency_s * 1e3,
-            p.best_s * 1e3,
-            p.predicted_s * 1e3 if p.predicted_s else None,
-        )
-        for p in found
-    )
+    columns = headed(f"plan|d; proposed by; K|d; {_how(study)}|.4g; best so far, {unit}|.4g; predicted, {unit}|.4g")
+    rows = []
+    for p in found:
+        predicted_ms = p.predicted_s * 1e3 if p.predicted_s else None
+        rows.append((p.number, p.origin, p.stages, p.latency_s * 1e3, p.best_s * 1e3, predicted_ms))
     yield Figure(
         "history",
         plots.optimisation(found, bound / 1e3 if bound else None, _how(study)),
         "Plans in the order in which they were tried."
         + (" The dashed line is the optimum by the model that guided the search." if bound else ""),
-        Table("The search", columns, rows),
+        Table("The search", columns, tuple(rows)),
     )
     failures = [t for t in study.trials if t.failure]
     if failures:
@@ -363,17 +389,18 @@ def _graph(study: Study) -> Iterator[Block]:
 
 
 def _environment(study: Study) -> Iterator[Block]:
-    manifest = study.manifest
-    rows: list[tuple[str, str]] = [("time", str(manifest.get("created_utc", "")))]
-    rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("machine", {})).items()]
-    rows.append(("Python", str(manifest.get("python", ""))))
-    product = dict(manifest.get("product", {}))
-    rows.append((str(product.get("name", "product")), str(product.get("version", ""))))
-    rows += [(str(k), _plain(v)) for k, v in dict(manifest.get("packages", {})).items()]
-    rows += [(f"processor {p.name}", f"{p.kind}, {_plain(dict(p.options))}") for p in study.platform.processors]
-    rows += [(name, text) for name, text in dict(study.result.get("placements", {})).items()]
-    rows.append(("model digest", str(study.result["model"]["digest"])))
-    yield Table("Environment", (Column("what"), Column("value")), tuple(rows))
+    manifest, product = study.manifest, dict(study.manifest.get("product", {}))
+    told = {
+        "time": manifest.get("created_utc", ""),
+        **dict(manifest.get("machine", {})),
+        "Python": manifest.get("python", ""),
+        product.get("name", "product"): product.get("version", ""),
+        **dict(manifest.get("packages", {})),
+        **{f"processor {p.name}": f"{p.kind}, {plain(dict(p.options))}" for p in study.platform.processors},
+        **dict(study.result.get("placements", {})),
+        "model digest": study.result["model"]["digest"],
+    }
+    yield listed("Environment", ("what", "value"), told)
 
 
 def _again(study: Study) -> Iterator[Block]:
@@ -384,7 +411,7 @@ def _again(study: Study) -> Iterator[Block]:
     yield Text("The best plan again, and this report:")
     yield Code("\n".join(lines))
     settings = {k: v for k, v in study.config.items() if v not in (None, "", [], ()) and k != "schema_version"}
-    yield Table("Settings", (Column("setting"), Column("value")), tuple((k, _plain(v)) for k, v in settings.items()))
+    yield listed("Settings", ("setting", "value"), settings)
     yield Text(
         "trials.jsonl in the run folder holds every sample; the same seed proposes the same plans, given the same "
         "measurements.",
@@ -395,10 +422,6 @@ def _again(study: Study) -> Iterator[Block]:
 def _how(study: Study) -> str:
     """Return what numbers of plans are, with their unit."""
     return f"{'predicted' if study.predicted else 'median'}, {study.objective.shown}"
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _printable(text: str) -> str:

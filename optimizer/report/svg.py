@@ -110,18 +110,17 @@ class Plot:
 
     def mark(self, x: float, y: float, family: str, tip: str = "", size: float = 3.5) -> None:
         """Draw a point: a square for ``baseline``, a diamond for ``model``, a triangle for ``above``, else a disc."""
-        r = size
-        if family == "baseline":
-            shape = f'<path class="k1" d="M{x - r:.1f} {y - r:.1f}h{2 * r}v{2 * r}h{-2 * r}z">'
-        elif family == "above":
-            shape = f'<path class="k4" d="M{x - r:.1f} {y + r:.1f}l{r} {-1.8 * r}l{r} {1.8 * r}z">'
-        elif family == "model":
-            q = r * 1.35
-            shape = f'<path class="k2" d="M{x:.1f} {y - q:.1f}l{q} {q}l{-q} {q}l{-q} {-q}z">'
+        r, q = size, size * 1.35
+        paths = {
+            "baseline": ("k1", f"M{x - r:.1f} {y - r:.1f}h{2 * r}v{2 * r}h{-2 * r}z"),
+            "model": ("k2", f"M{x:.1f} {y - q:.1f}l{q} {q}l{-q} {q}l{-q} {-q}z"),
+            "above": ("k4", f"M{x - r:.1f} {y + r:.1f}l{r} {-1.8 * r}l{r} {1.8 * r}z"),
+        }
+        style, path = paths.get(family, ("k3", ""))
+        if path:
+            self.marks.append(f'<path class="{style}" d="{path}">{_tip(tip)}</path>')
         else:
-            self.marks.append(f'<circle class="k3" cx="{x:.1f}" cy="{y:.1f}" r="{r}">{_tip(tip)}</circle>')
-            return
-        self.marks.append(f"{shape}{_tip(tip)}</path>")
+            self.marks.append(f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{r}">{_tip(tip)}</circle>')
 
     def axis_x(self, scale: Scale, y: float, top: float, label: str) -> None:
         """Draw the ticks of a horizontal scale below ``y``, with lines up to ``top``."""

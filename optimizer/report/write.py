@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.campaign_run import STATE
+from optimizer.campaign.table import STATE
 from optimizer.files import write_atomic
 from optimizer.report import markdown, page
 from optimizer.report.campaign import campaign_document

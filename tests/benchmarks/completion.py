@@ -30,7 +30,7 @@ from scipy import stats
 
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.settings import lane_starts
+from evaluators.litert.settings import worker_starts
 from optimizer.provenance import provenance
 from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError
@@ -83,7 +83,7 @@ def serve(path: str, settings: dict[str, Any]) -> None:
 @contextmanager
 def other_clock(graph: Graph, lane: Processor, path: Path) -> Iterator[Callable[[int], Any]]:
     """Start the other process; the function that is given makes ``n`` runs there: total, write, run, read."""
-    start = lane_starts(Platform("device", (lane,)))[lane.name]
+    start = worker_starts(Platform("device", (lane,)))[lane.name]
     settings = {
         "kind": lane.kind,
         "cores": start.cores,

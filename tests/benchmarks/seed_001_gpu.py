@@ -77,8 +77,8 @@ class Loop:
         """Return each instance's mean latency while all others ask too; the first request is left out."""
         found = self._run._found
         counts = [3 if not took else 3 + math.ceil(seconds / took) for took in self._took_s]
-        seats = tuple(replace(seat, requests=n) for seat, n in zip(found.seats, counts, strict=True))
-        (desk,) = self._bench.run(replace(found, seats=seats), self.plan.dispatch, self._run._instances)
+        seats = tuple(replace(seat, requests=n) for seat, n in zip(found.clients, counts, strict=True))
+        (desk,) = self._bench.run(replace(found, clients=seats), self.plan.dispatch, self._run._instances)
         ends = [desk.requests(k)[-1][1] for k in range(len(seats))]
         means = []
         for k in range(len(seats)):

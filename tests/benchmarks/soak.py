@@ -21,8 +21,8 @@ from typing import Any
 
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaRun, CudaWorkload
+from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.workload_runner import WorkloadRunner
 from optimizer.config import parse_config
 from optimizer.provenance import provenance
 from optimizer.workload_problem import read_problem

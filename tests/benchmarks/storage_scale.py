@@ -23,8 +23,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from optimizer.provenance import provenance
-from optimizer.shared import SharedStudy
-from optimizer.shared_storage import close_storage, open_storage
+from optimizer.shared.storage import close_storage, open_storage
+from optimizer.shared.study import SharedStudy
 from optimizer.storage import TrialLog
 from tests.postgres import Postgres
 

@@ -8,9 +8,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from optimizer.console import make_console
-from optimizer.graph_page import render_page
-from optimizer.inspect import inspect_graph
-from optimizer.inspect_text import render_inspection
+from optimizer.report.graph_page import render_page
+from optimizer.tools.inspect import inspect_graph, render
 from search_spaces.branches import branch_groups, walk
 from search_spaces.graph import Graph, Operator
 from search_spaces.models import load
@@ -85,7 +84,7 @@ def test_read_and_list(benchmark: BenchmarkFixture, name: str) -> None:
     console.quiet = True
 
     def read_and_list() -> None:
-        console.print(render_inspection(inspect_graph(read_model(source.path)), console.width))
+        console.print(render(inspect_graph(read_model(source.path)), console.width))
 
     benchmark(read_and_list)
     assert _median_s(benchmark) < 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from optimizer.models import summarise
+from optimizer.tools.models import summarise
 from search_spaces.models.zoo import ZOO, write
 from search_spaces.models.zoo.names import parse_name
 

@@ -319,7 +319,7 @@ def _workload_optimum(case: Plain) -> Plain:
         best = WorkloadProposer(space, predict, [b.plan for b in first_plans(space)], 0).ranking(1)[0]
         sets = problem.variants.sets if problem.variants is not None else ()
         least = check(session.simulator, memory, sets)
-        each = [least[problem.workload.clients[i.client].name] for i in problem.workload.instances]
+        each = [least[problem.workload.clients[i.client].name].latency_s for i in problem.workload.instances]
         with closing(session.load(problem.joined.graph, best)) as candidate:
             value = float(candidate.run(1).latency_s[0])
         plan = _Shape.joined(problem.joined).plain(best)

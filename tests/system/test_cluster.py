@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.campaign_cluster import pack, unpack
+from optimizer.campaign.cluster import pack, unpack
 from optimizer.cli import main
 from search_spaces.errors import RunFolderError
 from tests.campaign_files import MODEL, answers, written
@@ -145,7 +145,7 @@ def test_what_is_no_scheduler_is_told(address: str, tmp_path: Path, capsys: pyte
 
 
 def test_a_scheduler_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.campaign_cluster._CONNECT_S", 1.0)
+    monkeypatch.setattr("optimizer.campaign.cluster._CONNECT_S", 1.0)
     begin_s = time.monotonic()
     path = written(tmp_path, CAMPAIGN)
     assert main(["run", str(path), "--out", str(tmp_path / "o"), "-q", "--scheduler", "tcp://127.0.0.1:9"]) == 4

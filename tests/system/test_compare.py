@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.litert.deployment import write_deployment
+from evaluators.litert.deployment import KIND, write_deployment
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.workload_files import KIND
-from optimizer import compare
 from optimizer.cli import main
+from optimizer.tools import compare
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph
 from tests.sentences import says

@@ -26,8 +26,8 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.registry import make_evaluator
 from evaluators.remote.devices import ENVIRONMENT
 from evaluators.testing import EvaluatorContract
-from optimizer.campaign import plan_studies
-from optimizer.campaign_file import read_campaign
+from optimizer.campaign.file import read_campaign
+from optimizer.campaign.studies import plan_studies
 from optimizer.cli import COMMANDS, main
 from search_spaces.models import load
 from search_spaces.models.zoo import write

@@ -12,8 +12,8 @@ from optimizer.cli import main
 from optimizer.history import plain_attributes
 from optimizer.records import encode, header
 from optimizer.samplers import SAMPLERS
-from optimizer.shared import SETTINGS
-from optimizer.shared_storage import close_storage, open_storage
+from optimizer.shared.storage import close_storage, open_storage
+from optimizer.shared.study import SETTINGS
 from search_spaces import allowed_code
 from tests.hostile_attributes import hostile
 from tests.short_studies import records

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from evaluators.contract import check_timeline
 from evaluators.litert import PlanRunner
 from evaluators.litert.adapters import driver_files, find_adapters
-from evaluators.litert.lanes import Request
 from evaluators.litert.processors import make_processor
 from evaluators.litert.program import Copies, copies
 from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.workers import Request
 from optimizer.cli import main
 from optimizer.profile import Profile, profile
 from search_spaces.chain import chain_plan
@@ -340,16 +340,16 @@ def test_a_dead_lane_is_replaced_within_50_ms(session: LitertSession, small: Gra
         works(session, small)
         os.kill(pid_of(session, XNNPACK), signal.SIGKILL)
         with pytest.raises(UnavailableError):
-            session._lanes.ask(XNNPACK, ping, 5.0)
+            session._workers.ask(XNNPACK, ping, 5.0)
         begin_s = time.perf_counter()
-        session._lanes.ask(XNNPACK, ping, 5.0)
+        session._workers.ask(XNNPACK, ping, 5.0)
         times.append(time.perf_counter() - begin_s)
     assert min(times) < 0.05
 
 
 def test_an_adapter_that_vanishes_during_a_study(session: LitertSession, small: Graph, three: Platform) -> None:
     with LitertEvaluator().prepare(three) as opened:
-        start = opened._lanes._starts[GPU]
+        start = opened._workers._starts[GPU]
         start.environment["VK_DRIVER_FILES"] = start.environment["VK_ICD_FILENAMES"] = "/nonexistent.json"
         with fails(UnavailableError):
             opened.load(small, chain_plan(small, [], [GPU]))

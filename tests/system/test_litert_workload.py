@@ -17,7 +17,7 @@ import pytest
 from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
-from evaluators.litert.workload_prices import PriceTable
+from evaluators.workload.prices import PriceTable
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import merge
@@ -57,17 +57,17 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
     with opened([squeezenet, mobilenet], *clients, run_s=5.0) as (session, space):
         plan = plan_of(space, jobs_1=1, on_1_1=names[1], on_2_1=names[2])
         with closing(session.load(space.joined.graph, plan)) as candidate:
-            candidate.replay.run()
-            assert not candidate.replay.failures
+            candidate.executor.run()
+            assert not candidate.executor.failures
             later(lambda: os.kill(process_of(names[2], session), how), 0.05)
             begin_s = time.monotonic()
-            found = candidate.replay.run()
+            found = candidate.executor.run()
             assert time.monotonic() - begin_s < 30.0
             first, second = found.requests
             assert all(r.latency_s is not None for r in first)
             assert [r.latency_s is None for r in second].count(True) > 0
-            assert list(candidate.replay.failures) == [1]
-            again = candidate.replay.run()  # without it
+            assert list(candidate.executor.failures) == [1]
+            again = candidate.executor.run()  # without it
             assert all(r.latency_s is not None for r in again.requests[0])
             with fails(UnavailableError):
                 candidate.run(1)

@@ -14,9 +14,9 @@ from evaluators.guard import guarded, wrong_batch
 from evaluators.registry import make_evaluator
 from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.cli import main
-from optimizer.plugins import list_plugins
 from optimizer.samplers import SAMPLERS, make_sampler
 from optimizer.samplers.foreign import ForeignSampler
+from optimizer.tools.plugins import list_plugins
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.models import load

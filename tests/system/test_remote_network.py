@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from evaluators.remote.devices import ENVIRONMENT
-from optimizer.certificates import make_certificates
+from optimizer.tools.certificates import make_certificates
 from tests.commands import SEARCHED
 from tests.remote_agents import ROOT
 

@@ -13,7 +13,7 @@ from evaluators.remote.credentials import (
     split_address,
 )
 from evaluators.testing import SyntheticEvaluator
-from optimizer.certificates import make_certificates
+from optimizer.tools.certificates import make_certificates
 from tests.remote_agents import agent_here
 from tests.test_remote_security import TOKEN, connection, pem
 

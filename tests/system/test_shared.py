@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.shared import RECORD
+from optimizer.shared.study import RECORD
 from tests import shared_chaos
 from tests.postgres import Postgres, postgres_server
 from tests.shared_chaos import ROOT

@@ -14,7 +14,7 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 from optimizer.cli import main
-from optimizer.shared_storage import close_storage, open_storage
+from optimizer.shared.storage import close_storage, open_storage
 from tests.postgres import postgres_server
 from tests.sentences import says
 

@@ -16,12 +16,12 @@ import pytest
 
 from evaluators.remote.devices import ENVIRONMENT
 from evaluators.remote.server import Rate
-from optimizer import shared_storage
-from optimizer.certificates import make_certificates
 from optimizer.cli import main
-from optimizer.shared import SharedStudy
-from optimizer.shared_storage import close_storage, open_storage, patiently
-from optimizer.storage_server import MOST_NBYTES
+from optimizer.shared import storage as shared_storage
+from optimizer.shared.storage import close_storage, open_storage, patiently
+from optimizer.shared.study import SharedStudy
+from optimizer.tools.certificates import make_certificates
+from optimizer.tools.storage_server import MOST_NBYTES
 from search_spaces.errors import UnavailableError, UsageError
 from tests.sentences import fails, says
 from tests.shared_chaos import ROOT

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.packed import packed_weights
+from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.workload_runner import WorkloadRunner
 from optimizer.cli import main
 from optimizer.config import parse_config
 from optimizer.storage import read_log

@@ -113,7 +113,8 @@ def ending(verdict: Verdict) -> Row:
     figures = [
         {"plan": verdict.plans[i].to_json(), "name": verdict.names[i], "to_best": math.exp(final.effect(i, best))}
         | {"ms": (samples.median if (samples := final.standings[i].samples) else math.nan) * 1e3}
-        | {"left": i in final.racing}
+        | {"left": i in final.racing, "levels": _rounded(final.standings[i].levels)}
+        | {"instances": list(final.standings[i].instances)}
         for i in ranked
     ]
     faster = verdict.best != verdict.reference[1] and speedup is not None and speedup.low > 1.0
@@ -130,6 +131,10 @@ def ending(verdict: Verdict) -> Row:
         "table": [f for i, f in zip(ranked, figures, strict=True) if f["left"] or f["name"] or i in ranked[:_ROWS]],
         "undecided": verdict.undecided,
     }
+
+
+def _rounded(levels: Sequence[float | None]) -> list[float | None]:
+    return [None if level is None else round(level, 5) for level in levels]
 
 
 def plans_to_compare(rows: Sequence[Row], more: Sequence[Plan] = ()) -> list[Plan]:

@@ -1,0 +1,338 @@
+"""LiteRT's C API through ctypes: it runs without Python's lock, and on memory that we choose.
+
+Only worker processes import this module; the parent never loads the runtime. Prototypes follow the headers under
+``litert/c`` of LiteRT 2.3. ``CompiledModel.run_by_index`` of the Python wrapper would hold the lock while it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES, package_folders
+from evaluators.litert.worker.shared_memory import map_joined, unmap
+from search_spaces.errors import OptimizeError, UnavailableError
+
+_MAX_RANK = 8
+# litert_environment_options.h
+_TAG_COMPILER_FOLDER, _TAG_DISPATCH_FOLDER, _TAG_RUNTIME_FOLDER, _TAG_ACCELERATORS = 0, 1, 22, 24
+# litert_any.h
+_INTEGER, _STRING = 2, 8
+# litert_common.h and litert_tensor_buffer_types.h
+_READ, _WRITE = 0, 1
+_WEBGPU_BUFFER = 20
+_FLOAT32 = 1
+_FENCE_NBYTES = 64
+_IDLE_TRIES = 5
+
+
+class _Any(ctypes.Structure):
+    # litert_any.h: 16 bytes; the value is a union.
+    _fields_ = (("kind", c_int), ("value", ctypes.c_uint64))
+
+
+class _EnvironmentOption(ctypes.Structure):
+    # litert_environment_options.h: 24 bytes.
+    _fields_ = (("tag", c_int), ("any", _Any))
+
+
+class _Layout(ctypes.Structure):
+    # litert_layout.h: rank is the low 7 bits of the first word, has_strides the 8th; 68 bytes.
+    _fields_ = (("bits", c_uint32), ("dimensions", c_int32 * _MAX_RANK), ("strides", c_uint32 * _MAX_RANK))
+
+
+class _RankedTensorType(ctypes.Structure):
+    # litert_model_types.h: 72 bytes.
+    _fields_ = (("element_type", c_int32), ("layout", _Layout))
+
+
+def library_path() -> Path:
+    """Return the runtime's shared library without importing its Python package.
+
+    Raises:
+        UnavailableError: the runtime is not installed.
+    """
+    for folder in package_folders(PACKAGES[LITERT].module):
+        if (path := folder / "libLiteRt.so").exists():
+            return path
+    raise UnavailableError("the LiteRT runtime is not installed", "run: pip install ai-edge-litert")
+
+
+class Runtime:
+    """The loaded library and one environment; everything compiled in a worker belongs to it."""
+
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL(str(library_path()))
+        self._libc = ctypes.CDLL(None)
+        self._libc.malloc.restype = c_void_p
+        self._libc.malloc.argtypes = [c_size_t]
+        self.environment = c_void_p()
+        self._run = self.function("LiteRtRunCompiledModel")
+        self._run.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]
+
+    def start(self, accelerators: int, dispatch_folder: str = "") -> None:
+        """Create the environment; called after the fork and after the worker is pinned.
+
+        Args:
+            accelerators: bit set of those to look for; drivers are loaded when something is compiled for them.
+            dispatch_folder: where a neural processor's dispatch library lies.
+        """
+        texts = {_TAG_RUNTIME_FOLDER: str(library_path().parent), _TAG_DISPATCH_FOLDER: dispatch_folder}
+        if dispatch_folder and (compiler := Path(dispatch_folder).parent / "compiler").is_dir():
+            texts[_TAG_COMPILER_FOLDER] = str(compiler)
+        kept = {tag: c_char_p(text.encode()) for tag, text in texts.items() if text}
+        options = [_EnvironmentOption(_TAG_ACCELERATORS, _Any(_INTEGER, accelerators))]
+        for tag, text in kept.items():
+            options.append(_EnvironmentOption(tag, _Any(_STRING, ctypes.cast(text, c_void_p).value or 0)))
+        array = (_EnvironmentOption * len(options))(*options)
+        self.call("LiteRtCreateEnvironment", c_int(len(options)), array, byref(self.environment))
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function that returns a ``LiteRtStatus``.
+
+        Raises:
+            UnavailableError: the status is not 0; the text names the function and the status.
+        """
+        status = getattr(self._lib, function)(*arguments)
+        if status != 0:
+            raise UnavailableError(f"LiteRT refused: {function} returned status {status}")
+
+    def function(self, name: str) -> Any:
+        """Return a function of the library, for hot paths that check the status themselves."""
+        return getattr(self._lib, name)
+
+    def options(self, settings: dict[str, Any]) -> c_void_p:
+        """Return compilation options.
+
+        Args:
+            settings: ``accelerators``, a bit set, and the settings of each accelerator under the name of its options
+                (``xnnpack``: ``num_threads``, ``kernel_mode``, …; ``gpu_options``: ``precision``, …). ``custom_ops``:
+                a ``library``, and names and versions of the ``operators`` whose kernels it holds.
+        """
+        options = c_void_p()
+        self.call("LiteRtCreateOptions", byref(options))
+        self.call("LiteRtSetOptionsHardwareAccelerators", options, c_int(settings["accelerators"]))
+        for name, values in settings.items():
+            if name == "custom_ops":
+                self._add_custom_ops(options, values)
+            if name in {"accelerators", "custom_ops"}:
+                continue
+            # litert_cpu_options.cc and litert_gpu_options.cc take their settings as TOML, whose texts are JSON's.
+            lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+            payload = "".join(lines).encode() + b"\0"
+            memory = self._libc.malloc(len(payload))
+            ctypes.memmove(memory, payload, len(payload))
+            opaque = c_void_p()
+            free = ctypes.cast(self._libc.free, c_void_p)
+            self.call("LiteRtCreateOpaqueOptions", c_char_p(name.encode()), c_void_p(memory), free, byref(opaque))
+            self.call("LiteRtAddOpaqueOptions", options, opaque)
+        return options
+
+    def _add_custom_ops(self, options: c_void_p, wanted: dict[str, Any]) -> None:
+        """Register kernels: for each operator the library exports a ``LiteRtCustomOpKernel litert_custom_op_NAME``."""
+        ctypes.CDLL(str(library_path()), ctypes.RTLD_GLOBAL)  # whose functions the library calls
+        try:
+            library = ctypes.CDLL(wanted["library"])
+            for name, version in wanted["operators"]:
+                kernel = (c_void_p * 4).in_dll(library, "litert_custom_op_" + re.sub(r"\W", "_", name))
+                arguments = (c_char_p(name.encode()), c_int(version), byref(kernel), None)
+                self.call("LiteRtAddCustomOpKernelOption", options, *arguments)
+        except (OSError, ValueError) as error:
+            raise UnavailableError(f"--custom-ops: {error}") from None
+
+    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
+        """Compile the model that a header and files make, one behind the other.
+
+        Signature ``i`` of the model must be that of its subgraph ``i``, for the first ``signatures`` ones.
+
+        Raises:
+            UnavailableError: the runtime refuses it.
+        """
+        memory = map_joined(header, fds)
+        try:
+            return self._compile(memory, signatures, settings)
+        except OptimizeError:
+            unmap(*memory)
+            raise
+
+    def _compile(self, memory: tuple[int, int], signatures: int, settings: dict[str, Any]) -> Compiled:
+        address, nbytes = memory
+        model = c_void_p()
+        self.call("LiteRtCreateModelFromBuffer", self.environment, c_void_p(address), c_size_t(nbytes), byref(model))
+        options = self.options(settings)
+        compiled = c_void_p()
+        try:
+            self.call("LiteRtCreateCompiledModel", self.environment, model, options, byref(compiled))
+        except UnavailableError:
+            self._lib.LiteRtDestroyModel(model)
+            raise
+        finally:
+            self._lib.LiteRtDestroyOptions(options)
+        ports = []
+        for index in range(signatures):
+            subgraph = c_void_p()
+            self.call("LiteRtGetModelSubgraph", model, c_size_t(index), byref(subgraph))
+            ports.append((self._tensor_types(subgraph, "Input"), self._tensor_types(subgraph, "Output")))
+        whole = ctypes.c_bool()
+        self.call("LiteRtCompiledModelIsFullyAccelerated", compiled, byref(whole))
+        return Compiled(self, self._run, compiled, tuple(ports), whole.value, model, memory)
+
+    def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
+        count = c_size_t()
+        self.call(f"LiteRtGetNumSubgraph{side}s", subgraph, byref(count))
+        types = []
+        for index in range(count.value):
+            tensor, kind = c_void_p(), _RankedTensorType()
+            self.call(f"LiteRtGetSubgraph{side}", subgraph, c_size_t(index), byref(tensor))
+            self.call("LiteRtGetRankedTensorType", tensor, byref(kind))
+            types.append(kind)
+        return tuple(types)
+
+    @staticmethod
+    def tensor_type(element_type: int, shape: tuple[int, ...]) -> _RankedTensorType:
+        """Return the runtime's description of a tensor."""
+        kind = _RankedTensorType(element_type)
+        kind.layout.bits = len(shape)
+        kind.layout.dimensions[: len(shape)] = shape
+        return kind
+
+    def bind(self, kind: _RankedTensorType, address: int, nbytes: int) -> c_void_p:
+        """Return a tensor buffer over host memory that we own (64-byte aligned)."""
+        buffer = c_void_p()
+        place = c_void_p(address), c_size_t(nbytes), None
+        self.call("LiteRtCreateTensorBufferFromHostMemory", byref(kind), *place, byref(buffer))
+        return buffer
+
+    def unbind(self, buffer: c_void_p) -> None:
+        """Release a tensor buffer; the memory stays ours."""
+        self._lib.LiteRtDestroyTensorBuffer(buffer)
+
+    def release(self, compiled: Compiled) -> None:
+        """Release a compiled model."""
+        self._lib.LiteRtDestroyCompiledModel(compiled.handle)
+        self._lib.LiteRtDestroyModel(compiled.model)
+        unmap(*compiled.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Compiled stages.
+
+    Attributes:
+        engine: what compiled them.
+        run: runs a stage: (handle, signature, count, inputs, count, outputs) → status; 0 is good.
+        handle: what ``run`` takes first.
+        ports: for each signature the types of its inputs and outputs in the order of its subgraph.
+        accelerated: whether the accelerator took all operators.
+        model, memory: what is given back with it: LiteRT's model, and where its bytes are mapped.
+    """
+
+    engine: Any
+    run: Callable[..., int]
+    handle: Any
+    ports: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+    accelerated: bool
+    model: Any = None
+    memory: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor of the device and its place in the arena that all workers share."""
+
+    buffer: c_void_p
+    address: int
+    nbytes: int
+
+
+class Device:
+    """Tensors in an accelerator's own memory: made once per plan, passed from stage to stage without a copy.
+
+    Calls to a GPU return when the work is queued. Whoever wants to read a result, or to stop a clock, has to wait: a
+    tensor that is locked for reading is there, and so is all that was queued before it. A fence is a tensor of 64 bytes
+    that is locked for nothing else.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.function("LiteRtLockTensorBuffer")
+        self._lock.argtypes = [c_void_p, c_void_p, c_int]
+        self._unlock = runtime.function("LiteRtUnlockTensorBuffer")
+        self._unlock.argtypes = [c_void_p]
+        self._fence: c_void_p | None = None
+        self._idle_ns: int | None = None
+
+    def tensor(self, compiled: Compiled, signature: int, side: str, index: int) -> tuple[c_void_p, tuple[int, int]]:
+        """Make room for an input or output (``side``) of a stage, of the kind that the accelerator wants.
+
+        Returns:
+            The buffer, and its kind and size, which must be equal wherever the tensor is used.
+        """
+        call, kind = self._runtime.call, compiled.ports[signature][0 if side == "Input" else 1][index]
+        wanted, buffer, memory, nbytes = c_void_p(), c_void_p(), c_int(), c_size_t()
+        place = c_size_t(signature), c_size_t(index)
+        call(f"LiteRtGetCompiledModel{side}BufferRequirements", compiled.handle, *place, byref(wanted))
+        call("LiteRtGetTensorBufferRequirementsSupportedTensorBufferType", wanted, c_int(0), byref(memory))
+        call("LiteRtGetTensorBufferRequirementsBufferSize", wanted, byref(nbytes))
+        made = self._runtime.environment, byref(kind), wanted, byref(buffer)
+        call("LiteRtCreateManagedTensorBufferFromRequirements", *made)
+        return buffer, (memory.value, nbytes.value)
+
+    def upload(self, copy: Copy) -> None:
+        """Copy a tensor from the arena to the device."""
+        place = self._locked(copy.buffer, _WRITE)
+        ctypes.memmove(place, copy.address, copy.nbytes)
+        self._unlocked(copy.buffer)
+
+    def download(self, copy: Copy) -> None:
+        """Wait for a tensor and copy it to the arena."""
+        place = self._locked(copy.buffer, _READ)
+        ctypes.memmove(copy.address, place, copy.nbytes)
+        self._unlocked(copy.buffer)
+
+    def wait(self) -> None:
+        """Wait until everything that was queued is done."""
+        if self._fence is not None:
+            self._locked(self._fence, _READ)
+            self._unlocked(self._fence)
+
+    def idle_wait_ns(self) -> int:
+        """Return what :meth:`wait` takes when nothing is queued; the fence is made when this is first asked."""
+        if self._idle_ns is None:
+            self._fence = self._make_fence()
+            times = []
+            for _ in range(_IDLE_TRIES):
+                begin = time.perf_counter_ns()
+                self.wait()
+                times.append(time.perf_counter_ns() - begin)
+            self._idle_ns = min(times)
+        return self._idle_ns
+
+    def _make_fence(self) -> c_void_p | None:
+        kind: Any = self._runtime.tensor_type(_FLOAT32, (_FENCE_NBYTES // 4,))
+        buffer = c_void_p()
+        wanted = c_int(_WEBGPU_BUFFER), byref(kind), c_size_t(_FENCE_NBYTES), byref(buffer)
+        try:
+            self._runtime.call("LiteRtCreateManagedTensorBuffer", self._runtime.environment, *wanted)
+        except UnavailableError:
+            return None  # not a GPU: its calls return when they are done
+        return buffer
+
+    def _locked(self, buffer: c_void_p, mode: int) -> int:
+        place = c_void_p()
+        status = self._lock(buffer, byref(place), mode)
+        if status or place.value is None:
+            raise UnavailableError(f"the accelerator lost a tensor: LiteRtLockTensorBuffer returned status {status}")
+        return place.value
+
+    def _unlocked(self, buffer: c_void_p) -> None:
+        status = self._unlock(buffer)
+        if status:
+            raise UnavailableError(f"the accelerator lost a tensor: LiteRtUnlockTensorBuffer returned status {status}")

@@ -1,0 +1,312 @@
+"""How a worker runs its share of a plan: between two stages there is as little of ours as can be.
+
+A stage leaves the caches full of its weights, so every line of ours that runs before the next one is slow: what can be
+looked up is looked up beforehand, and times are written down when an uninterrupted run of stages is over. For a stream
+of inferences a worker goes round after round, as :mod:`evaluators.schedule` lays down.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from ctypes import c_void_p
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from evaluators.litert.worker.capi import Compiled, Copy, Device
+from evaluators.litert.worker.shared_memory import Semaphore, post
+from search_spaces.errors import UnavailableError
+
+NO_LIMIT_NS = 1 << 62
+
+Log = Any
+"""A ctypes array of int64: first the last inference that is to run; then start and end of each stage (ns), 0 before."""
+Run = Callable[[int, int], bool]
+"""Runs steps, given where the inference's times begin in the log, and how long (ns) it may take; returns whether none
+has ended too late. After one that has, the others are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage on this worker: what it waits for, the call, and what it posts."""
+
+    stage: int
+    compiled: Compiled
+    signature: int
+    inputs: Any  # a ctypes array of LiteRtTensorBuffer
+    outputs: Any
+    waits: tuple[Semaphore, ...]
+    signals: tuple[c_void_p, ...]
+    uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
+    downloads: tuple[Copy, ...] = ()
+
+    def call(self) -> Callable[[], int]:
+        """Return what runs the stage and returns a status; 0 is good."""
+        into, out = self.inputs, self.outputs
+        return partial(self.compiled.run, self.compiled.handle, self.signature, len(into), into, len(out), out)
+
+    def failure(self, status: int) -> UnavailableError:
+        """Return the error of a call that returned another status than 0."""
+        return UnavailableError(f"the runtime failed in stage {self.stage}: status {status}")
+
+
+@dataclass(frozen=True, slots=True)
+class UninterruptedRun:
+    """Steps that follow each other without a wait or a post in between: the first may wait, the last may post."""
+
+    waits: tuple[Semaphore, ...]
+    run: Run
+    signals: tuple[c_void_p, ...]
+
+
+def uninterrupted_runs(
+    steps: Sequence[Step], prepare: Callable[[Sequence[Step]], Run], *, apart: bool
+) -> list[UninterruptedRun]:
+    """Return a worker's steps as uninterrupted runs.
+
+    Args:
+        prepare: returns what runs the steps of one.
+        apart: each step is one, so that its times are there as soon as it is over.
+    """
+    found: list[list[Step]] = []
+    for step in steps:
+        if apart or not found or step.waits or found[-1][-1].signals:
+            found.append([])
+        found[-1].append(step)
+    return [UninterruptedRun(part[0].waits, prepare(part), part[-1].signals) for part in found]
+
+
+def with_limit(parts: Sequence[UninterruptedRun], log: Log, limit_ns: int) -> Callable[[int, int], None]:
+    """Return what runs a worker's share of an inference, given its number and where its times begin in the log.
+
+    An inference that goes over the limit ends there, on every worker: what is left is passed over, but posted.
+    """
+
+    def infer(inference: int, at: int) -> None:
+        for part in parts:
+            for wait in part.waits:
+                wait.wait()
+            if log[0] > inference and not part.run(at, limit_ns):
+                log[0] = inference
+            for signal in part.signals:
+                post(signal)
+
+    return infer
+
+
+def without_limit(steps: Sequence[Step], log: Log) -> Callable[[int, int], None]:
+    """Return what runs a CPU's share of an inference, given its number and where its times begin in the log.
+
+    Between two calls there is next to nothing, not even where workers wait for each other: times are written down when
+    this one has to wait anyhow, and at the end.
+    """
+    clock = time.perf_counter_ns
+    moves = [(step.waits, step.call(), step.signals) for step in steps]
+    places = [2 * step.stage + side for step in steps for side in (0, 1)]
+
+    def infer(_: int, at: int) -> None:
+        times: list[int] = []
+        written = 0
+        stamp = times.append
+        for waits, call, signals in moves:
+            for wait in waits:
+                if not wait.passed():
+                    for place, found in zip(places[written:], times[written:], strict=False):
+                        log[at + place] = found
+                    written = len(times)
+                    wait.wait()
+            begin = clock()
+            status = call()
+            end = clock()
+            if status:
+                raise steps[len(times) // 2].failure(status)
+            for signal in signals:
+                post(signal)
+            stamp(begin)
+            stamp(end)
+        for place, found in zip(places[written:], times[written:], strict=True):
+            log[at + place] = found
+
+    return infer
+
+
+def on_cpu(steps: Sequence[Step], log: Log) -> Run:
+    """Return what runs steps whose calls return when they are done.
+
+    From the post of another worker to the first call there is nothing but a look at the clock.
+    """
+    clock = time.perf_counter_ns
+    calls = [step.call() for step in steps]
+    places = [2 * step.stage + side for step in steps for side in (0, 1)]
+    (first_call, *_), (place, *_) = calls, places
+
+    def run_one(at: int, limit_ns: int) -> bool:
+        begin = clock()
+        status = first_call()
+        end = clock()
+        if status:
+            raise steps[0].failure(status)
+        log[at + place], log[at + place + 1] = begin, end
+        return end - (log[at] or begin) <= limit_ns
+
+    def run_all(at: int, limit_ns: int) -> bool:
+        begin = clock()
+        times: list[int] = []
+        stamp = times.append
+        deadline = 0
+        for call in calls:
+            stamp(begin)
+            status = call()
+            end = clock()
+            stamp(end)
+            if status:
+                raise steps[len(times) // 2 - 1].failure(status)
+            deadline = deadline or (log[at] or times[0]) + limit_ns
+            if end > deadline:
+                break
+            begin = clock()
+        for at_place, found in zip(places, times, strict=False):
+            log[at + at_place] = found
+        return end <= deadline
+
+    return run_one if len(steps) == 1 else run_all
+
+
+def on_device(
+    steps: Sequence[Step], log: Log, device: Device, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
+) -> Run:
+    """Return what runs steps on an accelerator.
+
+    Args:
+        idle_wait_ns: what waiting for nothing takes, in a run in which each stage is waited for, else None.
+        copies: takes, for each stage, how long (ns) it copied in and out the last time.
+    """
+    calls = [(2 * step.stage, _device_call(device, step, idle_wait_ns, copies)) for step in steps]
+
+    def run_all(at: int, limit_ns: int) -> bool:
+        for place, call in calls:
+            log[at + place], log[at + place + 1] = call()
+            if log[at] and log[at + place + 1] - log[at] > limit_ns:
+                return False
+        return True
+
+    return run_all
+
+
+def _device_call(
+    device: Device, step: Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
+) -> Callable[[], tuple[int, int]]:
+    """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory."""
+    clock = time.perf_counter_ns
+    run = step.call()
+    # Whoever waits for the stage to be over, and reads nothing of it, needs what it used up (cores, say).
+    must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
+
+    def call() -> tuple[int, int]:
+        begin = clock()
+        for copy in step.uploads:
+            device.upload(copy)
+        copied_in = clock()
+        status = run()
+        if status:
+            raise step.failure(status)
+        if must_wait:
+            device.wait()
+        ran = clock()
+        for copy in step.downloads:
+            device.download(copy)
+        end = clock()
+        copies[step.stage] = (copied_in - begin, end - ran)
+        return begin, max(begin + 1, end - (idle_wait_ns or 0))
+
+    return call
+
+
+def job_call(step: Step, device: Device | None) -> Callable[[], int]:
+    """Return what runs a stage, and returns a status when all its outputs are in shared memory."""
+    run = step.call()
+    if device is None:
+        return run
+    device.idle_wait_ns()  # which makes what is waited for
+
+    def call() -> int:
+        for copy in step.uploads:
+            device.upload(copy)
+        status = run()
+        if not status:
+            device.wait()
+            for copy in step.downloads:
+                device.download(copy)
+        return status
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStep:
+    """What a worker does for one stage in a round of a stream.
+
+    Attributes:
+        lag: by how many rounds the stage is behind.
+        frames: for each frame of memory what runs the stage there.
+    """
+
+    lag: int
+    waits: tuple[Semaphore, ...]
+    frames: tuple[Run, ...]
+    signals: tuple[c_void_p, ...]
+
+
+def run_rounds(steps: Sequence[StreamStep], log: Log, stages: int, kept: int, depth: int) -> None:
+    """Run rounds until the stream is over.
+
+    Every stage waits, runs for the inference that is due, and posts, in every round, whether an inference is due or
+    not; so waits and posts stay in step at the beginning and at the end of a stream.
+
+    Args:
+        log: its first entry says how many inferences there will be; it may be lowered, or set, while the rounds run.
+        kept: of how many inferences the log has room for times; the next ones write over those of the first.
+        depth: rounds from the first stage of an inference to its last.
+    """
+    number = 0
+    while True:
+        for step in steps:
+            for wait in step.waits:
+                wait.wait()
+            inference = number - step.lag
+            if 0 <= inference < log[0]:
+                at = 1 + 2 * stages * (inference % kept)
+                step.frames[inference % len(step.frames)](at, NO_LIMIT_NS)
+            for signal in step.signals:
+                post(signal)
+        number += 1
+        if number >= log[0] + depth:
+            return
+
+
+@contextmanager
+def pinned_pool(cores: Sequence[int], threads: int) -> Iterator[None]:
+    """Pin this thread, and those that are made meanwhile, to one of the cores each; the caller computes on the first.
+
+    A pool of as many threads as there are cores needs all of them at once, yet the system may put two of its threads on
+    one core and leave them there for seconds, in which the worker is half as fast. It happens sooner the more pools a
+    process has (one for each compiled model): the threads of a pool that has just worked poll for a while, and a core
+    that one of them keeps busy repels those of the next one. Nothing is pinned where there are fewer threads than
+    cores, so that the system may choose among these.
+    """
+    if threads < 2 or threads != len(cores):
+        yield
+        return
+    os.sched_setaffinity(0, {cores[0]})
+    before = _threads()
+    yield
+    for index, thread in enumerate(sorted(_threads() - before)):
+        with suppress(ProcessLookupError):  # it is over
+            os.sched_setaffinity(thread, {cores[1 + index % (threads - 1)]})
+
+
+def _threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208 - names are all that is wanted

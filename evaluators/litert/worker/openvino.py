@@ -1,0 +1,297 @@
+"""Stages run by OpenVINO, through its C API: on the CPU, and on Intel's GPUs and NPUs.
+
+Only worker processes load the library. Its Python package would take longer to import than most stages to compile, and
+imports a client that can send usage data. Prototypes follow the headers under ``openvino/c`` of OpenVINO 2026.4.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.worker.capi import Compiled
+from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
+from evaluators.own_process import own_process
+from search_spaces.errors import OptimizeError, UnavailableError
+
+_QUERY_LIMIT_S = 60.0
+_NATIVE = {
+    # Flags of /proc/cpuinfo. OpenVINO offers bfloat16 on any CPU with AVX-512 and emulates it where these are missing.
+    "bf16": {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"},
+    "f16": {"amx_fp16", "avx512_fp16", "fphp"},
+}
+_MOST_ERROR = 300  # characters of OpenVINO's own message, which may hold a whole operator's attributes
+
+
+class _Shape(ctypes.Structure):
+    # ov_shape.h
+    _fields_ = (("rank", c_int64), ("dimensions", ctypes.POINTER(c_int64)))
+
+
+class _Names(ctypes.Structure):
+    # ov_core.h: ov_available_devices_t
+    _fields_ = (("names", ctypes.POINTER(c_char_p)), ("size", c_size_t))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that OpenVINO finds.
+
+    Attributes:
+        device: its name there: ``CPU``, ``GPU``, ``GPU.1``, ``NPU``.
+        name: as its maker calls it.
+        integrated: whether it shares the CPU's memory.
+        precisions: what it computes in: ``FP32``, ``FP16``, ``BF16``, ``INT8``.
+    """
+
+    device: str
+    name: str
+    integrated: bool
+    precisions: tuple[str, ...]
+
+
+@cache
+def find_devices() -> tuple[Device, ...]:
+    """Return what OpenVINO finds here; a process of its own asks, since drivers may crash.
+
+    Raises:
+        UnavailableError: OpenVINO is not installed, or cannot be started.
+    """
+    check_installed(OPENVINO)
+    command = own_process(__name__)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"OpenVINO cannot list its devices: {error}") from error
+    if run.returncode:
+        lines = run.stderr.strip().splitlines()
+        raise UnavailableError(
+            f"OpenVINO cannot be started: {lines[-1] if lines else f'exit code {run.returncode}'}",
+            "python -c 'import openvino' shows why",
+        )
+    return tuple(Device(**entry | {"precisions": tuple(entry["precisions"])}) for entry in json.loads(run.stdout))
+
+
+def other_versions(libraries: Iterable[Path]) -> list[str]:
+    """Return, of libraries that link with OpenVINO, those that want another version of it than is installed.
+
+    LiteRT's dispatch library for Intel's NPUs is one.
+    """
+    mine = {path.name for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino.so.*")}
+    found = []
+    for library in libraries:
+        wanted = {name.decode() for name in re.findall(rb"libopenvino\.so\.[0-9]+", library.read_bytes())}
+        found += [f"{library.name} wants {name}" for name in sorted(wanted - mine)]
+    return found
+
+
+def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether this machine's CPU has instructions for a precision (``f32``, ``f16``, ``bf16``)."""
+    if precision == "f32":
+        return True
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return flags is not None and not _NATIVE[precision].isdisjoint(flags[1].split())
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A compiled stage and what its request is bound to: the arrays of tensors that it was last run with."""
+
+    model: c_void_p
+    request: c_void_p
+    inputs: Any = None
+    outputs: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """Element type and shape of an input or output."""
+
+    kind: int
+    shape: tuple[int, ...]
+
+
+class OpenVino:
+    """See :class:`~evaluators.litert.worker.process.Engine`; nothing but the library is loaded before the fork."""
+
+    def __init__(self) -> None:
+        found = sorted(path for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino_c.so*"))
+        if not found:
+            raise UnavailableError("openvino is installed without libopenvino_c.so", PACKAGES[OPENVINO].install)
+        self._lib = ctypes.CDLL(str(found[0]))
+        self._lib.ov_get_last_err_msg.restype = c_char_p
+        self._set = {}
+        for side in ("input", "output"):
+            self._set[side] = getattr(self._lib, f"ov_infer_request_set_{side}_tensor_by_index")
+            self._set[side].argtypes = [c_void_p, c_size_t, c_void_p]
+        self._core = c_void_p()
+        self._run = self._run_function()
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function that returns an ``ov_status_e``.
+
+        Raises:
+            UnavailableError: the status is not 0; the text is OpenVINO's own.
+        """
+        if getattr(self._lib, function)(*arguments):
+            raise UnavailableError(f"OpenVINO refused: {self.last_error()}")
+
+    def last_error(self) -> str:
+        """Return the line of OpenVINO's last error that says what is wrong, without its source files."""
+        text = (self._lib.ov_get_last_err_msg() or b"").decode(errors="replace")
+        lines = map(str.strip, text.splitlines())
+        told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+        return (told[0] if told else "it gives no reason")[:_MOST_ERROR]
+
+    def core(self) -> c_void_p:
+        """Return OpenVINO's core; made when first asked for, after the fork."""
+        if not self._core:
+            self.call("ov_core_create", byref(self._core))
+        return self._core
+
+    def devices(self) -> list[Device]:
+        """Return the devices that it finds."""
+        names = _Names()
+        self.call("ov_core_get_available_devices", self.core(), byref(names))
+        found = []
+        for index in range(names.size):
+            device = (names.names[index] or b"").decode()
+            precisions = self._property(device, "OPTIMIZATION_CAPABILITIES").split()
+            integrated = self._property(device, "DEVICE_TYPE") == "integrated"
+            found.append(Device(device, self._property(device, "FULL_DEVICE_NAME"), integrated, tuple(precisions)))
+        self._lib.ov_available_devices_free(byref(names))
+        return found
+
+    def _property(self, device: str, name: str) -> str:
+        text = c_void_p()
+        self.call("ov_core_get_property", self.core(), device.encode(), name.encode(), byref(text))
+        found = ctypes.string_at(text).decode(errors="replace") if text.value else ""
+        self._lib.ov_free(text)
+        return found
+
+    def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
+        """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
+        stages: list[_Stage] = []
+        ports = []
+        try:
+            for fd in fds:
+                stages.append(self._stage(fd, settings))
+                ports.append((self._ports(stages[-1], "input"), self._ports(stages[-1], "output")))
+        except OptimizeError:
+            self._free(stages)
+            raise
+        return Compiled(self, self._run, stages, tuple(ports), accelerated=True)
+
+    def _stage(self, fd: int, settings: Mapping[str, Any]) -> _Stage:
+        properties = dict(settings["properties"])
+        if "cache" in settings and os.fstat(fd).st_size <= settings["cached_nbytes"]:
+            properties["CACHE_DIR"] = settings["cache"]
+        model, compiled, request = c_void_p(), c_void_p(), c_void_p()
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder) / "stage.tflite"  # OpenVINO tells formats apart by their file names
+            link.symlink_to(f"/proc/self/fd/{fd}")
+            self.call("ov_core_read_model", self.core(), str(link).encode(), None, byref(model))
+        try:
+            texts = [c_char_p(text.encode()) for pair in properties.items() for text in pair]
+            device = settings["device"].encode()
+            count = c_size_t(len(texts))
+            self.call("ov_core_compile_model", self.core(), model, device, count, byref(compiled), *texts)
+        finally:
+            self._lib.ov_model_free(model)
+        try:
+            self.call("ov_compiled_model_create_infer_request", compiled, byref(request))
+        except UnavailableError:
+            self._lib.ov_compiled_model_free(compiled)
+            raise
+        return _Stage(compiled, request)
+
+    def _ports(self, stage: _Stage, side: str) -> tuple[_Port, ...]:
+        count = c_size_t()
+        self.call(f"ov_compiled_model_{side}s_size", stage.model, byref(count))
+        found = []
+        for index in range(count.value):
+            port, kind, shape = c_void_p(), c_int(), _Shape()
+            self.call(f"ov_compiled_model_{side}_by_index", stage.model, c_size_t(index), byref(port))
+            try:
+                self.call("ov_port_get_element_type", port, byref(kind))
+                self.call("ov_const_port_get_shape", port, byref(shape))
+                found.append(_Port(kind.value, tuple(shape.dimensions[: shape.rank])))
+                self._lib.ov_shape_free(byref(shape))
+            finally:
+                self._lib.ov_output_const_port_free(port)
+        return tuple(found)
+
+    def _run_function(self) -> Callable[[Any, int, int, Any, int, Any], int]:
+        """Return what runs a stage on the memory that it is bound to; see :class:`~.capi.Compiled`."""
+        infer = self._lib.ov_infer_request_infer
+        infer.argtypes = [c_void_p]
+        bind = self._bind
+
+        def run(handle: Sequence[_Stage], signature: int, _n: int, inputs: Any, _m: int, outputs: Any) -> int:
+            stage = handle[signature]
+            bound = stage.inputs is inputs and stage.outputs is outputs
+            if not bound and (status := bind(stage, inputs, outputs)):
+                return status
+            return int(infer(stage.request))
+
+        return run
+
+    def _bind(self, stage: _Stage, inputs: Any, outputs: Any) -> int:
+        stage.inputs = stage.outputs = None
+        for side, tensors in (("input", inputs), ("output", outputs)):
+            for index, tensor in enumerate(tensors):
+                if status := self._set[side](stage.request, index, tensor):
+                    return int(status)
+        stage.inputs, stage.outputs = inputs, outputs
+        return 0
+
+    def bind(self, kind: _Port, address: int, nbytes: int) -> c_void_p:
+        """See :class:`~evaluators.litert.worker.process.Engine`: a tensor over the memory, without a copy."""
+        dimensions = (c_int64 * len(kind.shape))(*kind.shape)
+        tensor, size = c_void_p(), c_size_t()
+        shape = _Shape(len(kind.shape), dimensions)
+        self.call("ov_tensor_create_from_host_ptr", c_int(kind.kind), shape, c_void_p(address), byref(tensor))
+        self.call("ov_tensor_get_byte_size", tensor, byref(size))
+        if size.value != nbytes:
+            self.unbind(tensor)
+            raise UnavailableError(f"OpenVINO has a tensor of {size.value} bytes where the model has {nbytes}")
+        return tensor
+
+    def unbind(self, buffer: c_void_p) -> None:
+        """See :class:`~evaluators.litert.worker.process.Engine`; the memory stays ours."""
+        self._lib.ov_tensor_free(buffer)
+
+    def release(self, compiled: Compiled) -> None:
+        """See :class:`~evaluators.litert.worker.process.Engine`."""
+        self._free(compiled.handle)
+
+    def _free(self, stages: Sequence[_Stage]) -> None:
+        for stage in stages:
+            self._lib.ov_infer_request_free(stage.request)
+            self._lib.ov_compiled_model_free(stage.model)
+
+
+def main() -> int:
+    """Write the devices to standard output as JSON."""
+    try:
+        found = [asdict(device) for device in OpenVino().devices()]
+    except OptimizeError as error:
+        sys.stderr.write(error.what)
+        return 1
+    sys.stdout.write(json.dumps(found))
+    return 0

@@ -1,0 +1,457 @@
+"""A worker process: compiles stages, binds them to shared memory, and runs a processor's share of a plan.
+
+Several workers run one plan together. One that waits for another's stage polls its semaphore for a moment (``spin_ns``,
+0 where another stage may need its cores), then sleeps; where it slept the last time, it sleeps first, and polls when
+the post is due. Every inference begins when the leader (the worker of stage 0) posts to the others, and ends when the
+leader has seen every stage that nobody waits for. Between inferences the leader may end the batch by lowering the limit
+in the log.
+
+The module's ``main`` is the fork server: it has loaded one runtime's library, so that a new worker starts in
+milliseconds. Started by :mod:`evaluators.litert.workers` with one end of a socket pair, and the runtime's name, it
+serves two operations: ``fork`` (a worker on the socket that comes along, pinned to cores, with environment variables of
+its own) and ``reap`` (how a dead worker ended).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ctypes import c_void_p
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from evaluators.litert.adapters import vulkan_loader
+from evaluators.litert.worker import wire
+from evaluators.litert.worker.capi import Compiled, Copy, Device, Runtime
+from evaluators.litert.worker.execution import (
+    NO_LIMIT_NS,
+    Run,
+    Step,
+    StreamStep,
+    job_call,
+    on_cpu,
+    on_device,
+    pinned_pool,
+    run_rounds,
+    uninterrupted_runs,
+    with_limit,
+    without_limit,
+)
+from evaluators.litert.worker.interpreters import Interpreters
+from evaluators.litert.worker.openvino import OpenVino
+from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, OPENVINO, TFLITE
+from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, map_file, post, unmap
+from evaluators.litert.worker.shared_scheduler import SchedulerState
+from search_spaces.errors import OptimizeError, UnavailableError
+
+# What the accelerator for graphics adapters writes when it takes a run of operators, and of what it does not take.
+_KERNEL_MADE = "API from graph."
+_UNSUPPORTED = re.compile(r"not supported by \w+ delegate:\n(.{1,2000}?)\n(?:No|\d+) operations will run", re.DOTALL)
+_MOST_HEARD = 1 << 20
+_CPU = 1  # litert_common.h: the CPU's bit among the accelerators
+_PR_SET_PDEATHSIG = 1
+_OPERATIONS = ("compile", "release", "arena", "program", "drop", "run", "stream", "jobs")
+
+
+class Engine(Protocol):
+    """What a worker needs of a runtime to run compiled stages on memory of ours; :class:`Runtime` is LiteRT's."""
+
+    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
+        """Compile the model that a header and files make, one behind the other."""
+        ...
+
+    def bind(self, kind: Any, address: int, nbytes: int) -> c_void_p:
+        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
+        ...
+
+    def unbind(self, buffer: c_void_p) -> None:
+        """Give back what :meth:`bind` returned."""
+        ...
+
+    def release(self, compiled: Compiled) -> None:
+        """Give back what was compiled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """One worker's share of a plan, bound to memory.
+
+    Attributes:
+        frames: its steps, once for each inference in flight.
+        go: the leader's post; empty on the leader itself.
+        starts: where the leader posts that an inference begins.
+        ends: what the leader has seen before an inference is over.
+        semaphores: their memory: address and size.
+        unbind: give its tensors back.
+    """
+
+    frames: tuple[tuple[Step, ...], ...]
+    go: tuple[Semaphore, ...]
+    starts: tuple[c_void_p, ...]
+    ends: tuple[Semaphore, ...]
+    semaphores: tuple[int, int]
+    unbind: tuple[Callable[[], None], ...]
+
+
+_Buffers = dict[Any, tuple[c_void_p, Any, Callable[[], None]]]
+"""What a stage's tensor is bound to, what the accelerator needs of it, and what gives it back."""
+_Calls = Mapping[tuple[int, int], Mapping[int, Callable[[], int]]]
+"""Processor and client → what runs those of the client's jobs that may run there, and returns a status; 0 is good."""
+
+
+class Worker:
+    """State of a worker and the operations that the parent may ask for."""
+
+    def __init__(self, engines: Mapping[str, Engine], device: Device | None = None, cores: Sequence[int] = ()) -> None:
+        self._engines = engines
+        self._device = device
+        self._cores = cores
+        self._compiled: dict[int, Compiled] = {}
+        self._arenas: dict[int, tuple[int, int]] = {}
+        self._programs: dict[int, _Program] = {}
+        self.operations = {name: getattr(self, name) for name in _OPERATIONS}
+
+    def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
+        """Compile stages: a header, whose weights lie in the files that came along."""
+        begin = time.perf_counter()
+        settings = head["settings"]
+        with (
+            _heard() as said,
+            pinned_pool(() if self._device else self._cores, settings.get("xnnpack", settings).get("num_threads", 1)),
+        ):
+            compiled = self._engines[head["engine"]].compile(header, fds, head["signatures"], settings)
+        self._compiled[head["id"]] = compiled
+        return {
+            "compile_s": time.perf_counter() - begin,
+            "accelerated": compiled.accelerated,
+            "kernels": "".join(said).count(_KERNEL_MADE),
+            "unsupported": _UNSUPPORTED.findall("".join(said))[-1:],
+        }
+
+    def release(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Release compiled stages."""
+        compiled = self._compiled.pop(head["id"])
+        compiled.engine.release(compiled)
+        return {}
+
+    def arena(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Map shared memory under a number; a size of 0 unmaps it."""
+        old = self._arenas.pop(head["id"], None)
+        if old:
+            unmap(*old)
+        if head["nbytes"]:
+            self._arenas[head["id"]] = (map_file(fds[0], head["nbytes"], write=True), head["nbytes"])
+        return {}
+
+    def program(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Bind stages of a plan to each of several frames of an arena, and to semaphores, whose memory came along."""
+        base, size = self._arenas[head["arena"]]
+        memory = map_file(fds[0], head["semaphores_nbytes"], write=True), head["semaphores_nbytes"]
+
+        def place(index: int) -> c_void_p:
+            return c_void_p(memory[0] + index * SLOT_NBYTES)
+
+        def waits(pairs: Sequence[tuple[int, int]]) -> tuple[Semaphore, ...]:
+            return tuple(Semaphore(place(i), spin_ns, regular=head["regular"] and spin_ns > 0) for i, spin_ns in pairs)
+
+        def step(told: dict[str, Any], offset: int, buffers: _Buffers) -> Step:
+            meets = waits(told["waits"]), tuple(map(place, told["signals"]))
+            return self._step(told, (base + offset, size - offset), buffers, *meets)
+
+        frames, unbind = [], list[Callable[[], None]]()
+        for frame in range(head["frames"]):
+            buffers: _Buffers = {}
+            frames.append(tuple(step(told, frame * head["frame_nbytes"], buffers) for told in head["steps"]))
+            unbind += [give_back for _, _, give_back in buffers.values()]
+        go, ends = waits(head["go"]), waits(head["ends"])
+        made = _Program(tuple(frames), go, tuple(map(place, head["starts"])), ends, memory, tuple(unbind))
+        self._programs[head["id"]] = made
+        return {}
+
+    def _step(
+        self,
+        step: dict[str, Any],
+        memory: tuple[int, int],
+        buffers: _Buffers,
+        waits: tuple[Semaphore, ...],
+        signals: tuple[c_void_p, ...],
+    ) -> Step:
+        """Bind a stage to memory: address and size."""
+        base, size = memory
+        compiled = self._compiled[step["compiled"]]
+        sides: list[Any] = []
+        for kinds, side in zip(compiled.ports[step["signature"]], ("Input", "Output"), strict=True):
+            ports = step[side]
+            if len(kinds) != len(ports):
+                raise UnavailableError(f"stage {step['stage']} has {len(kinds)} tensors, not {len(ports)}")
+            if any(offset + nbytes > size for offset, nbytes, _ in ports):
+                raise UnavailableError(f"stage {step['stage']} does not fit its shared memory")
+            found = [self._tensor(compiled, step, side, i, base, buffers) for i in range(len(ports))]
+            sides.append((c_void_p * len(found))(*(buffer.value for buffer in found)))
+        uploads, downloads = (
+            tuple(Copy(c_void_p(array[i]), base + step[side][i][0], step[side][i][1]) for i in step[which])
+            for array, side, which in zip(sides, ("Input", "Output"), ("uploads", "downloads"), strict=True)
+        )
+        into, out = sides
+        return Step(step["stage"], compiled, step["signature"], into, out, waits, signals, uploads, downloads)
+
+    def _tensor(
+        self, compiled: Compiled, step: dict[str, Any], side: str, index: int, base: int, buffers: _Buffers
+    ) -> c_void_p:
+        """Return the buffer of a stage's input or output: over shared memory, or in the device's, once per tensor."""
+        offset, nbytes, tensor = step[side][index]
+        if self._device is None:
+            kind = compiled.ports[step["signature"]][0 if side == "Input" else 1][index]
+            buffer: c_void_p = compiled.engine.bind(kind, base + offset, nbytes)
+            buffers[step["stage"], side, index] = (buffer, None, partial(compiled.engine.unbind, buffer))
+            return buffer
+        buffer, needs = self._device.tensor(compiled, step["signature"], side, index)
+        unbind = partial(compiled.engine.unbind, buffer)
+        if needs[1] < nbytes:
+            unbind()
+            raise UnavailableError(f"stage {step['stage']}: the accelerator gives {needs[1]} bytes to {nbytes} bytes")
+        if tensor not in buffers:
+            buffers[tensor] = (buffer, needs, unbind)
+        else:
+            unbind()
+            if buffers[tensor][1] != needs:
+                raise UnavailableError(f"stage {step['stage']} requires tensor {tensor} in another layout")
+        return buffers[tensor][0]
+
+    def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Forget a program."""
+        if program := self._programs.pop(head["id"], None):  # it may not have come to be
+            for unbind in program.unbind:
+                unbind()
+            unmap(*program.semaphores)
+        return {}
+
+    def _log(self, head: dict[str, Any], inferences: int) -> Any:
+        """Return the log in an arena: start and end of stage s in inference i at 1 + 2 * (i * stages + s)."""
+        base, _size = self._arenas[head["arena"]]
+        return (ctypes.c_int64 * (1 + 2 * head["stages"] * inferences)).from_address(base + head["log"])
+
+    def _preparing(
+        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool
+    ) -> Callable[[Sequence[Step]], Run]:
+        """Return what makes steps ready to run here."""
+        device = self._device
+        if device is None:
+            return lambda steps: on_cpu(steps, log)
+        idle_wait_ns = device.idle_wait_ns()
+        wait_ns = idle_wait_ns if synchronised else None
+        return lambda steps: on_device(steps, log, device, wait_ns, copies)
+
+    def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
+
+        With ``apart`` they are there as soon as it is over; where there is a limit, before another worker is told of
+        the stage; else before this one waits for another, and at the end. The answer holds, for stages on an
+        accelerator, how long they copied in and out the last time. A synchronised run waits for each stage, so that its
+        time is its own; else only those wait whose results are read. With ``break_off`` an inference ends at the first
+        stage that goes over the limit: the stages that are left are passed over, on every worker, but each still posts.
+        """
+        program = self._programs[head["id"]]
+        (steps,) = program.frames
+        stages, stop_above_ns = head["stages"], head["stop_above_ns"]
+        log = self._log(head, head["n"])
+        copies: dict[int, tuple[int, int]] = {}
+        limit_ns = stop_above_ns if head["break_off"] and stop_above_ns else NO_LIMIT_NS
+        if self._device is None and not stop_above_ns and not head["apart"]:
+            infer = without_limit(steps, log)
+        else:
+            prepare = self._preparing(log, copies, synchronised=head["synchronised"])
+            infer = with_limit(uninterrupted_runs(steps, prepare, apart=head["apart"]), log, limit_ns)
+        first_waits = program.go
+        for inference in range(head["n"]):
+            for wait in first_waits:
+                wait.wait()
+            if inference > log[0]:
+                break
+            for start in program.starts:
+                post(start)
+            at = 1 + 2 * stages * inference
+            infer(inference, at)
+            if not first_waits:
+                for end in program.ends:
+                    end.wait()
+                if stop_above_ns and inference + 1 < head["n"]:
+                    times = log[at : at + 2 * stages]
+                    if log[0] <= inference or max(times) - min(times) > stop_above_ns:
+                        log[0] = inference
+                        for start in program.starts:
+                            post(start)
+                        break
+        return {"copies": [[stage, *times] for stage, times in copies.items()]}
+
+    def stream(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
+        """Run a program's frames in turns until the log says that the stream is over."""
+        log = self._log(head, head["kept"])
+        prepare = self._preparing(log, {}, synchronised=False)
+        steps = [
+            StreamStep(lag, bound[0].waits, tuple(prepare([step]) for step in bound), bound[0].signals)
+            for lag, bound in zip(head["lags"], zip(*self._programs[head["id"]].frames, strict=True), strict=True)
+        ]
+        run_rounds(steps, log, head["stages"], head["kept"], head["depth"])
+        return {}
+
+    def jobs(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
+        """Take jobs of several models from a scheduler's queue until its run is over; return which clients failed.
+
+        A process may be several processors at once, each a thread of its own.
+        """
+        calls = {
+            (processor, client): {s.stage: job_call(s, self._device) for s in self._programs[number].frames[0]}
+            for processor, client, number in head["programs"]
+        }
+        places = [(map_file(fd, nbytes, write=True), nbytes) for fd, nbytes in zip(fds, head["nbytes"], strict=True)]
+        state = SchedulerState(head["scheduler"], *(address for address, _ in places))
+        failed: list[tuple[int, int]] = []
+        try:
+            first, *others = head["processors"]
+            threads = [threading.Thread(target=_take_jobs, args=(state, each, calls, failed)) for each in others]
+            for thread in threads:
+                thread.start()
+            _take_jobs(state, first, calls, failed)
+            for thread in threads:
+                thread.join()
+        finally:
+            for place in places:
+                unmap(*place)
+        return {"failed": failed}
+
+
+def _take_jobs(state: SchedulerState, processor: int, calls: _Calls, failed: list[tuple[int, int]]) -> None:
+    clock, scheduler, wake_up = time.perf_counter_ns, state.scheduler, state.wake_up(processor)
+    post(state.ready)
+    while True:
+        wake_up.wait()
+        while (number := scheduler.on(processor)) >= 0:
+            client, job = scheduler.whose(number)
+            call = calls[processor, client][job]
+            scheduler.mark(number, clock())
+            status = call()
+            now_ns = clock()
+            with state.held(processor):
+                if status:
+                    failed.append((client, status))
+                    scheduler.fail(client)
+                scheduler.finish(processor, now_ns)
+                woken = state.step(now_ns)
+            state.wake(other for other in woken if other != processor)
+        if scheduler.over:
+            return
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Return what the runtime writes to the log meanwhile, once that is over; the log gets it all the same."""
+    log, heard = os.dup(2), list[str]()
+    with os.fdopen(os.memfd_create("heard", os.MFD_CLOEXEC), "w+b") as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield heard
+        finally:
+            os.dup2(log, 2)
+            os.close(log)
+            text = os.pread(kept.fileno(), _MOST_HEARD, 0)
+            os.write(2, text)
+            heard.append(text.decode(errors="replace"))
+
+
+def _serve(channel: socket.socket, worker: Worker) -> None:
+    """Answer the parent until it is gone."""
+    while True:
+        try:
+            head, payload, fds = wire.receive(channel)
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer = worker.operations[head["op"]](head, payload, fds)
+        except OptimizeError as error:
+            answer = {"error": error.what}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        wire.send(channel, answer)
+
+
+def _become_worker(
+    channel_fd: int, log_fd: int, start: dict[str, Any], make: Callable[[dict[str, Any]], Worker]
+) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    # Pin before anything is compiled: thread pools inherit the affinity they are made under.
+    os.sched_setaffinity(0, start["cores"])
+    os.environ.update(start["environment"])
+    with socket.socket(fileno=channel_fd) as channel:
+        if start["environment"]:
+            # A driver that brings a loader of its own needs it before the accelerator looks for one.
+            vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
+        _serve(channel, make(start))
+
+
+def _loaded(runtime: str) -> Callable[[dict[str, Any]], Worker]:
+    """Load a runtime; return what makes a worker of it after the fork, given how it is started."""
+    if runtime == LITERT:
+        library = Runtime()
+
+        def litert(start: dict[str, Any]) -> Worker:
+            library.start(start["accelerators"], start["dispatch_folder"])
+            engines: dict[str, Engine] = {LITERT: library, INTERPRETER: Interpreters("ai_edge_litert.interpreter")}
+            return Worker(engines, Device(library) if start["accelerators"] & ~_CPU else None, start["cores"])
+
+        return litert
+    if runtime == OPENVINO:
+        openvino = OpenVino()
+        return lambda start: Worker({OPENVINO: openvino}, cores=start["cores"])
+    interpreters = Interpreters("tflite_runtime.interpreter")
+    interpreters.load()  # before the fork, which the workers then need not do
+    return lambda start: Worker({TFLITE: interpreters}, cores=start["cores"])
+
+
+def main() -> None:
+    """Serve until the parent closes its end, as the system does when it dies.
+
+    The workers die with this process. This process must not die with the thread that started it, which may be one of a
+    server that outlives it.
+    """
+    # The person's Ctrl-C is for the parent, which then ends the workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    make = _loaded(sys.argv[2])
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        while True:
+            try:
+                head, _, fds = wire.receive(control)
+            except (EOFError, ConnectionError):
+                return
+            if head["op"] == "reap":
+                _, status = os.waitpid(head["pid"], 0)
+                wire.send(control, {"status": os.waitstatus_to_exitcode(status)})
+                continue
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    control.close()
+                    _become_worker(fds[0], fds[1], head["start"], make)
+                    code = 0
+                except BaseException:  # noqa: BLE001 - a defect of ours; its trace goes to the worker's log
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            for fd in fds:
+                os.close(fd)
+            wire.send(control, {"pid": pid})

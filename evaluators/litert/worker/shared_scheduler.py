@@ -1,0 +1,112 @@
+"""The job scheduler of a workload in memory that worker processes share.
+
+Whoever ends a job goes through the queue himself, under a lock, so no process in the middle has to be woken between two
+jobs. Each processor has a semaphore on which it sleeps while it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_void_p
+from dataclasses import asdict
+from typing import Any
+
+from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, Semaphores, SharedMemory, post, try_wait
+from evaluators.workload.scheduler import QueueClient, Scheduler
+from search_spaces.plan import Dispatch
+
+_LOCK, _READY, _WAKE_UPS = 0, 1, 2
+_LOCK_SPIN_NS, _WAKE_UP_SPIN_NS = 50_000, 20_000
+_NOBODY = 0
+_NUMBER_NBYTES = 8
+
+
+class SchedulerState:
+    """A scheduler in shared memory, as one process sees it.
+
+    Args:
+        told: what :func:`scheduler_head` returned.
+        numbers, semaphores: addresses of the two memories.
+
+    Attributes:
+        ready: where each processor posts once it waits for jobs.
+    """
+
+    def __init__(self, told: dict[str, Any], numbers: int, semaphores: int) -> None:
+        clients = [QueueClient.from_json(entry) for entry in told["seats"]]
+        self._numbers = (ctypes.c_int64 * (told["size"] + 1)).from_address(numbers)
+        self.scheduler = Scheduler(clients, told["excluded"], told["dispatch"], self._numbers)
+        self._holder = told["size"]
+        self._processors = range(len(told["excluded"]))
+        self._semaphores = semaphores
+        self._lock, self.ready = self._place(_LOCK), self._place(_READY)
+
+    def _place(self, slot: int) -> c_void_p:
+        return c_void_p(self._semaphores + slot * SLOT_NBYTES)
+
+    def wake_up(self, processor: int) -> Semaphore:
+        """Return what a processor waits on."""
+        return Semaphore(self._place(_WAKE_UPS + processor), _WAKE_UP_SPIN_NS)
+
+    def wake(self, processors: Iterable[int]) -> None:
+        """Wake processors."""
+        for processor in processors:
+            post(self._place(_WAKE_UPS + processor))
+
+    @contextmanager
+    def held(self, processor: int = -1) -> Iterator[None]:
+        """Hold the lock; processors tell who they are, so that one that dies with it does not keep it."""
+        Semaphore(self._lock, _LOCK_SPIN_NS).wait()
+        self._numbers[self._holder] = processor + 2
+        try:
+            yield
+        finally:
+            self._numbers[self._holder] = _NOBODY
+            post(self._lock)
+
+    def release(self, processor: int) -> None:
+        """Give the lock back for a processor whose process died, if it held it."""
+        if self._numbers[self._holder] == processor + 2:
+            self._numbers[self._holder] = _NOBODY
+            post(self._lock)
+
+    def one_more_is_ready(self) -> bool:
+        """Return whether one more processor waits for jobs."""
+        return not try_wait(self.ready)
+
+    def step(self, now_ns: int) -> Sequence[int]:
+        """Go through the queue; the lock must be held. Return the processors to wake: all where everything is over."""
+        self.scheduler.arrive(now_ns)
+        started = [processor for _, processor in self.scheduler.start(now_ns)]
+        return self._processors if self.scheduler.over else started
+
+
+def scheduler_head(clients: Sequence[QueueClient], excluded: Sequence[int], dispatch: Dispatch) -> dict[str, Any]:
+    """Return what workers are told of a scheduler, as plain values."""
+    size = Scheduler(clients, excluded, dispatch).size
+    return {"seats": [asdict(s) for s in clients], "excluded": list(excluded), "dispatch": dispatch, "size": size}
+
+
+class SharedScheduler(SchedulerState):
+    """The parent's view of a scheduler, whose memories it makes; close it.
+
+    Raises:
+        UnavailableError: the system refuses memory.
+    """
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.head = told
+        numbers = SharedMemory("scheduler", (told["size"] + 1) * _NUMBER_NBYTES)
+        semaphores = Semaphores(_WAKE_UPS + len(told["excluded"]))
+        self.memories = numbers, semaphores
+        super().__init__(told, numbers.address, semaphores.address)
+        self.scheduler.begin(time.perf_counter_ns())
+        post(self._lock)  # it is closed in new memory
+
+    def close(self) -> None:
+        """Give the memory back; workers that still have it mapped keep it as long as they do."""
+        for memory in self.memories:
+            memory.close()

@@ -1,0 +1,70 @@
+"""Messages between the parent, the fork server and the workers: a length, a JSON head, raw bytes, and open files."""
+
+from __future__ import annotations
+
+import array
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+_HEAD = struct.Struct("<IQ")
+_MAX_FDS = 253
+
+
+def send(channel: socket.socket, head: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
+    """Send one message; ``fds`` arrive as duplicates in the other process.
+
+    Raises:
+        OSError: the other side is gone, or there are more than about 3,000 descriptors.
+    """
+    text = json.dumps(head, separators=(",", ":")).encode()
+    first = _HEAD.pack(len(text), len(payload))
+    # The descriptors ride on the first bytes, as many on each as the kernel allows, so a receiver that has the
+    # whole head has them all.
+    rides = -(-len(fds) // _MAX_FDS)
+    if rides > len(first):
+        raise OSError(errno.E2BIG, f"{len(fds)} descriptors do not fit into one message")
+    for i in range(rides):
+        some = array.array("i", fds[i * _MAX_FDS : (i + 1) * _MAX_FDS])
+        channel.sendmsg([first[i : i + 1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)])
+    channel.sendall(first[rides:] + text)
+    if payload:
+        channel.sendall(payload)
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
+    """Receive one message; waits as long as the channel's timeout allows.
+
+    Raises:
+        EOFError: the other side is gone.
+        TimeoutError: nothing came in time.
+    """
+    fds = array.array("i")
+    first = b""
+    while len(first) < _HEAD.size:
+        part, ancillary, _, _ = channel.recvmsg(_HEAD.size - len(first), socket.CMSG_LEN(_MAX_FDS * fds.itemsize))
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        if not part:
+            raise EOFError
+        first += part
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    text_nbytes, payload_nbytes = _HEAD.unpack(first)
+    head = json.loads(_exactly(channel, text_nbytes))
+    return head, _exactly(channel, payload_nbytes), list(fds)
+
+
+def _exactly(channel: socket.socket, nbytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < nbytes:
+        part = channel.recv(min(nbytes - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,355 @@
+"""The parent's end of the worker processes: starts them, asks them, and survives their death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.settings import worker_starts
+from evaluators.litert.worker import wire
+from evaluators.litert.worker.runtimes import PACKAGES
+from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
+from evaluators.own_process import own_process
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Platform
+
+_START_LIMIT_S = 60.0
+SETUP_LIMIT_S = 60.0
+# How long a worker may do nothing: this, and the time of an inference, after a first result several times over.
+SLACK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a worker."""
+
+    head: Mapping[str, Any]
+    payload: bytes = b""
+    fds: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    channel: socket.socket
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ForkServer:
+    """A fork server and our end of its channel."""
+
+    control: socket.socket
+    process: subprocess.Popen[bytes]
+
+    def ask(self, head: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        wire.send(self.control, dict(head), fds=fds)
+        return wire.receive(self.control)[0]
+
+
+class WorkerError(UnavailableError):
+    """A worker refused, died, or did not answer in time.
+
+    Attributes:
+        worker: its processor.
+        reason: what it did, as a verb and its object.
+        fatal: whether its process has ended, and those of the others that were asked with it.
+        silent: the workers that had not answered; who waits for whom tells which of them failed.
+        stopped: those of them that the system had stopped, as by a signal; they are to blame whatever they had done.
+        told: whether the worker itself gave the reason, with the stage.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        reason: str,
+        *,
+        fatal: bool,
+        silent: Sequence[str] = (),
+        stopped: Sequence[str] = (),
+        told: bool = False,
+    ) -> None:
+        super().__init__(f"processor {worker!r} {reason}" if fatal else f"{worker}: {reason}")
+        self.worker = worker
+        self.reason = reason
+        self.fatal = fatal
+        self.silent = tuple(silent) or (worker,)
+        self.stopped = tuple(stopped)
+        self.told = told
+
+
+class Workers:
+    """The worker processes of a platform's processors; each is started by the first question to it.
+
+    Workers that were asked together end together, since they may wait for each other for ever: when one of them dies or
+    does not answer in time. The next question starts them anew. ``ends`` counts how often each has ended, so that
+    callers know when what they had compiled there is gone.
+
+    Raises:
+        UnavailableError: this machine lacks what a worker needs: a core, an adapter, a library.
+    """
+
+    def __init__(self, platform: Platform, log: Path | None = None) -> None:
+        self.ends: Counter[str] = Counter()
+        self._closed = False
+        self._starts = worker_starts(platform)
+        self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._running: dict[str, _Process] = {}
+        self._fork_servers: dict[str, _ForkServer] = {}
+        try:
+            for runtime in sorted({start.runtime for start in self._starts.values()}):
+                self._fork_servers[runtime] = self._start(runtime)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, runtime: str) -> _ForkServer:
+        """Start the fork server of a runtime."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_START_LIMIT_S)
+        try:
+            with theirs:
+                fork_server = subprocess.Popen(
+                    own_process("evaluators.litert.worker.process", str(theirs.fileno()), runtime),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        return _ForkServer(ours, fork_server)
+
+    def ask(self, worker: str, request: Request, limit_s: float) -> dict[str, Any]:
+        """Ask one worker and wait for its answer.
+
+        Raises:
+            UnavailableError: the worker refused, died, or did not answer within ``limit_s``.
+        """
+        return self.ask_all({worker: request}, limit_s)[worker]
+
+    def ask_all(
+        self, requests: Mapping[str, Request], limit_s: float, progress: Callable[[], int] = lambda: 0
+    ) -> dict[str, dict[str, Any]]:
+        """Ask several workers at once and wait for all answers.
+
+        Args:
+            progress: grows while they work; they have ``limit_s`` from each time that it has grown.
+
+        Raises:
+            UnavailableError: one of them refused, died, or did nothing for ``limit_s``.
+        """
+        try:
+            return self._exchange(requests, limit_s, progress)
+        except UnavailableError:
+            raise
+        except BaseException:
+            # Interrupted half-way: some may wait for others that were not asked, and answers are still to come.
+            self._end_all(requests)
+            raise
+
+    def _exchange(
+        self, requests: Mapping[str, Request], limit_s: float, progress: Callable[[], int]
+    ) -> dict[str, dict[str, Any]]:
+        deadline = time.monotonic() + limit_s
+        reached = progress()
+        channels = {name: self._process(name).channel for name in requests}
+        waiting: list[str] = []
+        answers: dict[str, dict[str, Any]] = {}
+
+        def failed(name: str, reason: str, *, silent: Sequence[str] = (), told: bool = False) -> WorkerError:
+            stopped = [each for each in silent if _is_stopped(self._running[each].pid)]
+            ended = self._end_all(requests)
+            reason = ended[name] if reason == "died" else reason
+            return WorkerError(name, reason, fatal=True, silent=silent, stopped=stopped, told=told)
+
+        for name, request in requests.items():
+            try:
+                wire.send(channels[name], dict(request.head), request.payload, request.fds)
+            except OSError as error:
+                raise failed(name, "died" if isinstance(error, ConnectionError) else str(error)) from error
+            waiting.append(name)
+        while waiting:
+            found = self.answers(waiting, deadline - time.monotonic())
+            if not found and progress() > reached:
+                reached, deadline = progress(), time.monotonic() + limit_s
+            elif not found:
+                raise failed(waiting[0], f"gave no answer within {limit_s:.0f} s", silent=waiting)
+            for name, answer in found.items():
+                waiting.remove(name)
+                if answer is None:
+                    raise failed(name, "died")
+                if "error" in answer:
+                    # The others may be waiting for this worker's next stage: nobody will come.
+                    if waiting:
+                        raise failed(name, str(answer["error"]), told=True)
+                    raise WorkerError(name, str(answer["error"]), fatal=False, told=True)
+                answers[name] = answer
+        return answers
+
+    def ends_of(self, names: Iterable[str]) -> dict[str, int]:
+        """Return how often each of some workers has ended, for :meth:`check`, and for :func:`tell`."""
+        return {name: self.ends[name] for name in names}
+
+    def check(self, ends: Mapping[str, int]) -> None:
+        """Check that workers have not ended since :meth:`ends_of` was asked.
+
+        Raises:
+            UnavailableError: one has.
+        """
+        if ends != self.ends_of(ends):
+            raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
+
+    def send(self, name: str, request: Request) -> None:
+        """Ask a worker without waiting for its answer, which :meth:`answers` returns.
+
+        Raises:
+            UnavailableError: it died.
+        """
+        channel = self._process(name).channel
+        try:
+            wire.send(channel, dict(request.head), request.payload, request.fds)
+        except OSError as error:
+            raise UnavailableError(f"processor {name!r} {self.end(name)}") from error
+
+    def answers(self, names: Sequence[str], limit_s: float) -> dict[str, dict[str, Any] | None]:
+        """Return what workers have answered, None for one that died; waits ``limit_s`` for the first to do so."""
+        poll = select.poll()
+        names_of = {self._running[name].channel.fileno(): name for name in names}
+        for fd in names_of:
+            poll.register(fd, select.POLLIN)
+        found: dict[str, dict[str, Any] | None] = {}
+        for fd, _ in poll.poll(max(0.0, limit_s) * 1e3):
+            try:
+                found[names_of[fd]], _, _ = wire.receive(self._running[names_of[fd]].channel)
+            except (EOFError, OSError):
+                found[names_of[fd]] = None
+        return found
+
+    def processes(self) -> list[int]:
+        """Return the numbers of the processes that are running."""
+        return [process.pid for process in self._running.values()]
+
+    def process_of(self, name: str) -> int | None:
+        """Return the number of a worker's process, or None where it is not running."""
+        return self._running[name].pid if name in self._running else None
+
+    def _process(self, name: str) -> _Process:
+        if self._closed:  # a fork server that was started now would have nobody to end it
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        if name not in self._running:
+            runtime = self._starts[name].runtime
+            fork_server = self._fork_servers[runtime]
+            if fork_server.process.poll() is not None:  # something killed it, and its workers died with it
+                fork_server.control.close()
+                fork_server = self._fork_servers[runtime] = self._start(runtime)
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    head = {"op": "fork", "start": asdict(self._starts[name])}
+                    answer = fork_server.ask(head, [theirs.fileno(), self._log])
+            except (EOFError, OSError) as error:
+                ours.close()
+                hint = f"python -c 'import {PACKAGES[runtime].module}' shows why"
+                raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
+            self._running[name] = _Process(answer["pid"], ours, runtime)
+        return self._running[name]
+
+    def end(self, name: str) -> str:
+        """End a worker's process, if it has not ended itself, and return how it did, as a predicate."""
+        process = self._running.pop(name)
+        self.ends[name] += 1
+        how = "died"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
+        with contextlib.suppress(EOFError, OSError):
+            status = self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
+            how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
+        process.channel.close()
+        return how
+
+    def _end_all(self, names: Iterable[str]) -> dict[str, str]:
+        """End some workers, and those whose fork server has died, which took them along."""
+        servers = self._fork_servers
+        orphans = [n for n, p in self._running.items() if servers[p.runtime].process.poll() is not None]
+        return {name: self.end(name) for name in dict.fromkeys((*names, *orphans)) if name in self._running}
+
+    def close(self) -> None:
+        """End all workers and the fork servers."""
+        self._closed = True
+        self._end_all(list(self._running))
+        for fork_server in self._fork_servers.values():
+            fork_server.control.close()
+        for fork_server in self._fork_servers.values():
+            try:
+                fork_server.process.wait(5)
+            except subprocess.TimeoutExpired:
+                fork_server.process.kill()
+                fork_server.process.wait()
+        os.close(self._log)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in {"T", "t"}
+
+
+class Arena(SharedMemory):
+    """Memory for tensors, under a number that the workers know it by."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        super().__init__(f"arena-{number}", nbytes)
+        self.number = number
+        self._known_to: dict[str, int] = {}
+
+    def introduce(self, workers: Workers, names: Iterable[str]) -> None:
+        """Have the workers map it that have not done so since they were started."""
+        new = [name for name in names if self._known_to.get(name) != workers.ends[name]]
+        head = {"op": "arena", "id": self.number, "nbytes": self.nbytes}
+        workers.ask_all({name: Request(head, fds=[self.fd]) for name in new}, SETUP_LIMIT_S)
+        self._known_to |= workers.ends_of(new)
+
+    def give_back(self, workers: Workers) -> None:
+        """Have the workers unmap it, and close it."""
+        try:
+            tell(workers, self._known_to, {"op": "arena", "id": self.number, "nbytes": 0})
+        finally:
+            self.close()
+
+
+def tell(workers: Workers, known_to: Mapping[str, int], head: Mapping[str, Any]) -> None:
+    """Ask those workers that have not ended since they were told of what the question is about.
+
+    Args:
+        known_to: of each worker how often it had ended then.
+    """
+    alive = [name for name, ends in known_to.items() if workers.ends[name] == ends]
+    workers.ask_all({name: Request(head) for name in alive}, SETUP_LIMIT_S)
+
+
+def bind_program(
+    workers: Workers, number: int, arena: Arena, semaphores: Semaphores, programs: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Have workers bind their stages of a plan to an arena and to semaphores.
+
+    Args:
+        number: what they call the program.
+        programs: what else each of them is told; see :meth:`evaluators.litert.worker.process.Worker.program`.
+    """
+    shared = {"op": "program", "id": number, "arena": arena.number, "semaphores_nbytes": semaphores.nbytes}
+    requests = {name: Request({**shared, **program}, fds=[semaphores.fd]) for name, program in programs.items()}
+    workers.ask_all(requests, SETUP_LIMIT_S)

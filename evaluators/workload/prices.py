@@ -1,0 +1,330 @@
+"""What the jobs of a workload cost where it runs: each operator and triple on each kind of lane, and lanes at once."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise, permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.simulated import rewritten_s
+from evaluators.workload.lowered import Lowerings
+from evaluators.workload.outcome import Outcome
+from evaluators.workload.predicted import Grids, Price
+from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
+from evaluators.workload.simulate import JobCost
+from search_spaces.arrangement import RankSet
+from search_spaces.errors import RunFolderError, UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import LayerRanks
+from search_spaces.platform import Processor
+from search_spaces.rewrites.lower import Lowered
+from search_spaces.rewrites.tucker import Ranks
+
+_RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
+_LEAST_S = 1e-7
+_MOST_REWRITTEN = 256
+_PARTNERS = 2  # others that a model is timed beside; lanes that the system slices are timed with the model itself
+
+Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
+"""Runs models, cut as told, on a setting some times."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTable:
+    """What was measured; kinds of lanes are told by :func:`kind_of`.
+
+    Attributes:
+        whole_s: model (digest) → kind → the model as one job.
+        operator_s: the same, each operator, adding up to ``whole_s`` with one job's ``job_s``.
+        job_s: kind → what a job costs beside its operators: to be called, and to be taken from the scheduler.
+        slowed: model → ``victim|other`` (kinds) → factor on its time while the other lane runs as well, beyond what two
+            lanes that the system slices take from each other.
+        triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
+    """
+
+    whole_s: Mapping[str, Mapping[str, float]]
+    operator_s: Mapping[str, Mapping[str, Sequence[float]]]
+    job_s: Mapping[str, float]
+    slowed: Mapping[str, Mapping[str, float]]
+    triple_s: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as plain values."""
+        found = asdict(self)
+        if not self.triple_s:
+            del found["triple_s"]
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PriceTable:
+        """Build a table from what :meth:`to_json` returned; unknown fields are ignored.
+
+        Raises:
+            RunFolderError: a field is missing, is not nested as it should be, or holds what is no time.
+        """
+        try:
+            return cls(
+                _nested(data["whole_s"], 2),
+                _nested(data["operator_s"], 2, _row),
+                _nested(data["job_s"], 1),
+                _nested(data["slowed"], 2),
+                _nested(data.get("triple_s", {}), 3),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise RunFolderError(f"the prices in the trial log are damaged: {error!r}") from error
+
+    def price(self, lanes: Sequence[Processor]) -> Price:
+        """Return what tells the cost of a job on one of some lanes."""
+        kinds = [kind_of(lane) for lane in lanes]
+        apart = [[a is b or a.excludes(b) for b in lanes] for a in lanes]
+        rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}
+
+        def operators_of(model: Graph, lowered: Lowered, kind: str) -> Sequence[float] | NDArray[np.float64]:
+            each = self.operator_s[model.digest][kind]
+            if not lowered.rewritten:
+                return each
+            key = (model.digest, lowered.graph.digest, kind)
+            if key not in rewritten:
+                triples = self.triple_s.get(model.digest, {}).get(kind, {})
+
+                def triple_s(operator: int, ranks: Ranks) -> NDArray[np.float64]:
+                    return np.array([triples.get(str(LayerRanks(operator, ranks.inputs, ranks.outputs)), math.inf)])
+
+                rewritten[key] = rewritten_s(model, lowered, np.array([each]), triple_s)[0]
+                if len(rewritten) > _MOST_REWRITTEN:
+                    rewritten.pop(next(iter(rewritten)))
+            return rewritten[key]
+
+        def cost(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
+            kind = lanes[lane].like
+            if kind not in self.operator_s[model.digest]:
+                return JobCost(math.inf)
+            if len(operators) == len(model.operators) and not lowered.rewritten:
+                work_s = self.whole_s[model.digest][kind]
+            else:
+                each = operators_of(model, lowered, kind)
+                work_s = max(float(sum(each[o] for o in operators)) + self.job_s[kind], _LEAST_S)
+            known = self.slowed[model.digest]
+            slowed = tuple(
+                1.0 if apart[lane][other] else known.get(f"{kinds[lane]}|{kinds[other]}", 1.0)
+                for other in range(len(lanes))
+            )
+            return JobCost(work_s, slowed)
+
+        return cost
+
+
+def kind_of(lane: Processor) -> str:
+    """Return what lanes with the same costs have in common."""
+    sliced = f"~{lane.options.get(HOST, 'process')}" if SLICED in lane.options else ""
+    return f"{lane.like}{sliced}"
+
+
+def first_of_kinds(lanes: Sequence[Processor]) -> dict[str, int]:
+    """Return for each kind of lane the number of the first one; those that only baselines use are none."""
+    found: dict[str, int] = {}
+    for number, processor in enumerate(lanes):
+        if processor.resources:
+            found.setdefault(processor.like, number)
+    return found
+
+
+def measure_prices(
+    graphs: Sequence[Graph],
+    lanes: Sequence[Processor],
+    alone: Alone,
+    progress: Callable[[str], None],
+    crowding: Callable[[Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, float]]] | None = None,
+) -> PriceTable:
+    """Measure a table.
+
+    Args:
+        crowding: returns :attr:`PriceTable.slowed`, given ``whole_s``; by default models are timed in pairs.
+
+    Raises:
+        UnavailableError: a lane failed, or none takes a model.
+    """
+    whole: dict[str, dict[str, float]] = {}
+    each: dict[str, dict[str, list[float]]] = {}
+    extra: dict[str, list[float]] = {}
+    slowed: dict[str, dict[str, float]] = {}
+    kinds = first_of_kinds(lanes)
+    for graph in graphs:
+        whole[graph.digest], each[graph.digest] = {}, {}
+        for kind, lane in kinds.items():
+            progress(f"timing the operators of {graph.name} on {lanes[lane].name}")
+            whole_s = whole_s_on(graph, lane, lanes, alone)
+            each[graph.digest][kind], extra_s = operators_s(graph, lane, lanes, alone, whole_s)
+            whole[graph.digest][kind] = whole_s
+            extra.setdefault(kind, []).append(extra_s)
+    for graph in graphs if crowding is None else ():
+        progress(f"timing {graph.name} beside others")
+        slowed[graph.digest] = _contention(graph, graphs[:_PARTNERS], lanes, alone, whole)
+    known = slowed if crowding is None else crowding(whole)
+    return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
+
+
+def with_triples(
+    table: PriceTable,
+    graphs: Sequence[Graph],
+    grids: Grids,
+    lowerings: Lowerings,
+    lanes: Sequence[Processor],
+    alone: Alone,
+    progress: Callable[[str], None],
+    forget: Callable[[Graph], None],
+) -> PriceTable:
+    """Return a table that also knows what each triple of some sets of ranks takes; what it knows already stays.
+
+    A model is decomposed by each set as a whole, and run operator by operator. Where a kind of lane does not run it,
+    the table has no times of the set's triples there, which stands for never.
+
+    Args:
+        forget: called with each decomposed model once it was timed.
+
+    Raises:
+        RewriteError, ModelError: the weights cannot be read.
+    """
+    found = {model: {kind: dict(of) for kind, of in each.items()} for model, each in table.triple_s.items()}
+    for graph in graphs:
+        known = table.triple_s.get(graph.digest, {})
+        for number, ranks in enumerate(grids.get(graph.digest, ()), 1):
+            # All kinds are timed together, as far as they can.
+            if all(any(str(layer) in times for times in known.values()) for layer in ranks):
+                continue
+            progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
+            made, origins = lowerings.whole(graph, ranks)
+            for kind, lane in first_of_kinds(lanes).items():
+                try:
+                    each, _ = operators_s(made, lane, lanes, alone, whole_s_on(made, lane, lanes, alone))
+                except UnavailableError as error:
+                    progress(f"{lanes[lane].name} does not run choice {number} of {graph.name}: {error.what}")
+                    continue
+                times = found.setdefault(graph.digest, {}).setdefault(kind, {})
+                for layer, took_s in _by_layer(ranks, each, origins).items():
+                    times.setdefault(layer, took_s)
+            forget(made)
+    return replace(table, triple_s=found)
+
+
+def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> dict[str, float]:
+    """Return what the operators of each triple take together."""
+    return {
+        str(layer): sum(t for t, origin in zip(each, origins, strict=True) if origin == layer.operator)
+        for layer in ranks
+    }
+
+
+def operators_s(
+    graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone, whole_s: float
+) -> tuple[list[float], float]:
+    """Return what each operator takes, all adding up to the whole model less one job's own time; and what a job costs.
+
+    Raises:
+        UnavailableError: the lane failed.
+    """
+    count = len(graph.operators)
+    cut = alone(closed_loops([lane], [_requests(whole_s)], lanes, count), [(graph, range(1, count))], 2)[-1]
+    stage_s, gap_s = _stages(cut, count)
+    job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
+    own = np.maximum(stage_s - job_s, 0.02 * stage_s)
+    return [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()], job_s + gap_s
+
+
+def whole_s_on(graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone) -> float:
+    """Return what a model takes as one job, alone on a lane; errors as :func:`operators_s`."""
+    return _median_s(alone, [lane], [graph], lanes)
+
+
+def _contention(
+    graph: Graph,
+    partners: Sequence[Graph],
+    lanes: Sequence[Processor],
+    alone: Alone,
+    whole: Mapping[str, Mapping[str, float]],
+) -> dict[str, float]:
+    """Return how much longer a model takes beside another one, for each pair of kinds of lanes that run at once."""
+    pairs: dict[str, tuple[int, int]] = {}
+    running = [lane for lane, processor in enumerate(lanes) if demand(processor)]  # others lend their process alone
+    for a, b in permutations(running, 2):
+        one, other = lanes[a], lanes[b]
+        sliced = SLICED in one.options
+        alike = kind_of(one) == kind_of(other) or not sliced
+        if sliced == (SLICED in other.options) and alike and not one.excludes(other):
+            pairs.setdefault(f"{kind_of(one)}|{kind_of(other)}", (a, b))
+    found = {}
+    for name, (a, b) in pairs.items():
+        factors = []
+        for partner in partners if SLICED not in lanes[a].options else (graph,):
+            took_s = _median_s(alone, [a, b], [graph, partner], lanes, whole)
+            fair = max(1.0, *(demand(lanes[a]).get(r, 0.0) + demand(lanes[b]).get(r, 0.0) for r in demand(lanes[a])))
+            factors.append(took_s / (whole[graph.digest][lanes[a].like] * fair))
+        found[name] = max(1.0, statistics.fmean(factors))
+    return found
+
+
+def _median_s(
+    alone: Alone,
+    on: Sequence[int],
+    graphs: Sequence[Graph],
+    lanes: Sequence[Processor],
+    known: Mapping[str, Mapping[str, float]] | None = None,
+) -> float:
+    """Return the median latency of the first of some models that ask in closed loops on lanes of their own, at once.
+
+    Where several run, the first asks some times, and the others for as long as it may take.
+    """
+    if known is None:
+        first = alone(closed_loops(on, [2] * len(on), lanes), [(g, ()) for g in graphs], 1)[0]
+        guess_s = min(r.latency_s or math.inf for r in first.requests[0])
+        counts = [_requests(guess_s)] * len(on)
+    else:
+        times = [known[g.digest][lanes[lane].like] for g, lane in zip(graphs, on, strict=True)]
+        counts = [max(_FEWEST, math.ceil(_requests(times[0]) * times[0] / t * 1.3)) for t in times]
+        counts[0] = _requests(times[0])
+    outcomes = alone(closed_loops(on, counts, lanes), [(g, ()) for g in graphs], _RUNS)[1:]
+    return statistics.median(r.latency_s for o in outcomes for r in o.requests[0] if r.latency_s is not None)
+
+
+def _requests(took_s: float) -> int:
+    return int(np.clip(_TIMED_S / max(took_s, 1e-6), _FEWEST, _MOST))
+
+
+def _stages(found: Outcome, count: int) -> tuple[Any, float]:
+    """Return each stage's median seconds, and the median gap between two jobs of one model."""
+    times: list[list[float]] = [[] for _ in range(count)]
+    for event in found.timeline.events:
+        times[event.stage].append(event.end_s - event.start_s)
+    if not all(times):
+        raise UnavailableError("a job was not run")
+    events = sorted(found.timeline.events, key=lambda e: e.start_s)
+    gaps = [b.start_s - a.end_s for a, b in pairwise(events)]
+    return np.array([statistics.median(t) for t in times]), statistics.median(gaps) if gaps else 0.0
+
+
+def _nested(value: Any, depth: int, leaf: Callable[[Any], Any] | None = None) -> Any:
+    """Return mappings of mappings, ``depth`` deep, of what is read by ``leaf``: seconds or a factor by default."""
+    if not depth:
+        return (leaf or _time)(value)
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r:.40} is no mapping")
+    return {name: _nested(each, depth - 1, leaf) for name, each in value.items()}
+
+
+def _row(value: Any) -> list[float]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r:.40} is no list")
+    return [_time(each) for each in value]
+
+
+def _time(value: Any) -> float:
+    """Return seconds, or a factor."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise ValueError(f"{value!r:.40} is no time")
+    return float(value)

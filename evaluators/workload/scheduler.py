@@ -1,0 +1,313 @@
+"""The scheduler of the queue in which jobs of several models wait for lanes: the law of runner and simulator alike.
+
+A request of an instance is a graph of jobs, each of which becomes ready when those that it reads from are over; an
+instance works on one request at a time, and the others wait in its own bounded queue. So each job of an instance is in
+the job queue at most once, which is therefore bounded too. Whenever a job becomes ready or ends, the queue is gone
+through in order, and each job starts on the first of its lanes that is free, as are all lanes that this one excludes. A
+job that finds none claims its lanes: no later one may take them, or what they exclude. So a job waits for those before
+it in the queue and no other, and under ``fifo``, where the queue only grows at its end, none waits for ever.
+
+All that changes is kept in one row of whole numbers, which several processes may share; times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.plan import Dispatch
+
+IDLE, BUSY, OVER = range(3)
+REJECTED, FAILED = -1, -2
+"""When a request ended that was turned away, or whose model failed; 0: it has not ended."""
+
+NEVER_NS = 1 << 62
+_HEAD = 1  # begin of the run
+_STATUS, _REQUEST, _COME, _LEFT, _FIELDS = range(5)  # of an instance; the jobs of its request that are not over
+_STATE, _READY, _JOB_FIELDS = range(3)  # of a job of its request
+_WAITS, _QUEUED, _RUNS, _DONE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClient:
+    """One instance as the scheduler sees it.
+
+    Attributes:
+        lanes: of each job, those that may take it, the preferred one first.
+        releases_ns: when each request comes, after the begin; of a closed loop, when the first one does.
+        requests: how many come.
+        closed: whether each request comes when the one before has ended.
+        priority: the larger, the sooner.
+        deadline_ns: after its arrival; 0 for none.
+        queue: most requests that wait.
+        after: of each job a bit set of the jobs that it waits for, all of which come before it; () where each waits for
+            the one before it.
+    """
+
+    lanes: tuple[tuple[int, ...], ...]
+    releases_ns: tuple[int, ...]
+    requests: int
+    closed: bool = False
+    priority: int = 0
+    deadline_ns: int = 0
+    queue: int = 64
+    after: tuple[int, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> QueueClient:
+        """Build a client from its fields as plain values."""
+        lanes = tuple(tuple(each) for each in data["lanes"])
+        return cls(**{**data, "lanes": lanes, "releases_ns": tuple(data["releases_ns"]), "after": tuple(data["after"])})
+
+    def needs(self, job: int) -> list[int]:
+        """Return the jobs that a job waits for, ascending."""
+        if not self.after:
+            return [job - 1] if job else []
+        found, bits = [], self.after[job]
+        while bits:
+            found.append((bits & -bits).bit_length() - 1)
+            bits &= bits - 1
+        return found
+
+
+class Scheduler:
+    """See the module. Jobs are numbered through, those of an instance behind each other.
+
+    Args:
+        clients: instances, those first that go first among equals.
+        excluded: for each lane a bit set of the lanes that cannot run while it does, itself among them.
+        dispatch: the order of the queue.
+        store: :meth:`size` numbers, all 0 at first; what others may share.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[QueueClient],
+        excluded: Sequence[int],
+        dispatch: Dispatch,
+        store: MutableSequence[int] | None = None,
+    ) -> None:
+        self.clients = tuple(clients)
+        self._excluded = tuple(excluded)
+        self._dispatch = dispatch
+        self._jobs_at = _HEAD + _FIELDS * len(self.clients)
+        self._first: list[int] = []  # of each instance the number of its first job
+        self._owner: list[int] = []  # of each job its instance
+        self._needs: list[list[int]] = []
+        self._readers: list[list[int]] = []
+        for k, client in enumerate(self.clients):
+            first = len(self._owner)
+            self._first.append(first)
+            for job in range(len(client.lanes)):
+                needs = [first + other for other in client.needs(job)]
+                for other in needs:
+                    self._readers[other].append(first + job)
+                self._owner.append(k)
+                self._needs.append(needs)
+                self._readers.append([])
+        self._queue_at = self._jobs_at + _JOB_FIELDS * len(self._owner)  # its length, and the jobs in it
+        self._lanes_at = self._queue_at + 1 + len(self._owner)
+        self._records: list[int] = []
+        self._runs: list[int] = []
+        end = self._lanes_at + len(self._excluded)
+        for client in self.clients:
+            self._records.append(end)
+            end += 2 * client.requests
+            self._runs.append(end)
+            end += 3 * client.requests * len(client.lanes)
+        self.size = end
+        self.store = [0] * end if store is None else store
+
+    def begin(self, now_ns: int) -> None:
+        """Start a run: forget everything."""
+        store = self.store
+        store[: self.size] = [0] * self.size
+        store[0] = now_ns
+        for lane in range(len(self._excluded)):
+            store[self._lanes_at + lane] = -1
+
+    def arrive(self, now_ns: int) -> None:
+        """Take up the requests that have come by now; one that finds its instance's queue full is turned away."""
+        store = self.store
+        for k, client in enumerate(self.clients):
+            at = _HEAD + _FIELDS * k
+            if store[at + _STATUS] == OVER:
+                continue
+            while store[at + _COME] < len(client.releases_ns):
+                number = store[at + _COME]
+                came_ns = store[0] + client.releases_ns[number]
+                if came_ns > now_ns:
+                    break
+                store[at + _COME] = number + 1
+                store[self._records[k] + 2 * number] = came_ns
+                if store[at + _STATUS] == IDLE:
+                    self._work_on(k, number, came_ns)
+                elif self._waiting(k) > client.queue:
+                    store[self._records[k] + 2 * number + 1] = REJECTED
+
+    def next_arrival_ns(self) -> int:
+        """Return when the next request comes by itself."""
+        store = self.store
+        found = NEVER_NS
+        for k, client in enumerate(self.clients):
+            at = _HEAD + _FIELDS * k
+            if store[at + _STATUS] != OVER and store[at + _COME] < len(client.releases_ns):
+                found = min(found, store[0] + client.releases_ns[store[at + _COME]])
+        return found
+
+    def start(self, now_ns: int) -> list[tuple[int, int]]:
+        """Give jobs to lanes; return job and lane of each that begins now."""
+        store = self.store
+        first = self._queue_at + 1
+        waiting = store[first : first + store[self._queue_at]]
+        queue = sorted((self._key(n), n) for n in waiting if store[_HEAD + _FIELDS * self._owner[n] + _STATUS] == BUSY)
+        left = []
+        taken = 0
+        for lane in range(len(self._excluded)):
+            if store[self._lanes_at + lane] >= 0:
+                taken |= 1 << lane
+        found = []
+        for _, n in queue:
+            lanes = self._lanes_of(n)
+            for lane in lanes:
+                if not self._excluded[lane] & taken:
+                    found.append((n, lane))
+                    taken |= 1 << lane
+                    store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _RUNS
+                    store[self._lanes_at + lane] = n
+                    run = self._run(n)
+                    store[run], store[run + 2] = now_ns, lane
+                    break
+            else:
+                left.append(n)
+                for lane in lanes:
+                    taken |= 1 << lane
+        store[self._queue_at] = len(left)
+        store[first : first + len(left)] = left
+        return found
+
+    def finish(self, lane: int, now_ns: int) -> None:
+        """Take note that the job on a lane has ended; of an instance that was taken out, that the lane is free."""
+        store = self.store
+        n = store[self._lanes_at + lane]
+        store[self._lanes_at + lane] = -1
+        k = self._owner[n]
+        at = _HEAD + _FIELDS * k
+        if store[at + _STATUS] == OVER:
+            return
+        store[self._run(n) + 1] = now_ns
+        store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _DONE
+        store[at + _LEFT] -= 1
+        if not store[at + _LEFT]:
+            self._ended(k, now_ns)
+            return
+        for reader in self._readers[n]:
+            if all(store[self._jobs_at + _JOB_FIELDS * m + _STATE] == _DONE for m in self._needs[reader]):
+                self._queue(reader, now_ns)
+
+    def fail(self, k: int) -> None:
+        """Take an instance out: its request fails, and all that are still to come; lanes that run its jobs go on."""
+        store, client = self.store, self.clients[k]
+        store[_HEAD + _FIELDS * k + _STATUS] = OVER
+        for number in range(client.requests):
+            ended = self._records[k] + 2 * number + 1
+            if store[ended] == 0:
+                store[ended] = FAILED
+
+    def on(self, lane: int) -> int:
+        """Return the job that a lane runs, or -1."""
+        return self.store[self._lanes_at + lane]
+
+    def whose(self, n: int) -> tuple[int, int]:
+        """Return the instance of a job, and which of its jobs it is."""
+        k = self._owner[n]
+        return k, n - self._first[k]
+
+    def started_ns(self, n: int) -> int:
+        """Return when a running job began."""
+        return self.store[self._run(n)]
+
+    def mark(self, n: int, now_ns: int) -> None:
+        """Put right when a running job began."""
+        self.store[self._run(n)] = now_ns
+
+    @property
+    def over(self) -> bool:
+        """Whether all requests have ended."""
+        return all(self.store[_HEAD + _FIELDS * k + _STATUS] == OVER for k in range(len(self.clients)))
+
+    def requests(self, k: int) -> list[tuple[int, int]]:
+        """Return when each request of an instance came and ended, or how; see :data:`REJECTED`."""
+        first, count = self._records[k], self.clients[k].requests
+        flat = list(self.store[first : first + 2 * count])
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+    def runs(self, k: int) -> list[list[tuple[int, int, int]]]:
+        """Return start, end and lane of each job of each request of an instance; zeros where it did not run."""
+        jobs, first = len(self.clients[k].lanes), self._runs[k]
+        flat = list(self.store[first : first + 3 * jobs * self.clients[k].requests])
+        rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        return [rows[i : i + jobs] for i in range(0, len(rows), jobs)]
+
+    def _key(self, n: int) -> tuple[int, ...]:
+        """Return by what a ready job is queued: the least first."""
+        ready_ns = self.store[self._jobs_at + _JOB_FIELDS * n + _READY]
+        if self._dispatch in {"fifo", "static"}:
+            return (ready_ns,)
+        k = self._owner[n]
+        client = self.clients[k]
+        came_ns = self.store[self._records[k] + 2 * self.store[_HEAD + _FIELDS * k + _REQUEST]]
+        if self._dispatch == "priority":
+            return -client.priority, came_ns
+        return came_ns + client.deadline_ns if client.deadline_ns else NEVER_NS, came_ns
+
+    def _lanes_of(self, n: int) -> tuple[int, ...]:
+        k = self._owner[n]
+        return self.clients[k].lanes[n - self._first[k]]
+
+    def _run(self, n: int) -> int:
+        """Return where the times of a job of its instance's present request are kept."""
+        k = self._owner[n]
+        request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.clients[k].lanes)
+        return self._runs[k] + 3 * (request * jobs + n - self._first[k])
+
+    def _queue(self, n: int, now_ns: int) -> None:
+        store, at = self.store, self._jobs_at + _JOB_FIELDS * n
+        store[at + _STATE], store[at + _READY] = _QUEUED, now_ns
+        store[self._queue_at] += 1
+        store[self._queue_at + store[self._queue_at]] = n
+
+    def _work_on(self, k: int, number: int, now_ns: int) -> None:
+        """Begin with a request of an instance: jobs that wait for no other are ready."""
+        at, jobs = _HEAD + _FIELDS * k, len(self.clients[k].lanes)
+        self.store[at + _STATUS], self.store[at + _REQUEST], self.store[at + _LEFT] = BUSY, number, jobs
+        for n in range(self._first[k], self._first[k] + jobs):
+            self.store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _WAITS
+            if not self._needs[n]:
+                self._queue(n, now_ns)
+
+    def _waiting(self, k: int) -> int:
+        """Return how many requests have come, and neither begun nor been turned away."""
+        at = _HEAD + _FIELDS * k
+        numbers = range(self.store[at + _REQUEST] + 1, self.store[at + _COME])
+        return sum(self.store[self._records[k] + 2 * n + 1] == 0 for n in numbers)
+
+    def _ended(self, k: int, now_ns: int) -> None:
+        """Go on with the next request of an instance."""
+        store, client = self.store, self.clients[k]
+        at, records = _HEAD + _FIELDS * k, self._records[k]
+        store[records + 2 * store[at + _REQUEST] + 1] = now_ns
+        number = store[at + _REQUEST] + 1
+        if client.closed and number < client.requests:
+            store[records + 2 * number] = now_ns
+            self._work_on(k, number, now_ns)
+            return
+        while number < store[at + _COME] and store[records + 2 * number + 1] == REJECTED:
+            number += 1
+        if number >= client.requests:
+            store[at + _STATUS] = OVER
+        elif number < store[at + _COME]:
+            self._work_on(k, number, now_ns)
+        else:
+            store[at + _STATUS], store[at + _REQUEST] = IDLE, number

@@ -1,0 +1,193 @@
+"""What a person sees of a campaign: two bars while it runs, the plan of a dry run, and the summary at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Group
+from rich.progress import TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from optimizer.campaign.table import Tables, named
+from optimizer.console import make_console, progress_bar
+from optimizer.report.terminal import table
+from search_spaces.errors import OptimizeError
+from search_spaces.wording import many, percent
+
+if TYPE_CHECKING:
+    from optimizer.campaign.run import CampaignRun
+    from optimizer.campaign.studies import Planned, State
+    from optimizer.history import History, Trial
+    from optimizer.run import RunFolder
+    from optimizer.study_ends import Watcher
+
+# About what a study takes beside its trials (profile, known plans, final comparison), and each trial, in seconds;
+# 87 to 96 s for VGG16 with 200 trials is `optimize --model vgg16 --budget 200` on two cores of a Xeon.
+_REST_S, _TRIAL_S, _MOST_TRIALS_S = 25.0, 0.4, 60.0
+_PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
+
+
+class ProgressCampaign:
+    """Shows how a campaign goes: bars for studies and trials, a line per study in a pipe."""
+
+    def __init__(self, studies: int, *, quiet: bool) -> None:
+        self._console = make_console(stderr=True)
+        self._quiet = quiet
+        self._progress = progress_bar(self._console, "{task.fields[unit]}", TimeElapsedColumn(), quiet=quiet)
+        self._studies = self._progress.add_task("campaign", total=studies, unit="studies")
+        self._trials = self._progress.add_task("", total=None, unit="trials")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, planned: Planned) -> Watcher:
+        """Tell that a study begins; what is returned is told how it goes."""
+        self._progress.update(self._trials, description=planned.name, completed=0, total=planned.config.budget)
+        return _StudyWatcher(self, planned.name)
+
+    def trials(self, running: Sequence[tuple[Planned, int]]) -> None:
+        """Tell how many trials the studies in other processes have written."""
+        total = sum(planned.config.budget for planned, _ in running)
+        done = sum(min(count, planned.config.budget) for planned, count in running)
+        self._progress.update(self._trials, description=f"{len(running)} at a time", completed=done, total=total)
+
+    def ended(self, state: State) -> None:
+        """Tell that a study has ended, or was finished before."""
+        self._progress.advance(self._studies)
+        if state.status == "failed":
+            self.tell(f"optimize: {state.planned.name}: {state.error}")
+        elif not self._quiet and not self._console.is_terminal:
+            took = f"{state.wall_s:.0f} s" if state.wall_s else "finished earlier"
+            self.tell(f"{state.planned.name}: {took}")
+
+    def tell(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def measured(self, count: int, description: str) -> None:
+        """Tell how many plans the study of this process has tried."""
+        self._progress.update(self._trials, completed=count, description=description)
+
+
+class _StudyWatcher:
+    """Moves the bar of trials on, and prints warnings above it with the name of the study."""
+
+    def __init__(self, campaign: ProgressCampaign, name: str) -> None:
+        self._campaign = campaign
+        self._name = name
+        self._history: History | None = None
+
+    def message(self, text: str) -> None:
+        self._campaign.measured(self._history.measured if self._history else 0, f"{self._name}: {text}")
+
+    def warn(self, text: str) -> None:
+        self._campaign.tell(f"optimize: {self._name}: {text}")
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:  # noqa: ARG002 - the protocol's
+        self._history = history
+
+    def trial(self, trial: Trial) -> None:
+        if self._history is not None:
+            self._campaign.measured(self._history.measured, f"{self._name}: {trial.origin}")
+
+
+def dry_run(run: CampaignRun) -> dict[str, Any]:
+    """Return what a campaign would do: studies, their sizes, and about how long they take; nothing is measured."""
+    studies: list[dict[str, Any]] = []
+    for planned, status in ((state.planned, state.status) for state in run.states):
+        operators, plans, problem, seconds = None, None, "", 0.0
+        budget = planned.config.budget
+        try:
+            operators, plans, here = _size(planned)
+        except OptimizeError as error:
+            problem = str(error)
+        else:
+            trials = min(budget, plans)
+            measured_s = _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S)
+            seconds = measured_s if here else _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
+        studies.append(
+            {
+                "study": planned.name,
+                "operators": operators,
+                "plans": plans,
+                "budget": budget,
+                "expected_s": 0.0 if status == "done" else seconds,
+                "state": "will fail" if problem else status,
+                "problem": problem,
+            }
+        )
+    document = {"schema_version": 1, "name": run.file.campaign.name, "folder": str(run.folder), "studies": studies}
+    return document | {"expected_s": sum(s["expected_s"] for s in studies)}
+
+
+def _size(planned: Planned) -> tuple[int, int, bool]:
+    """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
+    from evaluators.registry import make_evaluator
+    from optimizer.config import most_stages
+    from optimizer.devices import asks_for_several, choose_model_and_platform
+    from search_spaces.registry import make_space
+
+    config = planned.config
+    evaluator = make_evaluator(config.evaluator)
+    if asks_for_several(evaluator, config):
+        from optimizer.workload_problem import read_problem
+
+        problem = read_problem(config, evaluator)
+        count, plans = len(problem.joined.graph.operators), problem.space.cardinality()
+    else:
+        graph, platform = choose_model_and_platform(evaluator, config)
+        count = len(graph.operators)
+        plans = make_space(config.allow, graph, platform, most_stages(config, count)).cardinality()
+    return count, plans, evaluator.capabilities.measures_here
+
+
+def render_dry_run(document: Mapping[str, Any]) -> Group:
+    """Return the table of a dry run."""
+    rows = []
+    for study in document["studies"]:
+        sizes = [many(study[k]) if study[k] is not None else "–" for k in ("operators", "plans", "budget")]
+        about = f"{study['expected_s']:.0f} s" if study["expected_s"] else "–"
+        state = f"{study['state']}: {study['problem']}" if study["problem"] else study["state"]
+        rows.append((study["study"], *sizes, about, state))
+    listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
+    for column in listed.columns:
+        column.overflow = "fold"
+    minutes = document["expected_s"] / 60
+    return Group(listed, Text(), Text(f"{len(rows)} studies, about {minutes:.1f} minutes, into {document['folder']}"))
+
+
+def render_summary(run: CampaignRun, tables: Tables) -> Group:
+    """Return what a campaign found."""
+    told = ("model", "platform", "evaluator", "allow", "sampler", "objective", "max_stages", "budget")
+    axes = [a for a in told if a == "model" or len({json.dumps(row[a]) for row in tables.summary}) > 1]
+    units = {row["unit"] for row in tables.summary} or {"ms"}
+    one = next(iter(units)) if len(units) == 1 else ""
+    rows = []
+    for row in tables.summary:
+        best = "–" if row["best"] is None else f"{row['best']:.4g}" if one else f"{row['best']:.4g} {row['unit']}"
+        ratio = verdict = ""
+        if row["ratio"] is not None:
+            ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"
+            verdict = "significant" if row["significant"] else "not significant"
+        rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
+    heads = (">studies", f">best, {one}" if one else ">best", ">times as fast as the best known plan", "")
+    parts: list[Table | Text] = [table((*axes, *heads), rows)]
+    if tables.expected:
+        parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]
+    done, failed = (sum(s.status == status for s in run.states) for status in ("done", "failed"))
+    parts += [Text(), Text(f"{done} of {len(run.states)} studies are done{f', {failed} failed' if failed else ''}")]
+    return Group(*parts)
+
+
+def _expected(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if row["ours"] is None:
+        return row["name"], f"{row['paper']:.4g}", "–", "–", "not measured"
+    within = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
+    return row["name"], f"{row['paper']:.4g}", f"{row['ours']:.4g}", f"{row['ratio']:.3f}", within

@@ -1,0 +1,370 @@
+"""Campaign files: what may stand in one, and errors at ``file:line`` with the nearest valid key.
+
+A campaign is a matrix of studies. ``experiments/campaign.schema.json`` describes the same to an editor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from evaluators.objectives import OBJECTIVES
+from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
+from search_spaces.errors import UsageError, shown
+from search_spaces.yaml_file import composed, yaml_errors
+
+MAX_NBYTES = 1 << 20
+_MAX_DEPTH = 12
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+_OBJECTIVES = tuple(dict.fromkeys((*OBJECTIVES, *OF_WORKLOADS)))
+
+
+def _objective(value: str | None) -> str | None:
+    """Return one objective, or several with commas between them, as it is."""
+    if value is not None and not set(value.split(",")) <= set(_OBJECTIVES):
+        raise ValueError(f"must be of {', '.join(_OBJECTIVES)}")
+    return value
+
+
+Objective = Annotated[str, AfterValidator(_objective)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Matrix(_Strict):
+    """Values of each axis; a study for every combination. A single value may stand without a list.
+
+    Attributes:
+        model: names of built-in models, or paths of ``.tflite`` files, relative to the campaign file.
+        platform: names of devices that ship with the product, or paths of files; null for what the evaluator finds.
+        processors: those to use, as ``cpu0,cpu1``; null for all.
+        evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
+        allow: what plans may do.
+        sampler: who proposes them; null for ``auto``.
+        objective: what is made small: one, or several as ``latency,memory``; energy needs the powers of the processors,
+            or a meter.
+        max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
+        budget: distinct plans to try.
+        seed: the same seed proposes the same plans, given the same measurements.
+    """
+
+    model: tuple[str, ...] = Field(min_length=1)
+    platform: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    processors: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    evaluator: tuple[str, ...] = Field(default=("litert",), min_length=1)
+    allow: tuple[str, ...] = Field(default=("cuts",), min_length=1)
+    sampler: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    objective: tuple[Objective, ...] = Field(default=("latency",), min_length=1)
+    max_stages: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    budget: tuple[int, ...] = Field(default=(200,), min_length=1)
+    seed: tuple[int, ...] = Field(default=(0,), min_length=1)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+AXES = tuple(Matrix.model_fields)
+
+
+class Cell(_Strict):
+    """One value for some axes; see :class:`Matrix`. As a filter it means the studies that have all of them.
+
+    An axis that is left out may have any value; null is a value.
+    """
+
+    model: str | None = None
+    platform: str | None = None
+    processors: str | None = None
+    evaluator: str | None = None
+    allow: str | None = None
+    sampler: str | None = None
+    objective: Objective | None = None
+    max_stages: int | None = None
+    budget: int | None = None
+    seed: int | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The axes that are named, with their values."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Settings(_Strict):
+    """What all studies have in common.
+
+    Attributes:
+        precision: half width of the interval that measurements aim at, relative.
+        allow_fallback: whether an accelerator may leave operators to the CPU.
+        input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
+        power: what processors draw while they run, as ``cpu0=2.5``, in watts; for energy.
+        state: states of the platform to optimise for, as ``hot:gpu=2``; cost models only.
+        robust: whether the worst of these states counts, or what is to be expected.
+        deadline: milliseconds that one inference may take.
+        max_energy: millijoules that one inference may take.
+        max_error: by how much outputs may differ from the whole model's, relative to its largest one.
+        minutes: the search of each study ends after so long.
+        stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
+    """
+
+    precision: float | None = Field(default=None, gt=0, lt=1)
+    allow_fallback: bool = False
+    input_shape: tuple[str, ...] = ()
+    power: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    robust: Literal["worst", "expected"] | None = None
+    deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    stop_when_proven: bool = False
+
+
+class Expectation(_Strict):
+    """A published figure, to be shown beside ours; it never decides whether a campaign succeeds.
+
+    Attributes:
+        name: as the table shows it.
+        where: the studies that it is about.
+        metric: ``latency_ms`` of ``plan``; ``ratio`` of its latency to that of ``over``; ``speedup`` of the best plan.
+        plan: ``best``, or the name of a baseline.
+        over: likewise, for a ratio.
+        paper: the published value.
+        tolerance: within which share of it ours counts as the same.
+        source: where it was published.
+    """
+
+    name: str = Field(min_length=1)
+    where: Cell = Cell()
+    metric: Literal["latency_ms", "ratio", "speedup"] = "latency_ms"
+    plan: str = "best"
+    over: str | None = None
+    paper: float = Field(gt=0, allow_inf_nan=False)
+    tolerance: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    source: str = Field(min_length=1)
+
+
+class Campaign(_Strict):
+    """A campaign.
+
+    Attributes:
+        schema_version: version of this format.
+        name: of the campaign and its folder: letters, digits, ``.``, ``_`` and ``-``.
+        description: which question it answers.
+        matrix: the studies.
+        include: studies beside those of the matrix; axes that are left out have the first value of the matrix.
+        exclude: studies of the matrix that are left out.
+        repetitions: how often each study is done, from the beginning each time.
+        baselines: known plans that the tables show, beside the best plan; all where empty.
+        indicators: whether to tell how well work, weights and memory traffic of the models explain the latency of
+            their best plans, as seed 004 asks.
+        settings: what all studies have in common.
+        expect: published figures to show beside ours.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    description: str = ""
+    matrix: Matrix
+    include: tuple[Cell, ...] = ()
+    exclude: tuple[Cell, ...] = ()
+    repetitions: int = Field(default=1, ge=1, le=1000)
+    baselines: tuple[str, ...] = ()
+    indicators: bool = False
+    settings: Settings = Settings()
+    expect: tuple[Expectation, ...] = ()
+
+    @field_validator("name", mode="after")
+    @classmethod
+    def _safe(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("must start with a letter or digit and hold at most 61 letters, digits, '.', '_' and '-'")
+        return value
+
+
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "matrix": Matrix, "include": Cell, "exclude": Cell, "settings": Settings, "expect": Expectation, "where": Cell,
+}  # fmt: skip
+Loc = tuple[str | int, ...]
+_HEADINGS = {"Matrix": "matrix", "Cell": "include, exclude, where", "Settings": "settings", "Expectation": "expect"}
+_KINDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+_BOUNDS = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignFile:
+    """A campaign and where each part of it stands in its file."""
+
+    path: Path
+    campaign: Campaign
+    lines: Mapping[Loc, int]
+
+    def error(self, loc: Loc, problem: str, hint: str = "") -> UsageError:
+        """Return an error about a part of the file."""
+        return _error(self.path, self.lines, loc, problem, hint)
+
+
+def read_campaign(path: Path) -> CampaignFile:
+    """Read a campaign file.
+
+    Raises:
+        UsageError: it is missing, no YAML, or says what cannot be; the text begins with ``file:line``.
+    """
+    data, lines = _parsed(path)
+    try:
+        return CampaignFile(path, Campaign.model_validate(data), lines)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        worst = next((e for e in found if e["type"] == "extra_forbidden"), found[0])  # often why another one is missing
+        raise _explain(path, lines, worst) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of campaign files; axes may hold a single value instead of a list."""
+    schema = Campaign.model_json_schema()
+    for part in (Campaign, Matrix, Cell, Settings, Expectation):
+        place = schema if part is Campaign else schema["$defs"][part.__name__]
+        about, told = _documented(part if part is not Cell else Matrix)
+        if part is not Cell:
+            place["description"] = about
+        for name, value in place["properties"].items():
+            value.pop("title", None)
+            value["description"] = told[name]
+    for axis in schema["$defs"]["Matrix"]["properties"].values():
+        many = {key: axis.pop(key) for key in ("type", "items", "minItems") if key in axis}
+        axis["anyOf"] = [many, many["items"]]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _documented(part: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    """Return what a class's docstring says of it, and of each of its attributes."""
+    about, _, rest = (inspect.getdoc(part) or "").partition("\n\nAttributes:\n")
+    told: dict[str, str] = {}
+    names: list[str] = []
+    for line in rest.splitlines():
+        if not line.startswith("     "):
+            names = line.strip().partition(": ")[0].split(", ")
+        text = line.strip().removeprefix(f"{', '.join(names)}: ").replace("``", "`")
+        for name in names:
+            told[name] = f"{told.get(name, '')} {text}".strip()
+    return " ".join(about.split()).replace("``", "`"), told
+
+
+def _error(path: Path, lines: Mapping[Loc, int], loc: Loc, problem: str, hint: str = "") -> UsageError:
+    known = next(loc[:n] for n in range(len(loc), -1, -1) if loc[:n] in lines)
+    return UsageError(f"{path}:{lines[known]}: {problem}", hint)
+
+
+def _explain(path: Path, lines: Mapping[Loc, int], error: ErrorDetails) -> UsageError:
+    loc: Loc = tuple(error["loc"])
+    while loc and loc not in lines and error["type"] != "missing":
+        loc = loc[:-1]  # pydantic also names the branch of a union
+    where = ".".join(str(part) for part in loc)
+    if error["type"] == "extra_forbidden":
+        parent = next((str(p) for p in reversed(loc[:-1]) if p in _PARTS), "")
+        fields = _PARTS.get(parent, Campaign).model_fields
+        near = difflib.get_close_matches(str(loc[-1]), fields, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(fields)}"
+        return _error(path, lines, loc, f"{parent or 'a campaign'} has no {shown(loc[-1])}", hint)
+    if error["type"] == "missing":
+        return _error(path, lines, loc, f"{where} is missing")
+    context = error.get("ctx", {})
+    problem = {
+        "too_short": "must have at least one value",
+        **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+        **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+        "string_type": "must be text",
+        "literal_error": f"must be {context.get('expected')}",
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "less_than_equal": f"must be at most {context.get('le')}",
+        "value_error": str(context.get("error")),
+        "model_type": "must be a mapping of keys to values",
+        "tuple_type": "must be a list",
+    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
+    given = "" if isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
+    return _error(path, lines, loc, f"{where or 'a campaign'}{given}: {problem}")
+
+
+def _parsed(path: Path) -> tuple[Any, dict[Loc, int]]:
+    import yaml
+
+    node = composed(path, "a campaign", "a campaign has a name and a matrix", MAX_NBYTES, _MAX_DEPTH)
+    lines: dict[Loc, int] = {}
+    with yaml_errors(path):
+        return _plain(path, yaml.SafeLoader(""), node, (), lines), lines
+
+
+def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) -> Any:
+    """Return a node as plain values, and note the line of each part; a key that is there twice is an error."""
+    lines[loc] = node.start_mark.line + 1
+    if node.id == "sequence":
+        return [_plain(path, loader, child, (*loc, i), lines) for i, child in enumerate(node.value)]
+    if node.id == "scalar":
+        return loader.construct_object(node)
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        name = str(key.value) if key.id == "scalar" else ""
+        if name in found:
+            raise UsageError(f"{path}:{key.start_mark.line + 1}: {shown(name)} is there twice", "keep one of the two")
+        found[name] = _plain(path, loader, value, (*loc, name), lines)
+        lines[*loc, name] = key.start_mark.line + 1
+    return found
+
+
+def reference() -> str:
+    """Return a table of keys for the file and for each part of it."""
+    schema = json_schema()
+    parts = ["### The file", "", *_table(schema)]
+    for name, key in _HEADINGS.items():
+        part = schema["$defs"][name]
+        about = " ".join(part["description"].split()).replace(":class:`Matrix`", "`matrix`")
+        parts += ["", f"### `{key}`", "", about, "", *_table(part, is_filter=name == "Cell")]
+    return "\n".join(parts) + "\n"
+
+
+def _table(part: Mapping[str, Any], *, is_filter: bool = False) -> Iterator[str]:
+    yield "| key | value | default | meaning |"
+    yield "|---|---|---|---|"
+    required = part.get("required", ())
+    for name, value in part["properties"].items():
+        left_out = "required" if name in required else "any" if is_filter else _default(value)
+        yield f"| `{name}` | {_kind(value)} | {left_out} | {value['description'].replace('|', chr(92) + '|')} |"
+
+
+def _default(value: Mapping[str, Any]) -> str:
+    default = value.get("default")
+    if default == [] or isinstance(default, dict) or "default" not in value:
+        return "none"
+    if isinstance(default, list) and len(default) == 1:  # of an axis
+        default = default[0]
+    return f"`{json.dumps(default)}`"
+
+
+def _kind(value: Mapping[str, Any]) -> str:
+    """Return the values that a key may have, in words."""
+    if "$ref" in value:
+        return f"a mapping, see `{_HEADINGS[value['$ref'].rpartition('/')[2]].rpartition(' ')[2]}`"
+    if "enum" in value:
+        return " or ".join(f"`{v}`" for v in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    if "anyOf" in value:
+        kinds = [_kind(each) for each in value["anyOf"]]
+        many = [k for k in kinds if k.startswith("a list of ")]
+        return f"{kinds[-1]}, or a list" if many else " or ".join(kinds)
+    if value["type"] == "array":
+        return f"a list of {_kind(value['items']).replace('a mapping', 'mappings')}"
+    bounds = [f"{word} {value[key]:g}" for key, word in _BOUNDS.items() if key in value]
+    return f"{_KINDS[value['type']]}{', ' if bounds else ''}{', '.join(bounds)}"

@@ -1,0 +1,330 @@
+"""Running a campaign: study after study, each resumable, none run again once it is finished.
+
+::
+
+    runs/NAME/
+    ├── campaign.yaml   the file, as it was
+    ├── campaign.json   each study: digest, state, error; who ran it
+    ├── results.csv     a row for each plan of each study (results.parquet where the extra "parquet" is installed)
+    ├── curves.csv      best latency so far against plans tried
+    ├── summary.csv     a row for each cell of the matrix, seeds and repetitions together
+    ├── summary.json    the same with who made it, and published figures beside ours: the file to keep
+    └── STUDY-DIGEST/   run folders
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaluators.registry import make_evaluator
+from optimizer.campaign.cluster import run_on_cluster
+from optimizer.campaign.console import ProgressCampaign, dry_run, render_dry_run, render_summary
+from optimizer.campaign.file import CampaignFile, read_campaign
+from optimizer.campaign.studies import Planned, State, code_of, plan_studies, run_words
+from optimizer.campaign.table import (
+    SCHEMA_VERSION,
+    STATE,
+    DamagedStateError,
+    Tables,
+    gather,
+    mean_excess,
+    read_state,
+    write_tables,
+)
+from optimizer.config import StudyConfig, command_line
+from optimizer.console import make_console
+from optimizer.files import disk_errors, write_atomic, write_json
+from optimizer.provenance import provenance
+from optimizer.report.write import report
+from optimizer.study import run_study
+from optimizer.study_ends import Interrupted
+from search_spaces.allowed_code import allow
+from search_spaces.bounded import parsed_json, read_bounded
+from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
+
+_AT = (10, 25, 50, 100, 200)  # plans after which summary.json tells the mean excess
+_POLL_S = 0.2
+_MOST_NBYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class CampaignRun:
+    """A campaign and its folder.
+
+    Attributes:
+        file: what is asked.
+        folder: of the campaign.
+        states: of each study, in the order of the file.
+        interrupted: whether a person ended it early.
+    """
+
+    file: CampaignFile
+    folder: Path
+    states: list[State]
+    command: Sequence[str] = ()
+    interrupted: bool = False
+    begun: dict[str, Any] = field(default_factory=provenance)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every study is done, else that of the first that failed."""
+        return next((s.exit_code for s in self.states if s.status == "failed"), 0)
+
+    def save(self) -> None:
+        """Write the campaign's state.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        campaign = self.file.campaign
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "name": campaign.name,
+            "description": campaign.description,
+            "file": str(self.file.path),
+            "command": list(self.command),
+            **self.begun,
+            "campaign": campaign.model_dump(mode="json", exclude_unset=True),
+            "studies": [state.to_json() for state in self.states],
+        }
+        write_json(self.folder / STATE, document)
+
+    def path(self, planned: Planned) -> Path:
+        """Return the run folder of a study."""
+        return self.folder / planned.folder
+
+    def config(self, planned: Planned) -> StudyConfig:
+        """Return the settings of a study, with its folder."""
+        return planned.config.model_copy(update={"out": self.path(planned), "study": planned.folder})
+
+
+@contextmanager
+def opened(
+    file: CampaignFile, studies: Sequence[Planned], folder: Path, command: Sequence[str]
+) -> Iterator[CampaignRun]:
+    """Open a campaign's folder, or make it; nobody else runs it meanwhile.
+
+    Raises:
+        RunFolderError: it cannot be written, is in use, or holds something else.
+    """
+    with disk_errors(folder, "give --out a folder that you can write to"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / STATE).exists() and not (folder / ".lock").exists():
+            raise RunFolderError(f"{folder}: is not empty, and is not a campaign", "give another --out")
+        lock = (folder / ".lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"{folder}: another process runs this campaign", "wait for it") from None
+        _check_state(folder, file.campaign.name)
+        run = CampaignRun(file, folder, [State(p) for p in studies], command)
+        write_atomic(folder / "campaign.yaml", read_bounded(file.path))
+        run.save()
+        yield run
+
+
+def run_campaign(run: CampaignRun, watcher: ProgressCampaign, jobs: int = 1, scheduler: str = "") -> None:
+    """Run what is not finished; a study that fails does not end the others.
+
+    Args:
+        jobs: how many studies at a time, where no evaluator measures this machine.
+        scheduler: address of a Dask cluster that runs the studies; "" for this machine.
+
+    Raises:
+        UsageError: several at a time, but an evaluator measures this machine.
+        RunFolderError: the state cannot be written.
+    """
+    if jobs > 1 and not scheduler:
+        _check_jobs(run)
+    waiting = []
+    for state in run.states:
+        if is_finished(run.path(state.planned)):
+            state.status = "done"
+            watcher.ended(state)
+        else:
+            waiting.append(state)
+    run.save()
+    try:
+        if scheduler:
+            run_on_cluster(run, waiting, watcher, scheduler)
+        elif jobs > 1:
+            _beside_each_other(run, waiting, watcher, jobs)
+        else:
+            for state in waiting:
+                _one(run, state, watcher)
+                run.save()
+                watcher.ended(state)
+    except KeyboardInterrupt:
+        run.interrupted = True
+        for state in run.states:
+            if state.exit_code == EXIT_INTERRUPTED:  # with us, in a process of its own
+                state.status, state.error, state.exit_code = "pending", "", 0
+    run.save()
+
+
+def is_finished(folder: Path) -> bool:
+    """Tell whether a run folder holds a study that has its verdict."""
+    try:
+        result = parsed_json(read_bounded(folder / "result.json", _MOST_NBYTES))
+        return bool(result["complete"]) and (folder / "manifest.json").is_file()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
+    """Run a study in this process."""
+    begin_s = time.monotonic()
+    config = run.config(state.planned)
+    try:
+        run_study(config, watcher.started(state.planned), shlex.split(command_line(config)))
+        state.status = "done"
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    except OptimizeError as error:
+        state.status, state.error, state.exit_code = "failed", str(error), error.exit_code
+    except Exception as error:  # noqa: BLE001 - a defect that one study shows must not cost the others
+        state.status, state.exit_code = "failed", 1
+        state.error = f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}"
+    state.wall_s = time.monotonic() - begin_s
+
+
+def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: ProgressCampaign, jobs: int) -> None:
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = {pool.submit(_elsewhere, run, state, processes): state for state in waiting}
+            pending = set(futures)
+            try:
+                while pending:
+                    done, pending = wait(pending, _POLL_S, FIRST_COMPLETED)
+                    running = [s.planned for s in run.states if s.planned.name in processes]
+                    watcher.trials([(planned, _records(run.path(planned))) for planned in running])
+                    for future in done:
+                        future.result()
+                        watcher.ended(futures[future])
+                        run.save()
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                for process in list(processes.values()):
+                    process.terminate()
+                raise
+    finally:
+        for process in processes.values():
+            process.wait()
+
+
+def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Run a study in a process of its own."""
+    begin_s, planned = time.monotonic(), state.planned
+    words = shlex.split(command_line(run.config(planned)))[1:]
+    code, error = run_words(words, lambda process: processes.update({planned.name: process}))
+    del processes[planned.name]
+    state.wall_s = time.monotonic() - begin_s
+    state.end(code, error)
+
+
+def _records(folder: Path) -> int:
+    try:
+        return max(0, read_bounded(folder / "trials.jsonl", _MOST_NBYTES).count(b"\n") - 2)
+    except OSError:
+        return 0
+
+
+def _check_jobs(run: CampaignRun) -> None:
+    for name in {state.planned.config.evaluator for state in run.states}:
+        if make_evaluator(name).capabilities.measures_here:
+            raise UsageError(
+                f"--jobs: evaluator {name!r} measures this machine, so studies run one after another",
+                "leave --jobs out, or take an evaluator that predicts",
+            )
+
+
+def _check_state(folder: Path, name: str) -> None:
+    """Raise where the folder is that of another campaign, or a newer version wrote it; a damaged state is made anew."""
+    if not (folder / STATE).exists():
+        return
+    try:
+        there = str(read_state(folder, ("name",))["name"])
+    except DamagedStateError:
+        return
+    if there != name:
+        raise RunFolderError(f"{folder} holds another campaign, {there!r}", "give another --out")
+
+
+def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[str, Any]:
+    """Return the small document that is worth keeping of a campaign: who made it, and what came out."""
+    kept = ("schema_version", "name", "description", "created_utc", "product", "python", "packages", "machine")
+    return {
+        **{name: saved.get(name) for name in kept},
+        "command": shlex.join(["optimize", "run", str(path)]),
+        "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
+        "summary": tables.summary,
+        "expected": tables.expected,
+        "explained": tables.explained,
+        "mean_excess": {
+            sampler: {n: curve[min(n, len(curve)) - 1] for n in _AT if n <= len(curve)}
+            for sampler, curve in mean_excess(tables.curves).items()
+        },
+    }
+
+
+def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Run a campaign from its file, write tables and report, print the summary, and return the exit code.
+
+    Args:
+        options: of ``optimize run``.
+
+    Raises:
+        UsageError: the file or an option is wrong.
+        RunFolderError: the campaign's folder cannot be used.
+    """
+    file = read_campaign(options.file)
+    if options.allow_code:
+        allow(*code_of(file.campaign))
+    studies = plan_studies(file)
+    folder = options.out or Path("runs", file.campaign.name)
+    if options.dry_run:
+        planned = CampaignRun(file, folder, [State(p) for p in studies], command)
+        for state in planned.states:
+            state.status = "done" if is_finished(planned.path(state.planned)) else "pending"
+        document = dry_run(planned)
+        if options.json:
+            print(json.dumps(document, indent=2))
+        else:
+            make_console().print(render_dry_run(document), crop=False)
+        return 0
+    with opened(file, studies, folder, command) as run:
+        with ProgressCampaign(len(studies), quiet=options.quiet) as watcher:
+            run_campaign(run, watcher, options.jobs, options.scheduler)
+        saved = read_state(folder)
+        tables = gather(folder, saved)
+        notes = [write_tables(tables, folder)]
+        write_json(folder / "summary.json", _summary_json(saved, tables, options.file))
+        written = report(folder)
+        notes.append(written.without_png)
+    if options.json:
+        rows = {name: getattr(tables, name) for name in ("results", "summary", "expected", "indicators", "explained")}
+        print(json.dumps({**saved, **rows}, indent=2))
+    else:
+        make_console().print(render_summary(run, tables), crop=False)
+        print(written.page)
+    for note in filter(None, notes):
+        print(f"optimize: {note}", file=sys.stderr)
+    if run.interrupted:
+        print(f"optimize: interrupted; resume with: {shlex.join(command)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return run.exit_code

@@ -1,0 +1,284 @@
+"""From a campaign to its studies: what each asks, its name, and the digest by which a finished one is known again."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+import math
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.processors import check_libraries
+from evaluators.own_process import own_process
+from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
+from optimizer.config import StudyConfig, option, parse_config
+from optimizer.samplers import make_sampler
+from search_spaces.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
+from search_spaces.models.files import file_digest
+from search_spaces.models.plugin import model_names
+from search_spaces.models.zoo.names import is_name, nearest, parse_name
+from search_spaces.plugins import find_entry
+from search_spaces.registry import parse_freedoms
+from search_spaces.workload import is_workload, workload_of
+
+MOST_STUDIES = 10_000
+_KNOWN = re.compile(r"(whole on .+|(layer length|parameter count) K=[2-4]|layer type K=2|every layer|best)")
+_EXAMPLES = ("whole on cpu", "layer length K=2", "layer length K=3", "layer length K=4", "layer type K=2",
+             "parameter count K=2", "parameter count K=3", "parameter count K=4", "every layer", "best")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A study of a campaign.
+
+    Attributes:
+        name: tells it from the others; it is also its folder, with the digest's first letters.
+        axes: the value of each axis, as the file has it.
+        repetition: from 1.
+        config: without study and folder.
+        digest: of everything that the study is asked, files included.
+    """
+
+    name: str
+    axes: dict[str, Any]
+    repetition: int
+    config: StudyConfig
+    digest: str
+
+    @property
+    def folder(self) -> str:
+        """Name of the run folder."""
+        return f"{self.name}-{self.digest[:8]}"
+
+
+@dataclass(slots=True)
+class State:
+    """What became of a study.
+
+    Attributes:
+        status: ``pending``, ``done`` or ``failed``.
+        error: why it failed, or "".
+        exit_code: that the study alone would have ended with.
+        wall_s: seconds that it took in the end; 0 where it was finished before.
+    """
+
+    planned: Planned
+    status: str = "pending"
+    error: str = ""
+    exit_code: int = 0
+    wall_s: float = 0.0
+
+    def end(self, code: int, error: str) -> None:
+        """Take in how the study's process ended; one that is undecided has its best known plan, and is done."""
+        if code in {0, UnstableError.exit_code}:
+            self.status = "done"
+            return
+        interrupted = code in {EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM}
+        self.status, self.error = "failed", error
+        self.exit_code = EXIT_INTERRUPTED if interrupted else max(code, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        asked = {name: getattr(self.planned, name) for name in ("name", "folder", "digest", "repetition", "axes")}
+        return asked | {name: getattr(self, name) for name in ("status", "error", "exit_code", "wall_s")}
+
+
+def run_words(
+    words: Sequence[str], started: Callable[[subprocess.Popen[bytes]], object] = lambda _: None
+) -> tuple[int, str]:
+    """Run a study from the words of its command in a process of its own; return its exit code and its error."""
+    command = own_process("optimizer.cli", *words, "--json", "--quiet")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    started(process)
+    _, errors = process.communicate()
+    lines = errors.decode(errors="replace").strip().splitlines()
+    last = lines[-1].removeprefix("optimize: ") if lines else f"ended with {process.returncode}"
+    return process.returncode, last
+
+
+def plan_studies(file: CampaignFile) -> list[Planned]:
+    """Return the studies of a campaign, in the order of the file.
+
+    Raises:
+        UsageError: a study cannot be, two are the same, none is left, or a baseline does not exist; with ``file:line``.
+    """
+    campaign = file.campaign
+    _check_plans(file)
+    cells = list(_matrix(file))
+    for index, cell in enumerate(campaign.include):
+        first = {axis: getattr(campaign.matrix, axis)[0] for axis in AXES}
+        axes = {**first, **cell.values}
+        if any(axes == other for other, _ in cells):
+            raise file.error(("include", index), "this study is there already", "leave it out, or change an axis")
+        cells.append((axes, ("include", index)))
+    if not cells:
+        raise file.error(("exclude",), "no study is left", "exclude fewer")
+    varying = [axis for axis in AXES if axis == "model" or len({json.dumps(axes[axis]) for axes, _ in cells}) > 1]
+    digests: dict[Path, str] = {}
+    found = []
+    for axes, loc in cells:
+        config = _config(file, axes, loc)
+        inputs = _inputs(file, axes, config, loc, digests)
+        for repetition in range(1, campaign.repetitions + 1):
+            text = json.dumps([inputs, repetition], sort_keys=True)
+            name = _name(axes, varying) + (f"-r{repetition}" if campaign.repetitions > 1 else "")
+            found.append(Planned(name, axes, repetition, config, hashlib.sha256(text.encode()).hexdigest()))
+    _check_names(file, found)
+    return found
+
+
+def code_of(campaign: Campaign) -> list[str]:
+    """Return what a campaign names that can be code: its samplers and processors."""
+    samplers = (*campaign.matrix.sampler, *(cell.sampler for cell in campaign.include))
+    processors = (*campaign.matrix.processors, *(cell.processors for cell in campaign.include))
+    return [name for name in (*samplers, *",".join(filter(None, processors)).split(",")) if name]
+
+
+def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:
+    campaign = file.campaign
+    values = [getattr(campaign.matrix, axis) for axis in AXES]
+    for axis, each in zip(AXES, values, strict=True):
+        if len(set(each)) != len(each):
+            raise file.error(("matrix", axis), f"matrix.{axis} has a value twice", "use 'repetitions' for repetitions")
+    count = math.prod(map(len, values)) * campaign.repetitions
+    if count > MOST_STUDIES:
+        raise file.error(("matrix",), f"the matrix has {count:,} studies, more than {MOST_STUDIES:,}")
+    used = [False] * len(campaign.exclude)
+    for combination in itertools.product(*values):
+        axes = dict(zip(AXES, combination, strict=True))
+        out = [cell.values.items() <= axes.items() for cell in campaign.exclude]
+        used = [a or b for a, b in zip(used, out, strict=True)]
+        if not any(out):
+            yield axes, ("matrix",)
+    if not all(used):
+        index = used.index(False)
+        raise file.error(("exclude", index), "this excludes no study of the matrix", "see whether its values are in it")
+
+
+def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
+    settings = file.campaign.settings
+    values = {**axes, **{name: value for name, value in settings if value not in (None, (), False)}}
+    values["objective"] = tuple(axes["objective"].split(","))
+    for axis in ("model", "platform"):
+        path = _file(file, axes[axis])
+        if path is not None:
+            values[axis] = str(path)
+    try:
+        config = parse_config(values)
+    except UsageError as error:
+        for name in Settings.model_fields:
+            if error.what.startswith(f"{option(name)} "):
+                raise file.error(("settings", name), error.what, error.hint) from error
+        axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
+        raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
+    for axis, check in _CHECKS.items():
+        try:
+            check(getattr(config, axis))
+        except UsageError as error:
+            raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
+    return config
+
+
+def _check_model(name: str) -> None:
+    if is_workload(name) and not name.endswith((".yaml", ".yml")):
+        for client in workload_of(name).clients:
+            _check_model(client.model)
+    elif is_name(name) and not name.endswith(".tflite"):
+        parse_name(name)
+    elif not Path(name).exists() and name not in model_names():
+        raise ModelError(f"no model or file is called {name!r}", nearest(name))
+
+
+def _check_sampler(name: str) -> None:
+    with suppress(UnavailableError):  # a package that is missing is the matter of the studies that need it
+        make_sampler(name, 0, 0)
+
+
+def _check_processors(names: tuple[str, ...] | None) -> None:
+    for name in names or ():
+        check_libraries(name)
+
+
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "model": cache(_check_model),
+    "evaluator": cache(partial(find_entry, "evaluator")),
+    "allow": cache(parse_freedoms),
+    "sampler": cache(_check_sampler),
+    "processors": _check_processors,
+}
+
+
+def _place(file: CampaignFile, loc: Loc, axis: str, value: object) -> Loc:
+    """Return where a value of an axis stands."""
+    if loc != ("matrix",):
+        return (*loc, axis)
+    return "matrix", axis, getattr(file.campaign.matrix, axis).index(value)
+
+
+def _file(file: CampaignFile, value: object) -> Path | None:
+    """Return the file that a value of an axis names, relative to the campaign's; None where it names none."""
+    if not isinstance(value, str) or "\0" in value:
+        return None
+    path = file.path.parent / value
+    return path if (value.endswith((".tflite", ".yaml", ".yml", ".json")) or "/" in value) and path.is_file() else None
+
+
+def _inputs(
+    file: CampaignFile, axes: dict[str, Any], config: StudyConfig, loc: Loc, digests: dict[Path, str]
+) -> dict[str, Any]:
+    """Return all that a study depends on, as plain values; files count by their content."""
+    inputs = config.model_dump(mode="json", exclude={"study", "out"})
+    for axis in ("model", "platform"):
+        path = _file(file, axes[axis])
+        if path is None:
+            continue
+        try:
+            digests[path] = digests.get(path) or file_digest(path)
+        except OSError as error:
+            raise file.error((*loc, axis), f"{path}: {error.strerror}") from error
+        inputs[axis] = digests[path]
+    return inputs
+
+
+def _name(axes: dict[str, Any], varying: list[str]) -> str:
+    short = {"seed": "s", "budget": "b", "max_stages": "k"}
+    words = []
+    for axis in varying:
+        text = "default" if axes[axis] is None else str(axes[axis])
+        text = Path(text).stem if axis == "platform" else text
+        words.append(short.get(axis, "") + re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[:40])
+    return "-".join(words)[:90]
+
+
+def _check_plans(file: CampaignFile) -> None:
+    """Raise where a plan is named that no study can have."""
+    campaign: Campaign = file.campaign
+    named: list[tuple[Loc, str]] = [(("baselines", i), name) for i, name in enumerate(campaign.baselines)]
+    for i, expected in enumerate(campaign.expect):
+        named.append((("expect", i, "plan"), expected.plan))
+        if expected.over is not None:
+            named.append((("expect", i, "over"), expected.over))
+        if expected.metric == "ratio" and expected.over is None:
+            raise file.error(("expect", i), "a ratio is over another plan", "add 'over'")
+    for loc, name in named:
+        if not _KNOWN.fullmatch(name):
+            near = difflib.get_close_matches(name, _EXAMPLES, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_EXAMPLES)}"
+            raise file.error(loc, f"unknown baseline {name!r}", hint)
+
+
+def _check_names(file: CampaignFile, found: list[Planned]) -> None:
+    names: dict[str, Planned] = {}
+    for study in found:
+        other = names.setdefault(study.name, study)
+        if other is not study:
+            raise file.error(("matrix",), f"two studies have one name, {study.name!r}", "let their values differ more")

@@ -1,0 +1,356 @@
+"""A campaign's results as tables: a row for each plan of each study, curves, and a summary over repetitions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators
+from evaluators.cost_model.indicators import explained as explained_by
+from evaluators.cost_model.profile import find_profile
+from evaluators.objectives import LATENCY, Objective
+from optimizer.campaign.file import AXES, Campaign, Expectation
+from optimizer.files import read_document, write_atomic
+from optimizer.report.data import Study, objective_of, points, read_study
+from search_spaces.errors import OptimizeError, RunFolderError, printable
+
+SCHEMA_VERSION = 1
+STATE = "campaign.json"
+GROUP = ("evaluator", "platform", "processors")
+"""Axes whose values keep models apart: latencies of one device are explained together."""
+
+Row = dict[str, Any]
+_POOLED = ("seed",)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of a campaign.
+
+    Attributes:
+        results: tidy: a row for each named plan of each finished study; the best plan is called ``best``.
+        curves: best latency so far after each plan.
+        summary: a row for each cell of the matrix, over its seeds and repetitions.
+        expected: published figures beside ours.
+        indicators: work, weights and memory traffic of each model, with the latency of its best plan.
+        explained: how much of the latencies each of these explains.
+        unreadable: study → why its folder could not be read.
+    """
+
+    results: Sequence[Row]
+    curves: Sequence[Row]
+    summary: Sequence[Row]
+    expected: Sequence[Row]
+    indicators: Sequence[Row]
+    explained: Sequence[Row]
+    unreadable: Mapping[str, str]
+
+
+class DamagedStateError(RunFolderError):
+    """The state of a campaign cannot be read."""
+
+
+def read_state(folder: Path, needed: Collection[str] = ("studies", "name", "campaign")) -> dict[str, Any]:
+    """Return the document of a campaign's folder.
+
+    Raises:
+        DamagedStateError: it cannot be read.
+        RunFolderError: it is no campaign, or written by a newer version.
+    """
+    file, hint = folder / STATE, "run the campaign again: what is finished is kept"
+    state = read_document(file, SCHEMA_VERSION, hint, damaged=DamagedStateError)
+    if not state.keys() >= set(needed):
+        raise DamagedStateError(f"{file}: not the state of a campaign", "give the folder of a campaign")
+    return state
+
+
+def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
+    """Read the finished studies of a campaign.
+
+    Args:
+        state: the document ``campaign.json``.
+    """
+    results: list[Row] = []
+    curves: list[Row] = []
+    unreadable: dict[str, str] = {}
+    measured: list[Row] = []
+    campaign = Campaign.model_validate(state["campaign"])
+    shown = set(campaign.baselines)
+    for study in state["studies"]:
+        if study["status"] != "done":
+            continue
+        head = {
+            "campaign": state["name"],
+            "study": study["name"],
+            **{axis: study["axes"][axis] for axis in AXES},
+            "repetition": study["repetition"],
+        }
+        try:
+            read = read_study(folder / study["folder"])
+        except OptimizeError as error:
+            unreadable[study["name"]] = str(error)
+            continue
+        if campaign.indicators and (row := _indicator_row(head, read, state.get("machine", {}))):
+            measured.append(row)
+        results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
+        curves += [
+            {
+                **head,
+                "plans": p.number,
+                **_in_ms(read.objective, latency_ms=p.latency_s * 1e3, best_ms=p.best_s * 1e3),
+                "value": p.latency_s * 1e3,
+                "best": p.best_s * 1e3,
+                "unit": read.objective.shown,
+            }
+            for p in points(read)
+        ]
+    expected = [_expected(e, results) for e in campaign.expect]
+    explained = list(_explained_rows(measured))
+    return Tables(results, curves, list(_summary(results)), expected, measured, explained, unreadable)
+
+
+def write_tables(tables: Tables, folder: Path) -> str:
+    """Write each table that has rows as CSV, and the first also as Parquet; return why not, or "".
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    for name in ("results", "curves", "summary", "expected", "indicators", "explained"):
+        rows: Sequence[Row] = getattr(tables, name)
+        if rows:
+            write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
+    if not tables.results:
+        return ""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        return 'Parquet needs the extra "parquet": pip install "partition-optimizer[parquet]"'
+    table = pa.Table.from_pylist([{k: _scalar(v) for k, v in row.items()} for row in tables.results])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomic(folder / "results.parquet", sink.getvalue().to_pybytes())
+    return ""
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with a header; what is not known is empty, and no text is a formula to a spreadsheet."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: _cell(_scalar(v)) for k, v in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _scalar(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict | tuple) else value
+
+
+def _in_ms(objective: Objective, **numbers: Any) -> Row:
+    """Return columns that are in milliseconds of latency, empty where something else was made small."""
+    return {name: value if objective == LATENCY else None for name, value in numbers.items()}
+
+
+def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
+    objective, rows = objective_of(result), []
+    for name, entry in {"best": result["best"], **result["baselines"]}.items():
+        found = entry["latency_ms"] or {}  # as every study has it that was read; in the objective's unit
+        low, high = found.get("ci95", (None, None))
+        mine = result if name == "best" else {}
+        speedup = mine.get("speedup") or {}
+        ratio_low, ratio_high = speedup.get("ci95", (None, None))
+        rows.append(
+            {
+                **head,
+                "plan": name,
+                "stages": len(entry["plan"]["stages"]),
+                **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
+                "samples": found.get("samples"),
+                "ratio_to_best_known": speedup.get("ratio"),
+                "ratio_low": ratio_low,
+                "ratio_high": ratio_high,
+                "significant": speedup.get("significant"),
+                "compared_with": speedup.get("baseline"),
+                **_in_ms(objective, model_bound_ms=result["model_bound_ms"]),
+                "gap": mine.get("gap"),
+                "unique_plans": result["unique_plans"],
+                "space_plans": float(min(result["space"]["plans"], 1e308)),
+                "wall_s": result["wall_s"],
+                "failure": entry["failure"],
+                "value": found.get("median"),
+                "value_low": low,
+                "value_high": high,
+                "bound": result["model_bound_ms"],
+                "unit": objective.shown,
+            }
+        )
+    return rows
+
+
+def _summary(results: Sequence[Row]) -> list[Row]:
+    cells: dict[str, list[Row]] = {}
+    for row in results:
+        if row["plan"] == "best":
+            key = json.dumps([row[axis] for axis in AXES if axis not in _POOLED])
+            cells.setdefault(key, []).append(row)
+    found = []
+    for rows in cells.values():
+        ratio, low, high = _pooled(rows)
+        values = [r["value"] for r in rows if r["value"]]
+        best = statistics.median(values) if values else None
+        latency = rows[0]["objective"] == LATENCY.name
+        found.append(
+            {
+                **{axis: rows[0][axis] for axis in AXES if axis not in _POOLED},
+                "studies": len(rows),
+                "best_ms": best if latency else None,
+                "ratio": ratio,
+                "ratio_low": low,
+                "ratio_high": high,
+                "significant": low is not None and high is not None and not low <= 1.0 <= high,
+                "model_bound_ms": rows[0]["model_bound_ms"],
+                "best": best,
+                "bound": rows[0]["bound"],
+                "unit": rows[0]["unit"],
+            }
+        )
+    return found
+
+
+def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
+    """Return the geometric mean of the ratios and its 95 % interval: over studies, or that of the only one."""
+    known = [r for r in rows if r["ratio_to_best_known"]]
+    if not known:
+        return None, None, None
+    if len(known) == 1:
+        return known[0]["ratio_to_best_known"], known[0]["ratio_low"], known[0]["ratio_high"]
+    from scipy.stats import t
+
+    logs = [math.log(r["ratio_to_best_known"]) for r in known]
+    mean = statistics.mean(logs)
+    # Studies that measured the same plan on a quiet day agree by chance: no less than what each knows of itself.
+    within = statistics.median(math.log(r["ratio_high"] / r["ratio_low"]) / 2 for r in known) / math.sqrt(len(logs))
+    between = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = max(within, between)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
+    """Return a published figure beside ours: the median over the studies that it is about."""
+    wanted = expected.where.values
+    rows = [r for r in results if all(r[axis] == value for axis, value in wanted.items())]
+    by_study: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_study.setdefault(row["study"], {})[row["plan"]] = row
+    values = []
+    for plans in by_study.values():
+        plan, over = plans.get(expected.plan), plans.get(expected.over or "")
+        if plan is None or not plan["value"]:
+            continue
+        if expected.metric == "latency_ms" and plan["latency_ms"]:
+            values.append(plan["latency_ms"])
+        elif expected.metric == "speedup" and plans["best"]["ratio_to_best_known"]:
+            values.append(plans["best"]["ratio_to_best_known"])
+        elif expected.metric == "ratio" and over is not None and over["value"]:
+            values.append(plan["value"] / over["value"])
+    ours = statistics.median(values) if values else None
+    ratio = ours / expected.paper if ours is not None else None
+    return {
+        **{name: getattr(expected, name) for name in ("name", "metric", "plan", "over", "paper")},
+        "ours": ours,
+        "ours_low": min(values, default=None),
+        "ours_high": max(values, default=None),
+        "studies": len(values),
+        "ratio": ratio,
+        "tolerance": expected.tolerance,
+        "within": abs(ratio - 1.0) <= expected.tolerance if ratio is not None else None,
+        "source": expected.source,
+    }
+
+
+def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return sampler → mean over studies of ``best so far / best known − 1`` after 1, 2, … plans."""
+    best: dict[str, float] = {}
+    studies: dict[tuple[str, str, int], tuple[str, list[Row]]] = {}
+    for row in rows:
+        cell = json.dumps([row[a] for a in ("model", "platform", "evaluator", "processors", "objective")])
+        best[cell] = min(best.get(cell, math.inf), row["best"])
+        key = (named(row["sampler"]), row["study"], row["repetition"])
+        studies.setdefault(key, (cell, []))[1].append(row)
+    curves: dict[str, list[list[float]]] = {}
+    for (sampler, _, _), (cell, each) in studies.items():
+        curve: list[float] = []
+        for row in sorted(each, key=lambda r: int(r["plans"])):
+            curve += [curve[-1] if curve else row["best"] / best[cell] - 1.0] * (row["plans"] - len(curve) - 1)
+            curve.append(row["best"] / best[cell] - 1.0)
+        curves.setdefault(sampler, []).append(curve)
+    return {
+        sampler: [sum(c[min(n, len(c) - 1)] for c in each) / len(each) for n in range(max(map(len, each)))]
+        for sampler, each in curves.items()
+    }
+
+
+def _indicator_row(head: Mapping[str, Any], study: Study, machine: Mapping[str, Any]) -> Row | None:
+    """Return the indicators of a study's model beside the latency of its best plan; None where there are none.
+
+    Args:
+        head: the study's axes.
+        machine: that ran the campaign, as its provenance tells.
+    """
+    latency = study.result["best"].get("latency_ms")
+    if study.graph is None or latency is None:
+        return None
+    cache_bytes = _cache_bytes(study, machine)
+    return {
+        **{axis: head[axis] for axis in ("study", "model", *GROUP)},
+        "family": str(head["model"]).partition("@")[0],
+        "cache_bytes": cache_bytes,
+        **asdict(indicators(study.graph, cache_bytes)),
+        "latency_ms": latency["median"],
+    }
+
+
+def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """Return the R² of a straight line through each indicator: by device, of all models and of each family."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        for family in ("all", row["family"]):
+            groups.setdefault(json.dumps([*(row[axis] for axis in GROUP), family]), []).append(row)
+    for key, each in sorted(groups.items(), key=lambda item: json.loads(item[0])[-1] != "all"):
+        if len({row["model"] for row in each}) < LEAST_MODELS:
+            continue
+        found = [Indicators(**{name: row[name] for name in Indicators.__dataclass_fields__}) for row in each]
+        told = explained_by(found, [row["latency_ms"] * 1e-3 for row in each])
+        yield {**dict(zip((*GROUP, "family"), json.loads(key), strict=True)), "models": len(each), **told}
+
+
+def _cache_bytes(study: Study, machine: Mapping[str, Any]) -> int:
+    """Return the last cache of the first processor: of a profile what that says, else of a core of the machine."""
+    if study.result["evaluator"] == "cost-model":
+        try:
+            found = find_profile(str(study.config.get("platform")))
+        except OptimizeError:
+            found = None
+        known = found[0].processors.get(study.platform.processors[0].like) if found else None
+        return known.cache_bytes if known else 0
+    return int(machine.get("own_cache_bytes") or 0)
+
+
+def named(value: object) -> str:
+    """Return the value of an axis as people read it."""
+    return "default" if value is None else str(value)

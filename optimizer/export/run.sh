@@ -1,0 +1,11 @@
+#!/system/bin/sh
+# Runs the plan of this folder on the phone: sh run.sh [RUNS [INPUTS OUTPUTS]]
+cd "${0%/*}" || exit 1
+for file in run_plan libLiteRt.so; do
+  if [ ! -f "$file" ]; then
+    echo "run.sh: $file is missing: build it as the head of CMakeLists.txt says, and push the folder again" >&2
+    exit 4
+  fi
+done
+chmod +x run_plan
+LD_LIBRARY_PATH=".:$LD_LIBRARY_PATH" exec ./run_plan . "$@"

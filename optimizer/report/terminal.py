@@ -1,0 +1,36 @@
+"""Tables and reports for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from optimizer.report.document import Block, Table, Text
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | RichText]] = (), title: str = "") -> RichTable:
+    """Return a table without lines; names of columns with numbers begin with ``>``, and no text is markup."""
+    heading = RichText(title, style="bold") if title else None
+    made = RichTable(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+    for row in rows:
+        made.add_row(*(RichText(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
+def render(title: str, blocks: Iterable[Block]) -> Group:
+    """Return paragraphs and tables of a report; pictures are left out."""
+    parts: list[Any] = [RichText(title, style="bold")]
+    for block in blocks:
+        parts.append(RichText())
+        if isinstance(block, Text):
+            parts.append(RichText(block.text))
+        elif isinstance(block, Table):
+            names = [f"{'>' if block.columns[i].form else ''}{block.columns[i].name}" for i in block.used]
+            parts.append(table(names, ([row[i] for i in block.used] for row in block.cells()), block.caption))
+    return Group(*parts)

@@ -1,0 +1,122 @@
+"""The loop of a worker that shares its study: claim, measure, write down, and take up what the others found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optimizer.baselines import Baseline
+from optimizer.history import WARM, Trial, constraint_attributes
+from optimizer.loop import Loop, in_space
+from optimizer.shared.study import SharedStudy
+
+if TYPE_CHECKING:
+    from optimizer.samplers.study import StudySampler
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLoop(Loop):
+    """The loop of one of several workers; the budget is that of all of them together.
+
+    What is proposed depends on who was faster, so that a study of several workers cannot be repeated to the letter.
+
+    Attributes:
+        shared: the study.
+        worker: a number of this worker, so that it draws otherwise than the others.
+    """
+
+    shared: SharedStudy = field(kw_only=True)
+    worker: int = field(kw_only=True)
+
+    def run_outside(self, plans: Iterable[Baseline]) -> None:
+        """Measure baselines that the space does not hold and nobody has measured yet; wait for the others' results."""
+        waiting = {baseline.plan.digest: baseline for baseline in plans}
+        while True:
+            self._take_up(None)
+            waiting = {digest: b for digest, b in waiting.items() if digest not in self.history.known}
+            free = next((b for digest, b in waiting.items() if digest not in self.shared.pending), None)
+            if free is not None:
+                self._claimed(Trial(-1, free.plan, free.name, {}), "baseline", race=False)
+            elif waiting:
+                time.sleep(_POLL_S)
+            else:
+                return
+
+    def run(self) -> bool:
+        """Run trials until all workers together have spent the budget; return whether the space is exhausted.
+
+        Raises:
+            UnavailableError: the first plans all failed, so the device itself does not work.
+        """
+        cardinality, known, problem = self.space.cardinality(), 0, self.problem
+        if problem is not None:
+            fits = problem.fits
+            problem = replace(problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
+        # An order of its own for each worker: in one and the same they would all want the same plan each time.
+        sampler = self._sampler(problem, int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0]))
+        while True:
+            if self._take_up(sampler) or not known:
+                known = sum(t.origin == WARM and in_space(self.space, t.plan) for t in self.history.outside)
+            most = min(self.budget, cardinality - known)
+            if self.history.measured >= most or self.proven or time.monotonic() >= self.end_s:
+                return self.history.measured + known >= cardinality
+            if self.history.measured + len(self.shared.pending) >= most:
+                time.sleep(_POLL_S)  # the last plans are with others, who may yet die
+                continue
+            self._propose(sampler)
+
+    def _propose(self, sampler: StudySampler) -> None:
+        """Ask this worker's own study, which knows all finished and pending trials, for a plan, and try to claim it."""
+        history, taken = self.history, {*self.history.known, *self.shared.pending}
+        history.settle(self.shared.pending)
+        number = len(history.study.get_trials(deepcopy=False))
+        asked, trial = self._asked(sampler, (self.worker << 32) + number, taken)
+        if trial.plan.digest in taken:
+            before = history.known.get(trial.plan.digest)
+            sampler.update(replace(trial, repeat_of=before.number if before is not None else trial.number))
+            history.tell(replace(trial, repeat_of=trial.number), asked)
+            return
+        history.running[trial.plan.digest] = asked
+        self._claimed(replace(trial, number=-1), "trial", race=self._proposed(trial.origin))
+
+    def _claimed(self, trial: Trial, kind: str, *, race: bool) -> None:
+        """Claim a trial's plan, measure it and write down what came of it; somebody else may have been faster."""
+        distributions = self.history.distributions if kind == "trial" else {}
+        room = self.budget if kind == "trial" else None
+        claim = self.shared.claim(trial.plan.digest, kind, trial.params, distributions, room)
+        if claim is None:
+            return
+        try:
+            number = claim.number if kind == "trial" else trial.number
+            found = self._try(replace(trial, number=number), race=race)
+        except BaseException:
+            self.shared.give_up(claim)
+            raise
+        if kind == "trial":
+            found = replace(found, attributes=constraint_attributes(self.violations(trial.plan)))
+        self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
+
+    def _take_up(self, sampler: StudySampler | None) -> bool:
+        """Take up what anybody has finished since the last look, own trials included; tell whether there was any."""
+        found = self.shared.look()
+        for kind, record in found:
+            trial = self.history.trial_of(record)
+            if trial.plan.digest in self.history.known:
+                continue  # it was in our log, or a race was lost by a hair
+            self.log.append(kind, record)
+            if kind == "baseline":
+                self.history.add_outside(trial)
+            else:
+                self.history.tell(trial)
+                self.history.add(trial)
+                self._give_up_if_all_fail()
+            if sampler is not None:
+                sampler.update(trial)
+            self.notify(trial)
+        return bool(found)

@@ -1,0 +1,441 @@
+"""Calibrate a cost model of this machine: choose what to time, time it, fit, and say how wrong the fit is.
+
+A profile can be corrected with what a study measured on the real device (:func:`refine`).
+What was timed is in a log beside the profile, record by record; an interrupted calibration goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Evaluator, Session
+from evaluators.cost_model.calibrate_nets import GENERATOR, network
+from evaluators.cost_model.calibrate_profile import (
+    KEPT_OUT,
+    MOST_NETS,
+    Fits,
+    build_profile,
+    errors_on_models,
+    next_network,
+)
+from evaluators.cost_model.calibrate_time import (
+    Bench,
+    CutProfile,
+    Timed,
+    is_of,
+    pairs,
+    time_contention,
+    time_cuts,
+    time_link,
+)
+from evaluators.cost_model.fit import errors_of, nonnegative_prices
+from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.profile import (
+    SUFFIXES,
+    ContentionProfile,
+    CostProfile,
+    LinkProfile,
+    ProcessorProfile,
+    profile_digest,
+    read_profile,
+    to_json,
+)
+from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.registry import make_evaluator
+from evaluators.samples import Measurement
+from optimizer.devices import choose_platform
+from optimizer.files import write_atomic
+from optimizer.history import Trial
+from optimizer.provenance import provenance
+from optimizer.run import CONFIG, LOG, read_manifest
+from optimizer.storage import Record, TrialLog, read_log
+from search_spaces.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
+from search_spaces.graph import Graph
+from search_spaces.models import load
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform, Processor
+from search_spaces.wording import percent
+from search_spaces.yaml_file import read_settings
+
+LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
+_SHARE_OF_MODELS, _SHARE_OF_PAIRS = 0.2, 0.15
+_LEAST_NETS = 6
+_MOST_REFUSED = 20
+LEAST_STAGES = 6
+
+_KINDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "timed": ("timed", Timed.from_json),
+    "link": ("links", lambda data: LinkProfile(**data)),
+    "contention": ("contention", lambda data: ContentionProfile(**data)),
+    "cut": ("cuts", lambda data: CutProfile(**data)),
+}  # kind of a record → where it is held, and what it is made into
+
+Rows = dict[str, list[tuple[float, float]]]
+"""Processor of the profile → predicted seconds without the invocation, and measured seconds, of each stage."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the log holds.
+
+    Attributes:
+        timed: what was timed on each kind of processor.
+        refused: how many networks a kind of processor did not take.
+        links, contention: what pairs of processors do to each other.
+        cuts: what a cut costs on each kind of processor.
+    """
+
+    timed: list[Timed] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    links: list[LinkProfile] = field(default_factory=list)
+    contention: list[ContentionProfile] = field(default_factory=list)
+    cuts: list[CutProfile] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        """Take in a record of the log.
+
+        Raises:
+            ProfileError: it is damaged.
+        """
+        try:
+            if record.kind == "refused":
+                self.refused[str(record.data["like"])] += 1
+            elif record.kind in _KINDS:
+                name, make = _KINDS[record.kind]
+                getattr(self, name).append(make(record.data))
+        except (KeyError, TypeError) as error:
+            raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A finished calibration.
+
+    Attributes:
+        profile, platform: what the file holds.
+        out: the file.
+        interrupted: whether the person ended it early.
+    """
+
+    profile: CostProfile
+    platform: Platform
+    out: Path
+    interrupted: bool = False
+
+
+def calibrate(
+    out: Path,
+    processors: Sequence[str] | None = None,
+    minutes: float = 10.0,
+    *,
+    evaluator: str = "litert",
+    command: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Calibrate the processors of this machine and write their profile to ``out``.
+
+    Raises:
+        UsageError: an option is wrong, or the log beside ``out`` is of another machine or of other processors.
+        ProfileError: there was time for too little to fit.
+        UnavailableError: the device failed.
+    """
+    if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
+        raise UsageError(f"--minutes {minutes:g}: give {LEAST_MINUTES:g} to {MOST_MINUTES:g} minutes")
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"--out {out}: a profile is a .json or .yaml file", f"give {out.with_suffix('.json')}")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}", "make it first")
+    measurer = make_evaluator(evaluator)
+    platform = choose_platform(measurer, processors)
+    end_s = time.monotonic() + 60.0 * minutes
+    log, contents = TrialLog.open(out.with_suffix(".log"))
+    interrupted = False
+    with ExitStack() as stack:
+        stack.callback(log.close)
+        measured = Measured()
+        session = stack.enter_context(measurer.prepare(platform))
+        _check_log(log, contents.records, _identity(measurer, session, platform))
+        for record in contents.records:
+            measured.add(record)
+        if measured.timed:
+            tell(f"{len(measured.timed)} timings of an earlier start are used")
+        bench = stack.enter_context(Bench(measurer, session, platform))
+        try:
+            _Calibrator(measured, bench, log, tell).measure(end_s)
+        except KeyboardInterrupt:
+            interrupted = True
+    return _finish(measured, platform, out, [*command], interrupted=interrupted)
+
+
+def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dict[str, Any]:
+    machine = provenance()
+    return {
+        "evaluator": evaluator.name,
+        "cpu": machine["machine"]["cpu"],
+        "runtime": session.fingerprint().get("runtime"),
+        "processors": [[p.name, p.like] for p in platform.processors],
+        "generator of networks": GENERATOR,
+    }
+
+
+def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any]) -> None:
+    """Check that a log is of this machine; a new one is told what it is of."""
+    if not records:
+        log.append("calibration", identity)
+        return
+    known = dict(records[0].data) if records[0].kind == "calibration" else {}
+    for name, value in identity.items():
+        if known.get(name) != value:
+            raise RunFolderError(
+                f"{log.path}: belongs to a calibration with another {name}: {known.get(name)}, not {value}",
+                "give another --out, or remove the log",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Calibrator:
+    """Times what the log lacks; whatever is timed is in the log at once."""
+
+    measured: Measured
+    bench: Bench
+    log: TrialLog
+    tell: Callable[[str], None]
+
+    def measure(self, end_s: float) -> None:
+        """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
+        left_s = max(0.0, end_s - time.monotonic())
+        self._pairs(end_s - left_s * (1.0 - _SHARE_OF_PAIRS))
+        self._cuts()
+        self._networks(end_s - left_s * _SHARE_OF_MODELS)
+        for name in KEPT_OUT:
+            for processor in self._kinds():
+                known = any((t.like, t.name) == (processor.like, name) for t in self.measured.timed)
+                if known or time.monotonic() > end_s:
+                    continue
+                self.tell(f"timing {name} on {processor.name}, which is kept out of the fit")
+                try:
+                    self._keep("timed", self.bench.time_zoo(processor, name))
+                except UnavailableError as error:
+                    self.tell(f"{name} is left out on {processor.name}: {error.what}")
+
+    def _keep(self, kind: str, value: Any) -> None:
+        getattr(self.measured, _KINDS[kind][0]).append(value)
+        self.log.append(kind, value.to_json() if kind == "timed" else asdict(value))
+
+    def _kinds(self) -> list[Processor]:
+        """Return a processor of each kind."""
+        return [members[0] for members in self.bench.platform.classes().values()]
+
+    def _networks(self, end_s: float) -> None:
+        measured = self.measured
+        fits: Fits = {}
+        for number in range(MOST_NETS):
+            for processor in self._kinds():
+                mine = [t for t in measured.timed if t.like == processor.like and t.seed is not None]
+                if len(mine) > number or (time.monotonic() > end_s and number >= _LEAST_NETS):
+                    continue
+                seed = next_network(mine, measured.refused[processor.like], fits=fits)
+                self.tell(f"timing network {number + 1} on {processor.name}")
+                try:
+                    timed = self.bench.time(processor, network(f"net{seed}", seed))
+                except UnavailableError as error:
+                    measured.refused[processor.like] += 1
+                    self.log.append("refused", {"like": processor.like, "seed": seed, "reason": error.what})
+                    if measured.refused[processor.like] > _MOST_REFUSED:
+                        raise
+                    continue
+                self._keep("timed", replace(timed, seed=seed))
+            if time.monotonic() > end_s and number >= _LEAST_NETS:
+                break
+
+    def _pairs(self, end_s: float) -> None:
+        """Time each pair of processors: handing over, and running at once where they can."""
+        for pair in pairs(self.bench.platform):
+            source, target = pair
+            linked = any(is_of(link, *pair) for link in self.measured.links)
+            likes = source.like, target.like
+            crowded = source.excludes(target) or any((c.victim, c.other) == likes for c in self.measured.contention)
+            if linked and crowded:
+                continue
+            if time.monotonic() > end_s:
+                break
+            if not linked:
+                self.tell(f"timing transfers from {source.name} to {target.name}")
+                self._keep("link", time_link(self.bench.session, self.bench.loaded, *pair))
+            if not crowded:
+                self.tell(f"timing {source.name} beside {target.name}")
+                self._keep("contention", time_contention(self.bench.session, self.bench.loaded, *pair))
+
+    def _cuts(self) -> None:
+        """Time what a cut costs on each kind of processor."""
+        for processor in self._kinds():
+            if not any(cut.like == processor.like for cut in self.measured.cuts):
+                self.tell(f"timing cuts on {processor.name}")
+                try:
+                    self._keep("cut", time_cuts(self.bench.session, self.bench.loaded, processor))
+                except UnavailableError as error:
+                    self.tell(f"the cost of a cut on {processor.name} could not be measured: {error.what}")
+
+
+def _finish(
+    measured: Measured, platform: Platform, out: Path, command: Sequence[str], *, interrupted: bool
+) -> Calibration:
+    try:
+        profile = build_profile(platform, measured.timed, measured.links, measured.contention, measured.cuts)
+    except ProfileError as error:
+        if interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    profile = replace(
+        profile,
+        provenance={"command": list(command), **provenance(), "timings": len(measured.timed)},
+        errors=errors_on_models(profile, measured.timed),
+    )
+    write_profile(out, profile, platform)
+    return Calibration(profile, platform, out, interrupted)
+
+
+def write_profile(out: Path, profile: CostProfile, platform: Platform) -> None:
+    """Write a profile's file, whole or not at all.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    write_atomic(out, (json.dumps(to_json(profile, platform), indent=1) + "\n").encode())
+
+
+def refine(file: Path, run: Path) -> Calibration:
+    """Scale each processor's prices, and set its cost of a stage, by the stages that a study measured on it.
+
+    Raises:
+        ProfileError: the profile does not know the study's processors, or the study measured too little.
+        RunFolderError: there is no run in that folder.
+        UsageError: a file cannot be read.
+    """
+    profile, platform = read_profile(file)
+    graph, runs = _run(run)
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
+    before = [simulator.latency_s(plan) for plan, _ in runs]
+    rows = _stages(profile, platform, simulator, runs)
+    if not any(len(of) >= LEAST_STAGES for of in rows.values()):
+        raise ProfileError(
+            f"{run}: measured {max(map(len, rows.values()), default=0)} stages on a processor of the profile",
+            f"{LEAST_STAGES} or more are needed: give the study a larger --budget",
+        )
+    processors = dict(profile.processors)
+    for key, of in rows.items():
+        if len(of) >= LEAST_STAGES:
+            processors[key] = _scaled(processors[key], of)
+    refined = replace(profile, processors=processors)
+    simulator = PlanSimulator(graph, platform, prices(refined, graph, platform))
+    after = [simulator.latency_s(plan) for plan, _ in runs]
+    measured = [measurement.median_s for _, measurement in runs]
+    step = {
+        "run": run.name,
+        "model": graph.name,
+        "profile_digest": profile_digest(profile),
+        "plans": len(measured),
+        "before": errors_of(before, measured),
+        "after": errors_of(after, measured),
+    }
+    known: Any = profile.provenance.get("refined", ())
+    refined = replace(
+        refined,
+        provenance={**profile.provenance, "refined": [*known, step]},
+        errors={**profile.errors, "study": step["after"]},
+    )
+    write_profile(file, refined, platform)
+    return Calibration(refined, platform, file)
+
+
+def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
+    """Return a study's model, and each plan that was measured in full with what came out."""
+    if read_manifest(run) is None:
+        raise RunFolderError(f"{run}: there is no run in this folder", "give the folder that optimize --out made")
+    config = read_settings(run / CONFIG)
+    if "model" not in config:
+        raise RunFolderError(f"{run / CONFIG}: is damaged: it names no model")
+    if config.get("evaluator") == "cost-model":
+        raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
+    graph = load(str(config["model"]), tuple(config.get("input_shape") or ()), signature=config.get("signature"))
+    trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
+    return graph, [
+        (t.plan, t.measurement) for t in trials if t.measurement and not t.raced and t.measurement.cold == 1.0
+    ]
+
+
+def _stages(
+    profile: CostProfile, platform: Platform, simulator: PlanSimulator, runs: Sequence[tuple[Plan, Measurement]]
+) -> Rows:
+    found: Rows = {}
+    for plan, measurement in runs:
+        try:
+            plan.validate(simulator.graph, platform)
+        except PlanError as error:
+            raise ProfileError(f"the study's plans are not for the profile's platform: {error.what}") from error
+        for stage, task, measured in zip(plan.stages, simulator.tasks(plan), measurement.stage_s, strict=True):
+            key = profile_key(profile, platform[stage.processor])
+            if measured > 0:
+                found.setdefault(key, []).append((task.work_s - profile[key].invocation_s, measured))
+    return found
+
+
+def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) -> ProcessorProfile:
+    """Return a processor whose stages take what was measured, as nearly as one factor and one constant allow."""
+    predicted, measured = np.array(rows).T
+    table = np.stack([predicted, np.ones_like(predicted)], axis=1)
+    factor, invocation = map(float, nonnegative_prices(table, measured))
+    if factor <= 0:
+        return processor
+    kernels = {
+        key: replace(model, prices={name: price * factor for name, price in model.prices.items()})
+        for key, model in processor.kernels.items()
+    }
+    return replace(
+        processor,
+        kernels=kernels,
+        dispatch_s=processor.dispatch_s * factor,
+        io_s_per_byte=processor.io_s_per_byte * factor,
+        invocation_s=invocation,
+    )
+
+
+def render(found: Calibration) -> str:
+    """Return where the profile is and how wrong it is, in lines."""
+    processors = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
+    lines = [
+        f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"
+    ]
+    for like, errors in found.profile.errors.items():
+        if not isinstance(errors, Mapping) or "models" not in errors:
+            continue
+        who = processors.get(like, like)
+        lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
+        if errors.get("operators"):
+            lines.append(f"{who}: their operators {_errors(errors['operators'])}")
+    regret = found.profile.errors.get("regret")
+    if isinstance(regret, Mapping):
+        lines.append(
+            f"choosing a processor by it costs {percent(regret['mean'], 1)} on average, "
+            f"at most {percent(regret['most'], 1)}"
+        )
+    if len(lines) == 1:
+        lines.append("no model was kept out of the fit, so how wrong it is is not known; give it more --minutes")
+    return "\n".join(lines)
+
+
+def _errors(errors: Mapping[str, Any]) -> str:
+    return (
+        f"({errors['cases']:.0f}): median error {percent(errors['median'], 1)}, 90th percentile "
+        f"{percent(errors['p90'], 1)}; "
+        f"within 10 %: {percent(errors['within_10'])}; rank correlation {errors['kendall']:.2f}"
+    )

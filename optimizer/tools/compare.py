@@ -1,0 +1,167 @@
+"""Which of two runs' plans is faster: both run interleaved, over rebuilt instances, or both are predicted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Batch, Candidate
+from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
+from evaluators.litert.runner import PlanRunner, WorkloadRunner
+from evaluators.measurement.disturbance import TaskCounters, in_words
+from evaluators.measurement.final import FinalPolicy, Ratio, compare
+from optimizer.console import interval_ms, slower_text
+from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
+from search_spaces.errors import RunFolderError, UnavailableError
+from search_spaces.graph import Graph
+
+_POLICY = FinalPolicy(max_s=20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One of the two plans.
+
+    Attributes:
+        interface: what it has in common with other plans of the same model or models.
+        content: digest of the model that its files were cut from; what is written differs where this does.
+        load: returns a rebuilt instance.
+        processes: of the instances that run.
+        predicted: whether nothing runs.
+    """
+
+    interface: tuple[Any, ...]
+    content: str
+    load: Callable[[], Candidate]
+    processes: Callable[[], list[int]] = list
+    predicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _FromFiles(Candidate):
+    """A plan run from its files, by a runner that is one of those that are running."""
+
+    runner: PlanRunner | WorkloadRunner
+    running: list[Any]
+    measure: Callable[[int, float], Batch]
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        return self.measure(n, stop_above_s)
+
+    def close(self) -> None:
+        self.runner.close()
+        self.running.remove(self.runner)
+
+
+def _measure_workload(runner: WorkloadRunner, n: int, stop_above_s: float) -> Batch:
+    """Return the mean latency of the models in each of some runs."""
+    values: list[float] = []
+    while len(values) < n and not (values and values[-1] > stop_above_s):
+        values.append(runner.run().value_s("mean"))
+        if runner.failures:
+            raise UnavailableError(next(iter(runner.failures.values())))
+    return Batch(np.array(values), np.array(values)[:, None])
+
+
+def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[str], None] = lambda _: None) -> str:
+    """Compare the best plans of two run folders (or two ``plan.json``) and return what to print.
+
+    Plans of several models are compared by the mean of their models' latencies.
+
+    Args:
+        progress: told once a round.
+
+    Raises:
+        PlanError: a plan or a stage file is missing or damaged.
+        RunFolderError: the plans are for different models (a model and its rewrites are one), or one is predicted and
+            the other is not.
+    """
+    with ExitStack() as stack:
+        one, other = (_source(plan_of(run), stack) for run in (first, second))
+        if one.content != other.content and one.interface != other.interface:
+            names = " and ".join(source.interface[0] for source in (one, other))
+            raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")
+        if one.predicted != other.predicted:
+            raise RunFolderError(
+                f"the plan of {first if one.predicted else second} is predicted, the other one measured",
+                "compare two that are predicted, or two that run on this machine",
+            )
+        counters = TaskCounters(os.sched_getaffinity(0), lambda: [*one.processes(), *other.processes()])
+        found = compare(
+            one.load,
+            other.load,
+            _POLICY,
+            np.random.default_rng(0),
+            counters=counters.read if counters.works and not one.predicted else None,
+            progress=progress,
+        )
+    if as_json:
+        return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
+    lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
+    ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
+    how = f"over {found.rounds} rebuilt pairs"
+    if ratio.significant:
+        faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
+        lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")
+    else:
+        lines.append(f"not significant: the two plans are {slower_text(ratio)}, {how}")
+    lines += in_words(found.disturbance, found.repeated, os.cpu_count() or 1)
+    if one.predicted:
+        lines.append("all of this is predicted: nothing was run")
+    if one.content != other.content:
+        lines.append("their model files differ: operators of one are split, or have other weights")
+    return "\n".join(lines)
+
+
+def _source(path: Path, stack: ExitStack) -> _Source:
+    """Return where a plan comes from; what it opens is closed with the stack."""
+    running: list[Any] = []
+    if is_workload_plan(path):
+        names = ", ".join(read_workload_plan(path).names)
+
+        def load_several() -> Candidate:
+            runner = WorkloadRunner(path)
+            running.append(runner)
+            runner.run()
+            return _FromFiles(runner, running, partial(_measure_workload, runner))
+
+        return _Source((names,), names, load_several, lambda: [p for runner in running for p in runner.processes()])
+    run = None if runs_here(path) else study_of(path)
+    if run is None:
+        deployed = read_deployment(path)
+
+        def load() -> Candidate:
+            runner = PlanRunner(path)
+            runner.run_seeded()
+            running.append(runner)
+            return _FromFiles(runner, running, runner.measure)
+
+        def processes() -> list[int]:
+            return [p for runner in running for p in runner.candidate.processes()]
+
+        return _Source(_interface(deployed.graph), deployed.content_digest, load, processes)
+    if has_several(run):
+        hosted = stack.enter_context(reloaded_workload(run))
+        joined = hosted.problem.joined
+        names = ", ".join(component.name for component in joined.components)
+        load_hosted = partial(hosted.session.load, joined.graph, hosted.plan, fresh=True)
+        return _Source((names,), names, load_hosted, predicted=is_predicted(run))
+    found = stack.enter_context(reloaded(run))
+    content = found.graph.source.content_digest() if found.graph.source is not None else ""
+    load_again = partial(found.session.load, found.graph, found.plan, fresh=True)
+    return _Source(_interface(found.graph), content, load_again, predicted=is_predicted(run))
+
+
+def _interface(graph: Graph) -> tuple[Any, ...]:
+    """Return what a model has in common with its rewrites: its name, and what it takes and gives."""
+    ends = ([(graph.tensors[t].shape, graph.tensors[t].dtype) for t in some] for some in (graph.inputs, graph.outputs))
+    return graph.name, *ends

@@ -1,0 +1,113 @@
+"""A study in optuna-dashboard: its trials, and the report with its plots as a note. All is a copy, gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.report.data import Study, read_study
+from optimizer.report.markdown import render
+from optimizer.report.study import study_document
+from optimizer.report.svg import standalone
+from search_spaces.errors import RunFolderError, UnavailableError
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.artifacts import FileSystemArtifactStore
+
+HOST = "127.0.0.1"
+
+
+def export(study: Study) -> optuna.Study:
+    """Return an Optuna study in memory: trials of the space with their latency in ms, stages and origin.
+
+    A plan outside of the space, as every layer by itself, is an attribute of the study.
+
+    Raises:
+        RunFolderError: the model cannot be read any more, so that the space is not known.
+    """
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    from optimizer.samplers import quiet_optuna
+    from search_spaces.registry import make_space
+
+    if study.graph is None:
+        raise RunFolderError(f"{study.path}: its space is not known: {study.missing}")
+    quiet_optuna()
+    most = min(int(study.config.get("max_stages", 4)), len(study.graph.operators))
+    space = make_space(str(study.config.get("allow", "cuts")), study.graph, study.platform, most)
+    distributions = dict(space.distributions())
+    made = optuna.create_study(study_name=str(study.manifest["study"]), direction="minimize")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        made.set_metric_names(["latency, ms"])
+    for trial in study.trials:
+        value_ms = trial.median_s * 1e3 if trial.measurement else None
+        if set(trial.params) != set(distributions):
+            outside = {"plan": trial.plan.to_json(), "latency_ms": value_ms}
+            made.set_user_attr(f"{trial.origin} ({trial.plan.digest[:8]})", outside)
+            continue
+        told = {
+            "proposed by": trial.origin,
+            "stages": len(trial.plan.stages),
+            "plan": json.dumps(trial.plan.to_json()["stages"]),
+            "stopped early": trial.raced,
+            "failure": trial.failure,
+        }
+        state, params = TrialState.COMPLETE if trial.measurement else TrialState.FAIL, dict(trial.params)
+        kept = create_trial(state=state, value=value_ms, params=params, distributions=distributions, user_attrs=told)
+        made.add_trial(kept)
+    return made
+
+
+def annotate(made: optuna.Study, study: Study, folder: Path) -> FileSystemArtifactStore:
+    """Give an exported study the report as its note; plots are files in ``folder``, returned as what serves them.
+
+    Raises:
+        UnavailableError: the extra ``dashboard`` is not installed.
+    """
+    try:
+        import optuna_dashboard
+        from optuna_dashboard.artifact import get_artifact_path
+    except ImportError as error:
+        raise UnavailableError(
+            'optuna-dashboard is not installed: it is the extra "dashboard"',
+            'pip install "partition-optimizer[dashboard]"',
+        ) from error
+    from optuna.artifacts import FileSystemArtifactStore, upload_artifact
+
+    document = study_document(study)
+    store = FileSystemArtifactStore(folder)
+    note = render(document, "plots")
+    for figure in document.figures:
+        picture = folder / f"{figure.name}.svg"
+        picture.write_text(standalone(figure.svg), encoding="utf-8")
+        name = upload_artifact(artifact_store=store, file_path=str(picture), study_or_trial=made)
+        note = note.replace(f"](plots/{figure.name}.svg)", f"]({get_artifact_path(made, name)})")
+    optuna_dashboard.save_note(made, note)
+    return store
+
+
+def serve(run: Path, port: int, ready: Callable[[str], object]) -> None:
+    """Show a study at ``http://127.0.0.1:port``, which ``ready`` is told, until interrupted.
+
+    Raises:
+        RunFolderError: it is no finished run folder, or its model cannot be read.
+        UnavailableError: the extra ``dashboard`` is not installed, or the port is in use.
+    """
+    study = read_study(run)
+    made = export(study)
+    with tempfile.TemporaryDirectory(prefix="optimize-dashboard-") as folder:
+        store = annotate(made, study, Path(folder))
+        import optuna_dashboard
+
+        ready(f"http://{HOST}:{port}")
+        try:
+            optuna_dashboard.run_server(made._storage, HOST, port, store)  # noqa: SLF001 - there is no other way to it
+        except OSError as error:
+            raise UnavailableError(f"port {port} cannot be used: {error.strerror}", "give another --port") from error

@@ -1,0 +1,360 @@
+"""``optimize execute``: run a plan from its files, or where this machine cannot run any, by its study's evaluator.
+
+What several models are asked is what they were asked in the study, whatever its workload's file says now.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, chdir, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.base import Agreement, Evaluator, Session
+from evaluators.litert.deployment import is_workload_plan, runs_here
+from evaluators.litert.runner import PlanRunner, WorkloadRunner
+from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
+from evaluators.registry import make_evaluator
+from evaluators.samples import Measurement
+from evaluators.sampling import SamplingPolicy, measure
+from evaluators.workload.host import WorkloadSession
+from evaluators.workload.outcome import Outcome
+from optimizer.config import StudyConfig, parse_config
+from optimizer.console import interval_ms
+from optimizer.devices import choose_model_and_platform
+from optimizer.report.data import read_result
+from optimizer.run import CONFIG, read_manifest
+from optimizer.workload_problem import Problem, read_problem
+from search_spaces.arrangement import jobs_of
+from search_spaces.bounded import parsed_json, read_bounded
+from search_spaces.errors import PlanError, RunFolderError, UsageError, shown
+from search_spaces.graph import Graph
+from search_spaces.models.source import check_custom_ops
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+from search_spaces.workload import Arrival, Client, Workload
+from search_spaces.yaml_file import read_settings
+
+_POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
+# Each run is a stream of 0.2 s or more.
+_STREAM_POLICY = SamplingPolicy(max_s=3.0, min_runs=5, max_runs=12, warmup_max=2)
+_FEWEST, _MOST, _LIMIT_S = 5, 200, 3.0  # runs of a workload, and the seconds that they may take beyond the fewest
+_FIGURES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms", "throughput_per_s", "misses", "rejected")
+_WORKLOAD = "workload.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What to print of a plan that was run, and whether its outputs are as they should be, as far as was looked."""
+
+    text: str
+    accepted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The best plan of a study, and the session that its evaluator opens for it."""
+
+    session: Session
+    graph: Graph
+    plan: Plan
+    platform: Platform
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadedWorkload:
+    """The best plan of a study of several models, and the session that its evaluator opens for it."""
+
+    session: WorkloadSession
+    problem: Problem
+    plan: Plan
+
+
+def plan_of(run: str) -> Path:
+    """Return where the plan of a run folder is; any other path stands for itself."""
+    path = Path(run)
+    return path / "best" if (path / "best" / "plan.json").exists() else path
+
+
+def study_of(path: Path) -> Path | None:
+    """Return the run folder that a plan lies in, given by itself or its folder; None where it lies elsewhere."""
+    folder = path if path.is_dir() else path.parent
+    found = folder.parent if folder.name == "best" else folder
+    return found if (found / "best" / "plan.json").is_file() and read_manifest(found) is not None else None
+
+
+def has_several(run: Path) -> bool:
+    """Return whether a study is of several models."""
+    return (run / "best" / _WORKLOAD).is_file()
+
+
+def is_predicted(run: Path) -> bool:
+    """Return whether the figures of a study are predictions.
+
+    Raises:
+        RunFolderError: the study is not finished, or damaged.
+    """
+    return bool(read_result(run).get("predicted"))
+
+
+def execute(
+    plan: str, *, as_json: bool, stream: bool = False, inputs: Path | None = None, custom_ops: Path | None = None
+) -> Executed:
+    """Measure a plan from its files, or that of a study without files from its models.
+
+    Args:
+        inputs: a file with the inputs to run on; those that the search measured with where left out.
+        custom_ops: a library with kernels of custom operators.
+        stream: run inferences that follow each other without a pause and overlap, instead of one at a time.
+
+    Raises:
+        PlanError: the plan or a stage file is missing or damaged.
+        UnavailableError: this machine cannot run it.
+    """
+    path = plan_of(plan)
+    files = is_workload_plan(path)
+    study = None if files or runs_here(path) else study_of(path)
+    own = inputs is not None or custom_ops is not None
+    if files or (study is not None and has_several(study)):
+        if stream:
+            raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
+        if own:
+            raise UsageError("--input and --custom-ops: a plan of several models draws its inputs", "leave them out")
+        return _workload_by_evaluator(study, as_json=as_json) if study else _workload_files(path, as_json=as_json)
+    objective = OBJECTIVES["throughput" if stream else "latency"]
+    policy = _STREAM_POLICY if stream else _POLICY
+    if study is not None:
+        if own:
+            raise UsageError("--input and --custom-ops: the plan has no files for this machine", "leave them out")
+        with reloaded(study) as again, closing(again.session.load(again.graph, again.plan)) as candidate:
+            if stream and not again.session.capabilities.stream:
+                raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
+            how = (Pricing(objective, again.platform, {}),)
+            found = measure(PricedCandidate(candidate, again.plan, how, lambda: 0), policy)
+            agreement = candidate.verify()
+        document = _figures(again.graph.name, objective, found, again.plan, _outputs(study, agreement))
+    else:
+        if custom_ops is not None:
+            check_custom_ops(custom_ops)
+        with PlanRunner(path, custom_ops=custom_ops) as runner:
+            runner.run_seeded() if inputs is None else runner.run(runner.read(inputs))
+            deployed, agreement = runner.deployment, None
+            how = (Pricing(objective, deployed.platform, {}),)
+            found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), policy)
+            flying = {"in_flight": runner.in_flight} if stream else {}
+        document = _figures(deployed.graph.name, objective, found, deployed.plan, flying)
+    text = json.dumps(document, indent=2) if as_json else "\n".join(_lines(document, objective, found))
+    return Executed(text, agreement is None or agreement.accepted)
+
+
+def _figures(
+    name: str, objective: Objective, found: Measurement, plan: Plan, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the document of ``--json`` for a plan of one model."""
+    samples, stages = found.latency_s, zip(plan.stages, found.stage_s, strict=True)
+    return {
+        "schema_version": 1,
+        "model": name,
+        **more,
+        objective.key: {
+            "median": samples.median * 1e3,
+            "ci95": [x * 1e3 for x in samples.ci95],
+            "samples": len(samples.values_s),
+            "values": [x * 1e3 for x in samples.values_s],
+        },
+        "stages": [{"processor": stage.processor, "ms": seconds * 1e3} for stage, seconds in stages],
+    }
+
+
+def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement) -> list[str]:
+    samples = found.latency_s
+    told = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
+    if objective.law == "period":
+        flying = f", {document['in_flight']} in flight" if "in_flight" in document else ""
+        told = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
+    stages = [f"stage {i} on {s['processor']}: {s['ms']:.2f} ms" for i, s in enumerate(document["stages"])]
+    return [f"{_named(document['model'])}: {told}", *stages, *_output_lines(document)]
+
+
+def _workload_files(path: Path, *, as_json: bool) -> Executed:
+    """Run a workload from its files; a model that fails is told of, and the others go on."""
+    with WorkloadRunner(path) as runner:
+        runner.run()
+        outcomes = _runs(runner.run)
+        files, failures = runner.files, runner.failures
+    return Executed(_workload_text(files.name, files.names, outcomes, {"failures": dict(failures)}, as_json=as_json))
+
+
+def _workload_by_evaluator(run: Path, *, as_json: bool) -> Executed:
+    """Run the best plan of a study of several models, and compare outputs with the whole models'."""
+    with (
+        reloaded_workload(run) as found,
+        closing(found.session.load(found.problem.joined.graph, found.plan)) as candidate,
+    ):
+
+        def once() -> Outcome:
+            candidate.run(1)
+            return candidate.outcome
+
+        once()
+        outcomes, agreement = _runs(once), candidate.verify()
+    problem = found.problem
+    names = [problem.joined.components[k].name for k in jobs_of(found.plan, problem.joined)]
+    more = {"failures": {}, **_outputs(run, agreement)}
+    text = _workload_text(problem.workload.name, names, outcomes, more, as_json=as_json)
+    return Executed(text, agreement is None or agreement.accepted)
+
+
+def _runs(once: Callable[[], Outcome]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    begin_s = time.monotonic()
+    while len(outcomes) < _MOST and (len(outcomes) < _FEWEST or time.monotonic() - begin_s < _LIMIT_S):
+        outcomes.append(once())
+    return outcomes
+
+
+def _workload_text(
+    name: str, names: Sequence[str], outcomes: Sequence[Outcome], more: Mapping[str, Any], *, as_json: bool
+) -> str:
+    """Return what to print of some runs of a workload: medians over the runs.
+
+    Args:
+        names: of the instances, those first that go first.
+        more: of the JSON document: why instances failed, and what is known of ``outputs``.
+    """
+    document: dict[str, Any] = {"schema_version": 1, "workload": name, "runs": len(outcomes)}
+    figures = [o.to_json() for o in outcomes]
+    for key in _FIGURES:
+        known = [f[key] for f in figures if f[key] is not None]
+        document[key] = statistics.median(known) if known else None
+    each = zip(*(o.latencies_s for o in outcomes), strict=True)
+    document["instances_ms"] = {n: statistics.median(t) * 1e3 for n, t in zip(names, each, strict=True)}
+    document |= more
+    if as_json:
+        return json.dumps(document, indent=2)
+    told = (
+        f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g}, all done after "
+        f"{document['makespan_ms']:.4g}; {document['throughput_per_s']:.4g} requests a second, "
+        f"{document['misses']:.0f} missed; {document['runs']} runs"
+    )
+    took = [
+        f"{_named(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}" for n, ms in document["instances_ms"].items()
+    ]
+    return "\n".join([f"{_named(name)}: {told}", *took, *_output_lines(document)])
+
+
+def _named(name: str) -> str:
+    """Return a name from a file, which may hold what commands a terminal."""
+    return name if name.isprintable() else shown(name)
+
+
+def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
+    """Return how outputs compare, for the document of ``--json``, and whether figures are predicted."""
+    if agreement is None:
+        return {"predicted": is_predicted(run), "outputs": None}
+    error = agreement.max_rel_error
+    return {"outputs": {"max_rel_error": error, "allowed": agreement.tolerance, "accepted": agreement.accepted}}
+
+
+def _output_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return in words what a document tells of ``outputs``: nothing where it does not look at them."""
+    if "outputs" not in document:
+        return []
+    if (outputs := document["outputs"]) is None:
+        predicted = document["predicted"]
+        return ["all of this is predicted: nothing was run" if predicted else "the evaluator returns no outputs"]
+    verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
+    return [f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole model's"]
+
+
+@contextmanager
+def reloaded(run: Path) -> Iterator[Reloaded]:
+    """Open a session of a study's evaluator for its best plan.
+
+    Raises:
+        RunFolderError: the study's settings are damaged, or its model is another one now.
+        PlanError: the plan is damaged.
+        UnavailableError: the device is not there.
+    """
+    run = run.resolve()
+    config, plan = _config(run), _plan(run / "best" / "plan.json")
+    evaluator = make_evaluator(config.evaluator)
+    graph, platform = choose_model_and_platform(evaluator, config)
+    if graph.digest != plan.graph_digest:
+        raise RunFolderError(f"{run}: {config.model} is another model now", "search again")
+    with evaluator.prepare(platform) as session:
+        yield Reloaded(session, graph, plan, platform)
+
+
+@contextmanager
+def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
+    """Read again what a study of several models was about; yield its evaluator, that, and its best plan.
+
+    Raises:
+        RunFolderError: the study's settings are damaged, or its models, or what they are asked, are others now.
+        PlanError: the plan is damaged.
+    """
+    run = run.resolve()
+    config, workload = _config(run), _workload(run / "best" / _WORKLOAD)
+    with _where(run / "best" / _WORKLOAD, [*(c.model for c in workload.clients), str(config.platform or "")]):
+        evaluator, plan = make_evaluator(config.evaluator), _plan(run / "best" / "plan.json")
+        problem = read_problem(config, evaluator, workload)
+        manifest = read_manifest(run) or {"fixed": {}}
+        digest = f"{problem.joined.graph.digest}+{problem.workload.digest}"
+        if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
+            raise RunFolderError(f"{run}: its models or their options have changed", "search again")
+        yield evaluator, problem, plan
+
+
+@contextmanager
+def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
+    """Open a session of a study's evaluator for its best plan of several models; errors as :func:`open_problem`.
+
+    Raises:
+        UnavailableError: the device is not there.
+    """
+    with (
+        open_problem(run) as (evaluator, problem, plan),
+        evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session,
+    ):
+        yield ReloadedWorkload(session, problem, plan)
+
+
+def _config(run: Path) -> StudyConfig:
+    try:
+        settings = read_settings(run / CONFIG)
+        return parse_config({name: value for name, value in settings.items() if name in StudyConfig.model_fields})
+    except UsageError as error:
+        raise RunFolderError(error.what, "search again") from error
+
+
+def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
+    """Go to where the study ran if a file that it named lies there, and does not lie here."""
+    try:
+        folder = Path(parsed_json(read_bounded(path))["folder"])
+        elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        elsewhere = False
+    return chdir(folder) if elsewhere else nullcontext()
+
+
+def _workload(path: Path) -> Workload:
+    """Read what :meth:`~search_spaces.workload.Workload.to_json` returned."""
+    try:
+        document = parsed_json(read_bounded(path))
+        clients = tuple(Client(**{**each, "arrival": Arrival(**each["arrival"])}) for each in document["clients"])
+        return Workload(str(document["name"]), clients, document["seed"], document["memory_limit_nbytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error!r}", "search again") from error
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        document = parsed_json(read_bounded(path))
+        return Plan.from_json(document.get("plan", document))  # files of several models hold more than the plan
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise PlanError(f"{path}: cannot be read: {error}", "search again") from error

@@ -1,0 +1,652 @@
+"""Why the plan of a study is what it is: what changing it would cost, what stands in the way, what else there was.
+
+Everything that is predicted says so, and whatever of it was also measured in the study stands beside it. An explanation
+is the document of ``--json``, with times in milliseconds; :func:`blocks` shows it to a person. Of several models, what
+each job would cost elsewhere is predicted by the prices that the study measured or that its evaluator knows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluators.energy import OPTION, powers_w
+from evaluators.measurement.final import Ratio
+from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, peak_nbytes
+from evaluators.registry import make_evaluator
+from evaluators.workload.outcome import Objective as OfOutcome
+from evaluators.workload.outcome import Outcome
+from evaluators.workload.predicted import WorkloadSimulator
+from optimizer.bounds import price_of
+from optimizer.config import StudyConfig, parse_config
+from optimizer.console import UNDECIDED, describe_operators, slower_text
+from optimizer.devices import choose_model_and_platform
+from optimizer.exact.bound import Relaxation, model_error, relax
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.least import chain_costs, least_chain
+from optimizer.exact.weighed import weighed
+from optimizer.objective import known_weights
+from optimizer.report.data import Study, read_result, read_study
+from optimizer.report.document import Block, Column, Table, Text, headed, shown
+from optimizer.run import LOG
+from optimizer.storage import read_log
+from optimizer.tools.execute import ReloadedWorkload, reloaded_workload
+from search_spaces.arrangement import jobs_of
+from search_spaces.chain import chain_plan
+from search_spaces.cuts import cut_points
+from search_spaces.errors import InfeasibleError, OptimizeError, RunFolderError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan, Stage, canonical
+from search_spaces.registry import needs_any_stages
+from search_spaces.wording import percent, plural
+
+SCHEMA_VERSION = 1
+_MOST_PARTS = 8
+_HAIR = 1e-9
+_LITTLE = 1e-3  # of the latency: what binds by less than this is not worth a thought
+_TIME = ".4g"
+
+Document = dict[str, Any]
+Best = Callable[[int, int], tuple[Plan, float] | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What predicts plans without measuring: the evaluator itself where it computes, else the profile.
+
+    Attributes:
+        name: who it is, in words.
+        costs: additive, with what is not allowed as infinite.
+        price: seconds that it gives a plan; infinite for one that cannot run.
+        best: the best chain of so many to so many stages and its price; None where there is none.
+        own: whether it is the evaluator itself, which says the same of a plan every time.
+        law: how stages add up.
+    """
+
+    name: str
+    graph: Graph
+    costs: ChainCosts
+    price: Callable[[Plan], float]
+    best: Best
+    own: bool = False
+    law: Law = "latency"
+
+    def by(self, objective: Objective, powers: Mapping[str, float]) -> Model:
+        """Return the model of another objective; a percentile of the latency is predicted as the latency."""
+        if objective.law == "latency":
+            return self
+        if objective.law == "memory":
+            return replace(self, price=lambda plan: sum(peak_nbytes(self.graph, plan).values()) / 1e9, best=_unknown)
+        platform = self.costs.platform
+        costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
+        law: Law = "period" if objective.law == "period" else "latency"
+        alone = replace(costs, beyond_s=None)  # stages need not be consecutive
+
+        def price(plan: Plan) -> float:
+            return chain_cost(alone, plan, law) if math.isfinite(self.price(plan)) else math.inf
+
+        best = partial(_best_by_costs, self.graph, costs, law=law)
+        return Model(self.name, self.graph, costs, price, best, self.own, law)
+
+
+def explain_run(path: Path) -> Document:
+    """Explain a finished study of one model.
+
+    Raises:
+        RunFolderError: it is no finished study, or what predicts cannot be had any more.
+    """
+    return explain(read_study(path))
+
+
+def explain(study: Study) -> Document:
+    """Explain a study that was read, by its first objective; see :func:`explain_run`.
+
+    Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
+    """
+    with _model_of(study) as model:
+        work, least = _Work(study, model), _least(study, model)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run_dir": str(study.path),
+            "objective": study.objective.name,
+            "unit": study.objective.shown,
+            "amount": study.objective.amount or "time",
+            "front": bool(study.result.get("front")),
+            "predicted_by": model.name,
+            "plan": study.best.to_json(),
+            "best": work.known(study.best),
+            "cuts": list(work.cuts()),
+            "parts": list(work.parts()),
+            "limits": list(work.limits()),
+            "by_stages": list(work.by_stages()),
+            "baselines": {name: work.known(plan) for name, plan in study.plans.items()},
+            "no_plan_below": {
+                "predicted_ms": least.latency_s * 1e3,
+                "critical_path_ms": least.critical_path_s * 1e3,
+                "work_ms": least.work_s * 1e3,
+            },
+            "final_comparison": study.result.get("speedup"),
+            "note": None if work.is_chain else "the stages are not consecutive operators, so moving a cut has no price",
+        }
+
+
+@contextmanager
+def _model_of(study: Study) -> Iterator[Model]:
+    """Open what predicts for a study.
+
+    Raises:
+        RunFolderError: the study holds no profile, or its model cannot be read any more.
+    """
+    if study.graph is None:
+        raise RunFolderError(f"{study.path}: {study.missing}", "an explanation needs the model")
+    if study.profile is None or study.costs is None:
+        raise RunFolderError(f"{study.path}: it holds no profile of the operators", "explain a finished study")
+    profiled = Model(
+        "the profiled operators",
+        study.graph,
+        study.costs,
+        partial(_predicted_s, study),
+        partial(_best_by_costs, study.graph, study.costs),
+    ).by(study.objective, {p.name: p.options[OPTION] for p in study.costs.platform.processors if OPTION in p.options})
+    evaluator = make_evaluator(str(study.result["evaluator"]))
+    if evaluator.capabilities.measures_here:
+        yield profiled
+        return
+    given = {name: study.config.get(name) for name in StudyConfig.model_fields}
+    graph, platform = choose_model_and_platform(evaluator, parse_config(given))
+    now = json.loads(json.dumps(platform.to_json()))
+    if graph.digest != study.graph.digest or now != study.result["platform"]:
+        raise RunFolderError(f"{study.path}: its model or its platform is another one now", "run the study again")
+    with evaluator.prepare(platform) as session:
+        if not session.capabilities.costs:
+            yield profiled
+            return
+        tables, price = session.part_costs(graph), price_of(graph, session)
+        least = chain_costs(platform, tables, least=True)
+
+        def best(fewest: int, most: int) -> tuple[Plan, float] | None:
+            try:
+                found = least_chain(graph, least, price, most, min_stages=fewest)
+            except InfeasibleError:
+                return None
+            return found.plan, found.cost_s
+
+        powers = powers_w(platform, session)[0] if study.objective.name == "energy" else {}
+        own = Model("the evaluator's own costs", graph, chain_costs(platform, tables), price, best, own=True)
+        yield own.by(study.objective, powers)
+
+
+def _predicted_s(study: Study, plan: Plan) -> float:
+    try:
+        found = study.predict(plan)
+    except OptimizeError:
+        return math.inf
+    return found.makespan_s if found is not None else math.inf
+
+
+def _unknown(fewest: int, most: int) -> tuple[Plan, float] | None:  # noqa: ARG001
+    """Return nothing: what adds up to nothing has no best chain."""
+    return None
+
+
+def _best_by_costs(
+    graph: Graph, costs: ChainCosts, fewest: int, most: int, law: Law = "latency"
+) -> tuple[Plan, float] | None:
+    """Return the best chain of an additive model and its price, or None where none fits."""
+    try:
+        found = best_chains(costs, most, objective=law, min_stages=fewest)[0]
+    except (InfeasibleError, ValueError):
+        return None
+    return chain_plan(graph, found.cuts, found.processors), found.cost_s
+
+
+def _least(study: Study, model: Model) -> Relaxation:
+    """Return what no plan goes below: as the study found it, by all that its plans may do, or of whole operators.
+
+    Raises:
+        RunFolderError: the result is damaged.
+    """
+    bounds = study.result.get("bounds")
+    if not bounds:
+        return relax(model.graph, model.costs)
+    try:
+        return Relaxation(float(bounds["critical_path_ms"]) / 1e3, float(bounds["work_ms"]) / 1e3)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{study.path}: the bounds in the result are damaged: {error!r}") from error
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+class _Work:
+    """A study and its model, while the explanation is made."""
+
+    def __init__(self, study: Study, model: Model) -> None:
+        self._study, self._model = study, model
+        self._graph, self._plan = model.graph, study.best
+        operators = [o for stage in self._plan.stages for o in stage.operators]
+        self.is_chain = operators == list(range(len(self._graph.operators)))
+        sure = [t for t in study.trials if t.measurement and (model.own or not t.raced)]
+        self._measured = {t.plan.digest: t.median_s for t in sure if not study.predicted}
+        for entry in (study.result["best"], *study.result["baselines"].values()):
+            if not study.predicted and entry["latency_ms"] is not None:  # as the final comparison has it
+                self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3
+        most = int(study.config.get("max_stages") or 4)
+        self._any_stages = needs_any_stages(str(study.config.get("allow") or "cuts"))
+        self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
+        self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
+        best = _best_by_costs(self._graph, model.costs, 1, self._most, model.law) if self._adds_up else None
+        self._least_s = best[1] if best is not None else None
+        self._best_s = self._priced(self._plan)[0]
+
+    @property
+    def _adds_up(self) -> bool:
+        return self._study.objective.law != "memory"
+
+    def known(self, plan: Plan) -> Document:
+        """Return what is predicted of a plan, also against the study's, what was measured, and why it cannot be."""
+        predicted_s, why_not = self._priced(plan)
+        more_s = None if predicted_s is None or self._best_s is None else predicted_s - self._best_s
+        return {
+            "predicted_ms": _ms(predicted_s),
+            "predicted_more_ms": _ms(more_s),
+            "measured_ms": _ms(self._measured.get(plan.digest)),
+            "why_not": why_not or None,
+        }
+
+    def _impossible(self, why_not: str) -> Document:
+        return {"predicted_ms": None, "predicted_more_ms": None, "measured_ms": None, "why_not": why_not}
+
+    def _priced(self, plan: Plan) -> tuple[float | None, str]:
+        refused = self._refused(plan) or ("the model does not cover triples" if plan.ranks else "")
+        if not refused and math.isfinite(seconds := self._model.price(plan)):
+            return seconds, ""
+        split = any(stage.share is not None for stage in plan.stages)
+        return None, refused or ("the model does not cover splits" if split else "not supported there")
+
+    def _refused(self, plan: Plan) -> str:
+        costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._model.costs.platform.processors)}
+        kept = np.zeros(len(index))
+        for stage in plan.stages:
+            if stage.processor not in index:
+                return f"no model covers the runtime's own placement on {stage.processor}"
+            lane, operators = index[stage.processor], list(stage.operators)
+            bad = next((o for o in operators if not math.isfinite(costs.operator_s[lane, o])), None)
+            if bad is not None:
+                return f"operator {bad} ({self._graph.operators[bad].kind}) is not supported on {stage.processor}"
+            if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+                kept[lane] += costs.operator_nbytes[operators].sum()
+                if kept[lane] > costs.memory_bytes[lane]:
+                    return f"does not fit into the memory of {stage.processor}"
+        return ""
+
+    def cuts(self) -> Iterator[Document]:
+        """Yield the cuts of a chain, each with the plans that have it one operator earlier and later."""
+        nbytes = {point.position: point.nbytes for point in cut_points(self._graph)}
+        for index, stage in enumerate(self._plan.stages[1:] if self.is_chain else (), 1):
+            before = stage.operators[0]
+            sides = {"left": self._moved(index, before - 1), "right": self._moved(index, before + 1)}
+            yield {"before": before, "nbytes": nbytes[before], **sides}
+
+    def _moved(self, index: int, to: int) -> Document:
+        """Return what is known of the plan whose stage ``index`` begins at operator ``to``."""
+        stages = list(self._plan.stages)
+        both = (*stages[index - 1].operators, *stages[index].operators)
+        if not both[0] < to <= both[-1]:
+            return self._impossible("the stage would be empty")
+        stages[index - 1] = Stage(tuple(o for o in both if o < to), stages[index - 1].processor)
+        stages[index] = Stage(tuple(o for o in both if o >= to), stages[index].processor)
+        return self.known(replace(self._plan, stages=tuple(stages)))
+
+    def parts(self) -> Iterator[Document]:
+        """Yield the stages, each with what the plan would take with it elsewhere."""
+        stage_ms = self._study.result["best"].get("stage_ms")
+        for index, stage in enumerate(self._plan.stages):
+            elsewhere: dict[str, Document] = {}
+            others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
+            if stage.share is not None:
+                elsewhere, others = {"–": self._impossible("one share of a split")}, []
+            for name in others:
+                stages = list(self._plan.stages)
+                stages[index] = Stage(stage.operators, name)
+                moved = canonical(replace(self._plan, stages=tuple(stages)), self._graph, self._study.platform)
+                elsewhere[name] = self.known(moved)
+            yield {
+                "operators": describe_operators(self._graph, stage.operators),
+                "processor": stage.processor,
+                "measured_ms": stage_ms[index] if stage_ms else None,
+                "elsewhere": elsewhere,
+            }
+
+    def limits(self) -> Iterator[Document]:
+        """Yield what stands in the way, and what it costs; of memory nothing adds up that could."""
+        if self._adds_up:
+            yield from (*self._constraints(), *self._costs(), *self._processors())
+
+    def _constraints(self) -> Iterator[Document]:
+        """Yield what the study was not allowed to do."""
+        costs = self._model.costs
+        if self._most < len(self._graph.operators) and not self._any_stages:
+            yield self._limit(f"at most {plural(self._most, 'stage')} (--max-stages)", costs, self._most + 1)
+        deadline = self._study.config.get("deadline") if self._study.objective == LATENCY else None
+        if deadline is not None and self._least_s is not None:
+            spare_ms = float(deadline) - 1e3 * (self._measured.get(self._plan.digest) or self._best_s or 0.0)
+            how = f"{spare_ms:.4g} ms to spare" if spare_ms >= 0 else f"missed by {-spare_ms:.4g} ms"
+            yield _limit(f"--deadline {float(deadline):g} ms: {how}", self._least_s, 0.0)
+        if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+            yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
+        lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
+        for lane, processor in enumerate(costs.platform.processors):
+            if count := int((~np.isfinite(costs.operator_s[lane])).sum()):
+                allowed = costs.operator_s.copy()
+                allowed[lane] = lifted[lane]
+                what = f"{plural(count, 'operator')} not supported on {processor.name} (else as fast as elsewhere)"
+                yield self._limit(what, replace(costs, operator_s=allowed))
+
+    def _costs(self) -> Iterator[Document]:
+        """Yield what stages cost beside their operators."""
+        costs = self._model.costs
+        if costs.hand_over_s.any():
+            yield self._limit("transfers take time", replace(costs, hand_over_s=np.zeros_like(costs.hand_over_s)))
+        if costs.overhead_s.any():
+            yield self._limit("starting a stage takes time", replace(costs, overhead_s=np.zeros_like(costs.overhead_s)))
+        if costs.beyond_s is not None and costs.beyond_s.any():
+            what = "large stages slow down, and tensors that cross a cut are copied"
+            yield self._limit(what, replace(costs, beyond_s=None))
+
+    def _processors(self) -> Iterator[Document]:
+        """Yield what the best chain would be without each kind of processor."""
+        costs = self._model.costs
+        kinds = costs.platform.classes()
+        for like, members in kinds.items() if len(kinds) > 1 else ():
+            names = {p.name for p in members}
+            without = costs.operator_s.copy()
+            without[[p.name in names for p in costs.platform.processors]] = np.inf
+            what = f"use of {', '.join(sorted(names))}" if len(names) < 4 else f"{len(names)} processors like {like}"
+            yield self._limit(what, replace(costs, operator_s=without))
+
+    def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
+        """Return what the best chain would be under other costs, both by the additive model."""
+        found = _best_by_costs(self._graph, costs, 1, most or self._most, self._model.law)
+        if found is None or self._least_s is None:
+            return _limit(what, None, None)
+        saves_s = self._least_s - found[1]
+        return _limit(what, found[1], saves_s if abs(saves_s) > _HAIR * self._least_s else 0.0)
+
+    def by_stages(self) -> Iterator[Document]:
+        """Yield the best plan of each number of stages, one more than was allowed included."""
+        best: dict[int, tuple[float, Plan]] = {}
+        for plan in (trial.plan for trial in self._study.trials):
+            seconds, count = self._measured.get(plan.digest), len(plan.stages)
+            if seconds is not None and (count not in best or seconds < best[count][0]):
+                best[count] = seconds, plan
+        for count in range(1, min(self._most + 1, _MOST_PARTS, len(self._graph.operators)) + 1):
+            predicted, measured = self._model.best(count, count), best.get(count)
+            yield {
+                "stages": count,
+                "predicted_ms": predicted[1] * 1e3 if predicted else None,
+                "predicted": predicted[0].to_json() if predicted else None,
+                "measured_ms": measured[0] * 1e3 if measured else None,
+                "measured": measured[1].to_json() if measured else None,
+            }
+
+
+def _limit(what: str, without_s: float | None, saves_s: float | None) -> Document:
+    """Return a constraint or a cost, what the best chain takes without it, and by how much that is faster."""
+    binds = saves_s is not None and saves_s > 0
+    return {"what": what, "binds": binds, "without_ms": _ms(without_s), "saves_ms": _ms(saves_s)}
+
+
+def head(found: Document) -> str:
+    """Return what is explained."""
+    return f"{found['run_dir']}: {_borders(found['plan'])}"
+
+
+def blocks(found: Document) -> Iterator[Block]:
+    """Yield the explanation as blocks of a report."""
+    best, least, unit = found["best"], found["no_plan_below"], found["unit"]
+    if found["front"] or found["objective"] != LATENCY.name:
+        of = "the first of several objectives" if found["front"] else "the objective of the study"
+        yield Text(f"All figures are of {of}, {found['objective']}.")
+    yield Text(
+        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, "
+        f"{shown(best['measured_ms'], _TIME)} {unit} measured. All predictions below are by the same model."
+    )
+    if found["note"]:
+        yield Text(f"Note: {found['note']}.", "note")
+    if found["cuts"]:
+        yield _cuts(found)
+    yield _parts(found)
+    if found["limits"]:
+        yield _limits(found)
+    if any(k["predicted_ms"] is not None or k["measured_ms"] is not None for k in found["by_stages"]):
+        yield _by_stages(found)
+    if text := _final(found):
+        yield Text(text)
+    yield _baselines(found)
+    shared = least["work_ms"] > least["critical_path_ms"]
+    why = "all work shared evenly" if shared else "the longest path of operators"
+    wrong = model_error(best["measured_ms"], least["predicted_ms"]) if best["measured_ms"] is not None else 0.0
+    below = f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
+    yield Text(
+        f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit} (predicted), {why} "
+        f"(work {least['work_ms']:.4g} {unit}, path {least['critical_path_ms']:.4g} {unit}).{below if wrong else ''}"
+    )
+
+
+def _final(found: Document) -> str:
+    """Return how the final comparison went, which decided; the table above it has medians of few runs."""
+    final, best_ms = found["final_comparison"], found["best"]["measured_ms"]
+    if final is None:
+        return ""
+    ratio, (low, high) = final["ratio"], final["ci95"]
+    if final["plan"] == found["plan"]:
+        how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
+        told = f"In the final comparison, this plan was {how}."
+    else:
+        objective = find_objective(found["objective"])
+        slower = slower_text(Ratio(ratio, low, high).inverse, objective)
+        took = "was" if objective.is_time or slower.startswith("equal") else "took"
+        how = "could not be told from it" if slower == UNDECIDED else f"{took} {slower}"
+        told = f"In the final comparison, the next best plan {how}."
+    lucky = best_ms and any((k["measured_ms"] or math.inf) < best_ms for k in found["by_stages"])
+    return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
+
+
+def _columns(found: Document) -> tuple[Column, ...]:
+    """Return the columns of what is known of a plan."""
+    unit = found["unit"]
+    return headed(f"predicted change, {unit}|+.4g", Column(f"measured, {unit}", _TIME), "remark")
+
+
+def _known(told: Mapping[str, Any]) -> tuple[float | None, float | None, str]:
+    """Return the cells under :func:`_columns`."""
+    return told["predicted_more_ms"], told["measured_ms"], told["why_not"] or ""
+
+
+def _cuts(found: Document) -> Table:
+    rows = tuple(
+        (f"before {cut['before']}, {cut['nbytes']:,} B cross", f"one operator {side}", *_known(cut[side]))
+        for cut in found["cuts"]
+        for side in ("left", "right")
+    )
+    return Table("What moving a cut would cost", headed("cut; move", *_columns(found)), rows, group=1)
+
+
+def _parts(found: Document) -> Table:
+    alone = {"–": {"predicted_more_ms": None, "measured_ms": None, "why_not": "there is no other processor"}}
+    rows = tuple(
+        (part["operators"], part["processor"], part["measured_ms"], name, *_known(told))
+        for part in found["parts"]
+        for name, told in (part["elsewhere"] or alone).items()
+    )
+    columns = headed("operators; processor", Column(f"took, {found['unit']}", _TIME), "moved to", *_columns(found))
+    return Table("What each stage would cost on another processor", columns, rows, group=3)
+
+
+def _limits(found: Document) -> Table:
+    rows = []
+    for limit in found["limits"]:
+        saves, without = limit["saves_ms"], limit["without_ms"]
+        word = f"costs {found['amount']}" if limit["binds"] else "no plan left" if without is None else ""
+        if limit["binds"] and saves < _LITTLE * without:
+            word = "hardly any"
+        elif saves is not None and saves < 0:
+            word = "needed"
+        rows.append((limit["what"], without, None if saves is None else -saves, word))
+    name = f"best plan without it, predicted, {found['unit']}"
+    columns = headed("limit", Column(name, _TIME), f"change, {found['unit']}|+.4g; remark")
+    return Table(f"Which limits cost {found['amount']}", columns, tuple(rows))
+
+
+def _by_stages(found: Document) -> Table:
+    rows = tuple(
+        (
+            k["stages"],
+            k["predicted_ms"],
+            _borders(k["predicted"]) if k["predicted"] else "no plan",
+            k["measured_ms"],
+            _borders(k["measured"]) if k["measured"] else "",
+        )
+        for k in found["by_stages"]
+    )
+    unit = found["unit"]
+    predicted = headed(Column(f"predicted, {unit}", _TIME), "best in the model")
+    columns = headed("K|d", *predicted, Column(f"measured, {unit}", _TIME), "best measured")
+    return Table("The best plan for every K", columns, rows)
+
+
+def _baselines(found: Document) -> Table:
+    best_ms, rows = found["best"]["measured_ms"], []
+    for name, told in found["baselines"].items():
+        more, measured, why_not = _known(told)
+        rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
+    columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
+    return Table("Baselines", columns, tuple(rows))
+
+
+def _borders(plan: Mapping[str, Any]) -> str:
+    """Return a chain's document as ``0–9 cpu0 | 10–21 gpu``."""
+    words = []
+    for runs, processor in ((stage["operators"], stage["processor"]) for stage in plan["stages"]):
+        first, last = runs[0][0], runs[-1][1]
+        where = f"{first}–{last - 1}" if len(runs) == 1 else f"{sum(b - a for a, b in runs)} operators"
+        words.append(f"{where} {processor}")
+    return " | ".join(words)
+
+
+def explain_workload(run: Path) -> Document:
+    """Explain the plan of a finished study of several models.
+
+    Raises:
+        RunFolderError: it is no finished study, or its prices are not in its log.
+        UnavailableError: its evaluator cannot be opened here.
+    """
+    outcomes = read_result(run)["workload"]["outcomes"]
+    priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
+    if not priced:
+        raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
+    with reloaded_workload(run) as found:
+        found.session.price(priced[-1], lambda _: None)
+        simulator, objective = found.session.simulator, found.problem.objective
+        key, best = f"{objective}_ms", simulator.run(found.plan)
+        best_ms = best.value_s(objective) * 1e3
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run_dir": str(run),
+            "objective": objective,
+            "best": {"predicted_ms": best_ms, "measured_ms": outcomes["best"].get(key)},
+            "dispatch_predicted_ms": {
+                name: simulator.run(replace(found.plan, dispatch=name)).value_s(objective) * 1e3
+                for name in ("fifo", "priority", "edf")
+            },
+            "busy": _busy(best),
+            "jobs": list(_workload_jobs(found, simulator, best_ms)),
+            "baselines": {
+                b.name: {
+                    "measured_ms": outcomes.get(b.name, {}).get(key),
+                    "predicted_ms": _predicted_ms(simulator, b.plan, objective),
+                }
+                for b in found.problem.baselines
+            },
+        }
+
+
+def _busy(found: Outcome) -> dict[str, float]:
+    """Return for which share of the makespan each processor works, the busiest first."""
+    spent: dict[str, float] = {}
+    for event in found.timeline.events:
+        spent[event.lane] = spent.get(event.lane, 0.0) + event.end_s - event.start_s
+    return dict(sorted(((lane, s / found.makespan_s) for lane, s in spent.items()), key=lambda each: -each[1]))
+
+
+def _workload_jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
+    """Yield the jobs of each instance, with the change of the objective were one elsewhere; None: it cannot run."""
+    problem, plan = found.problem, found.plan
+    for index, stages in jobs_of(plan, problem.joined).items():
+        component = problem.joined.components[index]
+        for number in stages:
+            stage = plan.stages[number]
+            elsewhere: dict[str, float | None] = {}
+            for name in (p.name for p in problem.space.platform.processors if p.name != stage.processor):
+                moved = list(plan.stages)
+                moved[number] = replace(stage, processor=name)
+                took_ms = _predicted_ms(simulator, replace(plan, stages=tuple(moved)), problem.objective)
+                elsewhere[name] = None if took_ms is None else took_ms - best_ms
+            yield {
+                "instance": component.name,
+                "operators": describe_operators(component.graph, component.own(stage.operators)),
+                "processor": stage.processor,
+                "elsewhere_predicted_more_ms": elsewhere,
+            }
+
+
+def _predicted_ms(simulator: WorkloadSimulator, plan: Plan, objective: OfOutcome) -> float | None:
+    try:
+        return simulator.run(plan).value_s(objective) * 1e3
+    except OptimizeError:
+        return None
+
+
+def workload_head(found: Document) -> str:
+    """Return what is explained."""
+    return f"{found['run_dir']}: {found['objective']} of several models"
+
+
+def workload_blocks(found: Document) -> Iterator[Block]:
+    """Yield the explanation as blocks of a report."""
+    busy, (predicted_ms, measured_ms) = found["busy"], found["best"].values()
+    measured = "not measured" if measured_ms is None else f"measured: {measured_ms:.4g} ms"
+    yield Text(
+        f"Objective: {found['objective']}; predicted for this plan: {predicted_ms:.4g} ms; {measured}. "
+        "All changes below are predicted."
+    )
+    busiest = max(busy, key=lambda name: busy[name])
+    yield Text(f"The busiest processor is {busiest}: it works for {busy[busiest]:.0%} of the makespan.")
+    yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
+    change = Column("change, ms", "+.4g")
+    rows = tuple(
+        (job["instance"], job["operators"], job["processor"], name, more, "" if more is not None else "does not run")
+        for job in found["jobs"]
+        for name, more in job["elsewhere_predicted_more_ms"].items()
+    )
+    columns = headed("model; job; on; moved to", change, "remark")
+    yield Table("What each job would cost elsewhere", columns, rows)
+    orders = tuple((name, value_ms - predicted_ms) for name, value_ms in found["dispatch_predicted_ms"].items())
+    yield Table("Other orders of the queue", headed("jobs are taken by", change), orders)
+    yield Table(
+        "What else a person would have tried",
+        headed("plan; measured, ms|.4g; predicted, ms|.4g"),
+        tuple((name, each["measured_ms"], each["predicted_ms"]) for name, each in found["baselines"].items()),
+    )

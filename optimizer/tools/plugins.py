@@ -1,0 +1,128 @@
+"""What ``optimize plugins`` lists: every evaluator, space, sampler and model that is installed, and what is broken.
+
+Each plug-in that is not ours is loaded in a process of its own, so that one that crashes or hangs is a row of the
+table and not its end. ``python -m optimizer.tools.plugins KIND NAME SECONDS`` is that process.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from evaluators.own_process import own_process
+from optimizer.report.terminal import table
+from search_spaces.errors import OptimizeError
+from search_spaces.plugins import (
+    CONTRACT_VERSION,
+    IMPORT_S,
+    KINDS,
+    contract_version,
+    entries,
+    find_entry,
+    is_ours,
+    load_entry,
+    origin,
+)
+
+SCHEMA_VERSION = 1
+_START_S = 10.0  # for the interpreter of the process that tries a plug-in
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One row of the table.
+
+    Attributes:
+        kind: a key of :data:`search_spaces.plugins.KINDS`.
+        distribution: name and version of the package that it comes from.
+        contract: version of the contract that it says it keeps; None where it could not be asked.
+        problem: why it cannot be used, or "".
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    contract: int | None
+    problem: str
+
+
+def list_plugins(limit_s: float = IMPORT_S) -> list[Plugin]:
+    """Return what is installed, by kind and name; a plug-in that does not import within ``limit_s`` is broken."""
+    return [row for kind in KINDS for entry in entries(kind) for row in _rows(kind, entry, limit_s)]
+
+
+def to_json(found: list[Plugin]) -> dict[str, Any]:
+    """Return the document that ``optimize plugins --json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "contract_version": CONTRACT_VERSION,
+        "plugins": [asdict(plugin) for plugin in found],
+    }
+
+
+def render(found: list[Plugin]) -> Table:
+    """Return the table for a terminal."""
+    rows = []
+    for plugin in found:
+        contract = "–" if plugin.contract is None else str(plugin.contract)
+        problem = Text(f"broken: {plugin.problem}" if plugin.problem else "", style="bold red")
+        rows.append((plugin.kind, plugin.name, plugin.distribution, contract, problem))
+    listed = table(("kind", "name", "distribution", ">contract", ""), rows)
+    for column in listed.columns:
+        column.overflow = "fold"
+    return listed
+
+
+def _rows(kind: str, entry: EntryPoint, limit_s: float) -> list[Plugin]:
+    if not is_ours(entry):
+        return [_tried(kind, entry, limit_s)]
+    try:
+        loaded = load_entry(kind, entry)
+    except OptimizeError as error:
+        return [Plugin(kind, entry.name, origin(entry), None, error.what)]
+    names = sorted(loaded) if isinstance(loaded, Mapping) else [entry.name]
+    return [Plugin(kind, name, origin(entry), CONTRACT_VERSION, "") for name in names]
+
+
+def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
+    command = own_process(__name__, kind, entry.name, str(limit_s))
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=limit_s + _START_S)
+        version, problem = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else (None, _end(done))
+    except subprocess.TimeoutExpired:
+        version, problem = None, f"importing it took longer than {limit_s:g} s"
+    except (ValueError, IndexError, TypeError):
+        version, problem = None, "the process that imported it said nothing that can be read"
+    return Plugin(kind, entry.name, origin(entry), version, problem)
+
+
+def _end(done: subprocess.CompletedProcess[bytes]) -> str:
+    if done.returncode < 0:
+        return f"importing it ended the process with {signal.Signals(-done.returncode).name}"
+    return f"importing it ended the process with exit code {done.returncode}"
+
+
+def _try(kind: str, name: str, limit_s: float) -> tuple[int | None, str]:
+    """Return the contract version of a plug-in and what is wrong with it."""
+    try:
+        loaded = load_entry(kind, find_entry(kind, name), limit_s)
+    except OptimizeError as error:
+        return None, error.what
+    version = contract_version(loaded)
+    if not callable(loaded):
+        return None, f"it is {type(loaded).__name__}, which cannot be called"
+    return (version if isinstance(version, int) else None), ""
+
+
+def main() -> None:
+    """Import the plug-in that the arguments name, and print what came of it for the process that asked."""
+    print(json.dumps(_try(sys.argv[1], sys.argv[2], float(sys.argv[3]))))  # noqa: T201 - the other process reads it
