@@ -110,11 +110,8 @@ class CudaEvaluator(Evaluator):
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:
         """See :class:`~evaluators.base.Evaluator`; PyTorch's own messages go to ``scratch/runtime.log``."""
-        bench = Bench(self._client(platform, 1, scratch), platform.limits)
-        try:
+        with closing(Bench(self._client(platform, 1, scratch), platform.limits)) as bench:
             yield CudaSession(platform, bench)
-        finally:
-            bench.close()
 
     @contextmanager
     def host(
@@ -136,11 +133,8 @@ class CudaEvaluator(Evaluator):
             )
         lanes = replace(platform, processors=lanes_of(platform))
         busy = min(_BUSY, len(workload.instances))
-        bench = Bench(self._client(lanes, busy, scratch), platform.limits)
-        try:
+        with closing(Bench(self._client(lanes, busy, scratch), platform.limits)) as bench:
             yield CudaWorkload(workload, joined, platform, objective, bench)
-        finally:
-            bench.close()
 
 
 class CudaSession(Session):
