@@ -1,4 +1,10 @@
-"""The state of the machine that measures: what may change a number without being part of the plan."""
+"""The machine that measures: what may change a number without being part of the plan, and what limits this process.
+
+What a container or a service manager leaves to this process: memory and cores, by Linux' control groups.
+
+Both versions are read. A group's limit holds for all below it, so every group from this process's own up to the root
+counts. Inside a container the path that the kernel tells may not be there; then the root of what is mounted is its own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,14 @@
-"""How often to run a candidate: warm-up, repetition until the median is known, and the race against the incumbent.
+"""How often to run a candidate: warm-up, repetition until the median is known, and when it has lost the race.
 
 Decisions follow from the measured latencies alone, never from a clock, so replayed latencies lead to the same ones.
+
+When to give up on a candidate that loses against the best one so far.
+
+The samples of the candidate are bets against the claim "it is no slower than the incumbent". The capital is a test
+martingale: under the claim it reaches 100 with a probability of at most 1 % however often one looks (Ville's
+inequality), so the race may be looked at after every run. Each bet is limited, and the claim allows a share of
+disturbed runs to be slow without bound, so a spike cannot decide; the idea is that of Wang and Ramdas, "Huber-robust
+confidence sequences" (2023), with a fixed mixture of stakes.
 """
 
 from __future__ import annotations

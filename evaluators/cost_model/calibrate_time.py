@@ -1,9 +1,17 @@
-"""Which kernels of the runtime belong to which operators of a model.
+"""Times networks on the lanes of a session: whole, operator by operator, cut, and between pairs of lanes.
+
+Which kernels of the runtime belong to which operators of a model.
 
 XNNPACK runs a model's operators in their order, but not one kernel each: a fused activation of a sum is a kernel of its
 own, paddings go into convolutions, reshapes vanish. So kernels of one class are matched, in order, with the operators
 that such kernels run; a class whose numbers do not agree is left out. Where the interpreter runs some operators itself,
 the order is no longer the model's: :func:`run_order`.
+
+Time a model's operators where they stand, the whole model, and a fixed kernel between them.
+
+A machine's clock may drift by more than half between two hours, and nothing tells. So every measurement is taken in
+rounds between runs of one reference network, and is given as a multiple of it: what the machine did to the one, it did
+to the other.
 """
 
 from __future__ import annotations

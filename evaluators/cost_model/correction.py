@@ -1,8 +1,14 @@
-"""What the sum of terms misses: how a shape falls onto a kernel's blocks and a device's units, learned from neighbours.
+"""What the sum of terms misses, learned from neighbours: smooth corrections, and fine ones of one machine.
 
 The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
 pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of
 terms stands alone; how near the nearest support lies tells how much a prediction is to be trusted.
+
+What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
+
+Where thousands of operators were timed within models, the shapes' neighbours tell more than a smooth correction: how a
+size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each other
+may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
 """
 
 from __future__ import annotations

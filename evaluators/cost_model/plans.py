@@ -1,4 +1,10 @@
-"""Plans on the simulator: timeline, period of a stream of inferences, energy, memory, and how sure that is."""
+"""Plans on the simulator: timeline, period of a stream, and how sure that is; tables of consecutive parts.
+
+Many chain plans at once: the simulator's law for consecutive parts, vectorised over plans.
+
+A part's time is looked up in a table over lane, first operator and operator after the last; what passes between parts
+comes from sums over the rectangle (writers of the one, readers of the other).
+"""
 
 from __future__ import annotations
 

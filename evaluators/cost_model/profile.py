@@ -1,4 +1,10 @@
-"""A device as the cost model knows it: prices of its kernels, of hand-overs, of standing in each other's way."""
+"""A device as the cost model knows it: prices of kernels, transfers and contention; and profiles as files.
+
+Profiles as files: one JSON document with a device's lanes, their prices, and where both come from.
+
+A file may be given by its path, or by its name where it ships with the product (``experiments/profiles/NAME.json``).
+JSON is YAML, so that a profile may also be called ``.yaml``, as platforms are.
+"""
 
 from __future__ import annotations
 

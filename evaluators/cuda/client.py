@@ -1,4 +1,4 @@
-"""The parent's end of the computing process: starts it, asks it within a time limit, and survives its death."""
+"""The parent's end of the computing process: starts it, asks within a time limit; models, instances and runs there."""
 
 from __future__ import annotations
 

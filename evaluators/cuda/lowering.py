@@ -1,4 +1,4 @@
-"""Operators of a float32 ``.tflite`` graph as calls of PyTorch.
+"""Operators of a float32 ``.tflite`` graph, and its weights, as calls of PyTorch; which operators are refused.
 
 A value with four dimensions is held as ``(N, C, H, W)``, in memory as NHWC (``channels_last``, the layout of tensor
 cores and of the file), or as NCHW where a plain program is wanted to compare with. What PyTorch can do in one kernel is

@@ -1,7 +1,13 @@
-"""The process that computes: it holds models, weights and captured jobs, and runs workloads on its streams.
+"""The process that computes: models, weights and captured jobs on streams, which one loop keeps busy.
 
-Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.worker.wire`). A failed kernel poisons the
-whole process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
+process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+
+The host's loop: the desk says which job goes to which stream, the streams say which job has ended (seed 001).
+
+One thread does both. It starts a job by replaying its graph and looks at the events of the busy lanes in turns, so a
+stream never waits for more than a few microseconds of Python; launching kernel by kernel from a thread for each model
+loses to the interpreter's lock instead.
 """
 
 from __future__ import annotations

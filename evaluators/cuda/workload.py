@@ -1,4 +1,4 @@
-"""Workloads on the streams of a GPU: jobs as captured graphs, replayed from one process (seed 001)."""
+"""Workloads on the streams of a GPU: jobs as captured graphs, replayed from one process, and their prices."""
 
 from __future__ import annotations
 

@@ -1,9 +1,15 @@
-"""Read a flatbuffer that may be damaged or hostile, without copying what is large.
+"""Read a flatbuffer that may be hostile, and write one, without copying what is large.
 
 The generated object API follows every offset that it finds. Reads outside the file fail there with one exception or
 another; what it cannot notice is a small file that refers to one table a million times, or a string that is the whole
 file. So the vectors of tables are walked first, each table is counted, and copies are paid from an allowance. A file
 that a converter wrote holds each table once and cannot exceed it.
+
+Write a ``.tflite`` file from a schema and its weights, without a second copy of the weights.
+
+The object API of flatbuffers builds a file back to front in one growing array; with half a gigabyte of weights that
+takes several copies. Here it packs the structure alone, with a placeholder for each weight. The weights follow that
+header as plain byte vectors, and the reference in each ``Buffer`` table is pointed at its vector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Read a ``.tflite`` file as a :class:`~search_spaces.graph.Graph`, leaving its weights where they are."""
+"""Read a ``.tflite`` file as a :class:`~search_spaces.graph.Graph`: checked, and with its weights left where they are.
+
+Operators whose inputs and outputs do not go together: the runtime trusts the file, and writes beyond what it gave.
+
+Only what follows without doubt is checked: how many tensors common operators take, and the shapes that they make of
+known shapes. The kernels of LiteRT require the same.
+"""
 
 from __future__ import annotations
 

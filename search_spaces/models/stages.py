@@ -1,7 +1,14 @@
-"""Cut a stage out of a model: a valid ``.tflite`` of its own, as a file or as a view of the model's file.
+"""Cut stages out of a model, or join several: a valid ``.tflite`` each, as a file or as a view of the model's file.
 
 A stage keeps the numbers of the model's buffers. Unused ones are left empty (a few bytes each), and what is keyed by
 buffer number, such as packed weights, serves the stage as it serves the whole model.
+
+Say to a graphics adapter what a FULLY_CONNECTED operator over more than two dimensions leaves unsaid.
+
+Converters fold the RESHAPE before a dense layer into the layer, which then reads (1, 7, 7, 512) as a row of 25,088
+numbers. LiteRT's kernels for the CPU do so; its accelerator for graphics adapters (WebGPU, LiteRT 2.3.0) takes the
+operator and computes something else, without a word: outputs of VGG and AlexNet were off by 98 % of the largest value.
+With the RESHAPE spelled out it is right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Subgraphs that operators call: loop bodies, branches, initialisers."""
+"""Subgraphs that operators call, and signatures: the names under which a caller knows inputs and outputs."""
 
 from __future__ import annotations
 

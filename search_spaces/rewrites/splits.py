@@ -1,10 +1,17 @@
-"""What a split is, and what each side computes and reads.
+"""What a split is, what each side computes and reads, and the model in which chains are split (CoDL, seed 002).
 
 An operator is local along an axis if a run of its output's indices there follows from a run of its input's, with a few
 more for windows (the halo). A chain of local operators can be split as a whole: each side computes all of it from its
 slice of what the chain reads, halos again and again, and the sides meet once, at the end. A convolution reads all
 channels, so along channels it can only begin a chain. What has one index only along the axis (the factors of a
 normalisation) and is read within the chain alone, each side computes for itself.
+
+Split chains of operators into sides that can run at the same time (CoDL, seed 002).
+
+The new graph holds, in place of a chain, one chain for each side between slices of what it reads and a concatenation
+of what it computes. Weights stay where they are in the model's file: along height the sides share them, along channels
+each reads its part of them. Where a convolution pads, a side pads what lies at the model's border and nothing where it
+meets the other one.
 """
 
 from __future__ import annotations

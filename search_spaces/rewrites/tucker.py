@@ -4,6 +4,14 @@ A filter of ``h·w·I·O`` weights becomes ``1·1·I·R``, ``h·w·R·S`` and ``
 padding and the dilation; the last one has the bias and the activation. The first one adds nothing to zeros, so that
 padding commutes with it. A grouped convolution becomes three grouped ones, each group decomposed by itself. All other
 weights stay where they are in the model's file.
+
+Tucker-2: a filter as two matrices on its channel axes and a smaller filter between them.
+
+De Lathauwer, De Moor, Vandewalle: "A Multilinear Singular Value Decomposition" (HOSVD) and "On the Best Rank-1 and
+Rank-(R1, R2, …, RN) Approximation of Higher-Order Tensors" (HOOI), SIAM J. Matrix Anal. Appl. 21 (2000). For
+convolutions: Kim et al. 2016, arXiv:1511.06530.
+
+Singular vectors of an unfolding are eigenvectors of its Gram matrix, which has one row per channel.
 """
 
 from __future__ import annotations

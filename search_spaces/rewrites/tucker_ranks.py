@@ -1,4 +1,4 @@
-"""Which ranks a Tucker decomposition takes: the same share of all channels, or what the weights themselves tell.
+"""Which ranks a Tucker decomposition takes or may take: a share of all channels, or what the weights themselves tell.
 
 ::
 
@@ -12,6 +12,20 @@ multiples of what kernels like, those that weights tell are rounded up.
 
 Seed 001 tells what its ranks saved and not which they were. :data:`SEED_001` is fitted to that: one rule for all layers
 of its four networks that saves as much of each within 0.7 percentage points.
+
+The rank of a matrix under noise, with nothing to choose: empirical variational Bayes matrix factorisation.
+
+Nakajima, Sugiyama, Babacan, Tomioka: "Global Analytic Solution of Fully-observed Variational Bayesian Matrix
+Factorization", Journal of Machine Learning Research 14 (2013); the equations below are theirs. A matrix is taken to be
+a product of two factors plus normal noise; the priors' and the noise's variances come from the matrix itself.
+
+Which ranks a model's convolutions may get, and what is lost with them, as far as the filters tell (seed 001).
+
+A layer larger than 1 by 1 may stay as it is, or become the triple of some share of its channels, rounded down to what
+kernels work on at a time. Triples of no fewer multiply-accumulates are not offered. How far the outputs are then off is
+told beforehand by the filters: what their unfoldings lose at these ranks, relative, and of several layers the root of
+the sum of squares, as if what they lose were independent and passed on undiminished. That is an estimate; only a run
+tells.
 """
 
 from __future__ import annotations
