@@ -203,14 +203,14 @@ class CostProfile:
             sigma[where] = np.hypot(doubt if seen else np.maximum(doubt, UNSEEN_SIGMA), 0.5 * beyond)
         return Prediction(seconds, sigma)
 
-    def predict_whole(self, features: Sequence[OperatorFeatures], processor: str, *, io_bytes: float = 0.0) -> float:
+    def predict_whole(self, features: Sequence[OperatorFeatures], processor: str) -> float:
         """Return how long operators that are loaded as one stage take together, in seconds; no doubts are told."""
         model = self[processor]
         total = float(self.predict(features, processor).seconds.sum())
         held = sum(f.weight_bytes for f in features)
         beyond = max(0.0, held - model.capacity_bytes) if model.capacity_bytes else 0.0
         slowed = total * (1.0 + beyond * model.pressure_per_byte)
-        return slowed + model.invocation_s + io_bytes * model.io_s_per_byte
+        return slowed + model.invocation_s
 
     def concerns(self, features: Sequence[OperatorFeatures], processor: str) -> tuple[Concern, ...]:
         """Return which predictions are guesses: kernels that the fit has not seen, shapes far outside its range."""
