@@ -33,12 +33,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     from optimizer.config import parse_powers
     from search_spaces.models import load
 
-    if config.device is not None:
-        if not evaluator.capabilities.targets:
-            raise UsageError(
-                f"--device {config.device}: evaluator {config.evaluator!r} measures on this machine", "leave it out"
-            )
-        evaluator.at(config.device)
+    go_to(evaluator, config)
     if not evaluator.capabilities.measures_here and (config.input or config.custom_ops):
         option = "--input" if config.input else "--custom-ops"
         raise UsageError(
@@ -59,6 +54,20 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         config.model, config.input_shape, signature=config.signature, inputs=config.input, custom_ops=config.custom_ops
     )
     return graph, platform
+
+
+def go_to(evaluator: Evaluator, config: StudyConfig) -> None:
+    """Tell an evaluator on which device to measure, if a person says so.
+
+    Raises:
+        UsageError: it measures on this machine alone, or there is no such device.
+    """
+    if config.device is not None:
+        if not evaluator.capabilities.targets:
+            raise UsageError(
+                f"--device {config.device}: evaluator {config.evaluator!r} measures on this machine", "leave it out"
+            )
+        evaluator.at(config.device)
 
 
 def error_hint(evaluator: Evaluator, config: StudyConfig) -> str:

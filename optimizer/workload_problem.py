@@ -12,7 +12,7 @@ from evaluators.workload.objectives import WorkloadPricing, find_workload_object
 from evaluators.workload.outcome import Objective as OfOutcome
 from optimizer.baselines import Baseline
 from optimizer.config import StudyConfig, parse_powers
-from optimizer.devices import choose_platform, with_powers
+from optimizer.devices import choose_platform, go_to, with_powers
 from optimizer.samplers import SAMPLERS
 from optimizer.workload_baselines import baseline_lanes, workload_baselines
 from optimizer.workload_ranks import choices_of, with_errors
@@ -76,6 +76,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
     if config.sampler != AUTO and (kind := SAMPLERS.get(config.sampler)) is not None and kind.knows is not None:
         raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
+    go_to(evaluator, config)
     if workload is None:
         workload = _asked(config)
     workload = with_errors(workload, config)

@@ -193,7 +193,7 @@ class SeveralModels:
         proposer = self._first(memory, predict)
         bounds = None
         if not config.state:
-            own = not self.evaluator.capabilities.measures_here
+            own = session.capabilities.states  # whoever knows its states computes them
             bounds = bound_of(problem.objectives[0].name, self.simulator, self.least, own=own)
         return Search(
             told,

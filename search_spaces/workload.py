@@ -157,6 +157,22 @@ class Workload:
                 del client["tucker"]
         return document
 
+    @classmethod
+    def from_json(cls, data: object) -> Workload:
+        """Build a workload from what :meth:`to_json` returned; other fields are ignored.
+
+        Raises:
+            UsageError: a field is missing, has the wrong type, or says what cannot be.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"a workload is damaged: {where or 'it'}: {first['msg']}") from error
+
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of all but its name."""

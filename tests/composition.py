@@ -84,7 +84,7 @@ POWERS: Mapping[str, Sequence[str]] = {
     "example": ("cpu=1", "dsp=1"),
 }
 REASONS = (
-    "it runs one model at a time",  # a table, a board behind an agent, a plug-in that says nothing else
+    "it runs one model at a time",  # a table, a plug-in that says nothing else
     "runs one inference at a time",  # the same: there is no stream to tell the throughput of
     "there is nothing to decompose",  # the operators of a table have no weights
     "has no file",  # the same: no stage can be cut from it

@@ -27,11 +27,15 @@ from evaluators.remote.session import RemoteEvaluator
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from search_spaces.chain import chain_plan
-from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
+from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import merge
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.platform import Platform
+from search_spaces.pools import with_pools
+from search_spaces.workload import Arrival, Client, Workload
+from search_spaces.workload_space import WorkloadSpace
 from tests.remote_agents import agent_here, agent_process
 from tests.sentences import fails
 
@@ -86,6 +90,48 @@ def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: P
             assert session.deploy(folder, small, plan).accepted
     assert sorted(p.name for p in folder.iterdir()) == ["plan.json", "stage_0.tflite", "stage_1.tflite"]
     assert main(["execute", str(folder / "plan.json"), "--json"]) == 0
+
+
+@pytest.mark.litert
+def test_several_models_are_hosted_on_a_device(tmp_path: Path) -> None:
+    workload = Workload("w", (Client("a", "a", count=2), Client("b", "b", arrival=Arrival("closed", 2))))
+    graphs = [load(name) for name in ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/32")]
+    joined = merge("w", [(each.name, graphs[each.client]) for each in workload.instances])
+    with agent_process(tmp_path / "device", "litert") as (_, address):
+        remote = evaluator_at(address)
+        lanes = tuple(remote.processor(name) for name in ("cpu0", "cpu0:builtin"))
+        platform = with_pools(Platform("two", lanes))
+        space = WorkloadSpace(workload, joined, platform, 2)
+        plan = space.plan_at(space.cardinality() // 2)
+        with remote.host(workload, joined, platform, "mean") as session:
+            prices = session.price(None, lambda _: None)
+            assert {graph.digest for graph in graphs} == {*prices["whole_s"]}
+            with closing(session.load(joined.graph, plan)) as candidate:
+                found = candidate.run(3)
+                outcome = candidate.outcome
+                assert found.latency_s[-1] == pytest.approx(outcome.value_s("mean"))
+                assert [len(each) for each in outcome.requests] == [1, 1, 2]
+                assert (agreement := candidate.verify()) is not None
+                assert agreement.accepted
+            predicted = session.simulator.run(plan).value_s("mean")
+        with LitertEvaluator().host(workload, joined, platform, "mean") as here:
+            assert json.loads(json.dumps(here.price(prices, lambda _: None))) == json.loads(json.dumps(prices))
+            assert here.simulator.run(plan).value_s("mean") == pytest.approx(predicted)
+
+
+def test_a_damaged_workload_is_refused(tmp_path: Path, small: Graph) -> None:
+    workload = Workload("w", (Client("a", "a"),))
+    joined = merge("w", [("a", small)])
+    wrong: tuple[Any, ...] = ({}, [], {**workload.to_json(), "clients": [{"name": 3, "model": "a"}]})
+    with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
+        remote = evaluator_at(served.address)
+        for document in wrong:
+            with fails(OptimizeError), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Workload, "to_json", lambda _, document=document: document)
+                with remote.host(workload, joined, remote.platform(), "mean"):
+                    pass
+        with fails(OptimizeError), remote.host(workload, joined, remote.platform(), "mean"):  # it hosts none
+            pass
 
 
 def test_a_study_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

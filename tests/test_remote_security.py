@@ -237,8 +237,42 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-KEYS = st.sampled_from(["client", "model", "name", "plan", "platform", "names", "candidate", "n", "stop_above_s"])
-METHODS = st.sampled_from(["Processor", "Open", "Load", "Run", "Verify", "Close", "Refused", "Deploy", "Renew", "Has"])
+KEYS = st.sampled_from(
+    [
+        "client",
+        "model",
+        "name",
+        "plan",
+        "platform",
+        "names",
+        "candidate",
+        "n",
+        "stop_above_s",
+        "workload",
+        "models",
+        "objective",
+        "known",
+        "grids",
+        "ranks",
+    ]
+)
+METHODS = st.sampled_from(
+    [
+        "Processor",
+        "Open",
+        "Host",
+        "Price",
+        "DecomposedError",
+        "Load",
+        "Run",
+        "Verify",
+        "Close",
+        "Refused",
+        "Deploy",
+        "Renew",
+        "Has",
+    ]
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

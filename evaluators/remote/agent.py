@@ -20,19 +20,26 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
 from evaluators.machine import Conditions
 from evaluators.remote import wire
 from evaluators.remote.store import MAX_FILE_NBYTES, Store
+from evaluators.workload.outcome import OBJECTIVES
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph, merge
 from search_spaces.models.files import file_digest
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor, with_cpu
 from search_spaces.plugins import foreign, time_limit
+from search_spaces.pools import with_pools
+from search_spaces.workload import Workload
+
+if TYPE_CHECKING:
+    from evaluators.workload.host import WorkloadCandidate
 
 LEASE_S = 30.0
 _TICK_S = 0.5
@@ -40,6 +47,7 @@ _CLOSE_S = 60.0
 _MOST_PAUSE_S = 60.0
 _MAX_CANDIDATES = 256
 _MAX_GRAPHS = 8
+_PRICE_S = 900.0
 
 Answer = dict[str, Any]
 
@@ -128,6 +136,7 @@ class _Open:
     folder: Path
     conditions: Callable[[], Mapping[str, Any]]
     candidates: dict[int, Candidate] = field(default_factory=dict)
+    joined: JoinedGraph | None = None
     graphs: dict[str, Graph] = field(default_factory=dict)
     numbers: int = 0
 
@@ -166,6 +175,9 @@ class Agent:
             "Describe": self._describe,
             "Processor": self._processor,
             "Open": self._open_session,
+            "Host": self._host,
+            "Price": self._price,
+            "DecomposedError": self._decomposed_error,
             "Leave": self._leave,
             "Load": self._load,
             "Run": self._run,
@@ -303,6 +315,52 @@ class Agent:
             conditions = session.conditions if session.capabilities.conditions else here.now
             return _Open(client, platform, session, stack.pop_all(), folder, conditions)
 
+    def _host(self, data: Mapping[str, Any]) -> Answer:
+        """Open a session for several models; plans are then of the joined one."""
+        held, workload = self._held(data), Workload.from_json(data.get("workload"))
+        if not self._evaluator.capabilities.workloads:
+            raise UsageError(
+                f"evaluator {self._evaluator.name!r} there: it runs one model at a time", "give one --model"
+            )
+        models, objective = data.get("models"), data.get("objective")
+        if not isinstance(models, list) or len(models) != len(workload.clients) or objective not in OBJECTIVES:
+            raise wire.WireError("the models or the objective of a workload are damaged")
+        graphs = [self._graph(held, {"model": m, "name": f"m{i}"}) for i, m in enumerate(models)]
+        joined = merge(workload.name, [(each.name, graphs[each.client]) for each in workload.instances])
+        hosted = self._evaluator.host(workload, joined, with_pools(held.platform), objective, held.folder)
+        with time_limit(2 * held.platform.limits.load_s, "preparing a workload"):
+            held.session = held.stack.enter_context(hosted)
+        held.joined, held.platform = joined, with_pools(held.platform)
+        return {
+            "joined": joined.graph.digest,
+            "structures": [graph.digest for graph in graphs],
+            "capabilities": asdict(held.session.capabilities),
+        }
+
+    def _priced(self, data: Mapping[str, Any]) -> tuple[_Open, Any]:
+        held = self._held(data)
+        if held.joined is None:
+            raise wire.WireError("there is no workload to be priced")
+        return held, held.session
+
+    def _price(self, data: Mapping[str, Any]) -> Answer:
+        held, session = self._priced(data)
+        asked = data.get("grids")
+        if not isinstance(asked, dict) or not all(isinstance(rows, list) for rows in asked.values()):
+            raise wire.WireError("grids are no lists of ranks")
+        grids = {model: [wire.ranks_from_json(each) for each in rows] for model, rows in asked.items()}
+        with time_limit(_PRICE_S + held.platform.limits.load_s, "pricing the jobs of a workload"):
+            return {"prices": session.price(data.get("known"), lambda _: None, grids)}
+
+    def _decomposed_error(self, data: Mapping[str, Any]) -> Answer:
+        held, session = self._priced(data)
+        graphs = {each.graph.digest: each.graph for each in held.joined.components} if held.joined else {}
+        graph = graphs.get(wire.text(data, "structure", wire.DIGEST))
+        if graph is None:
+            raise wire.WireError("there is no such model in the workload")
+        with time_limit(4 * held.platform.limits.load_s, "running a decomposed model"):
+            return {"error": session.decomposed_error(graph, wire.ranks_from_json(data.get("ranks")))}
+
     def _leave(self, data: Mapping[str, Any]) -> Answer:
         self._held(data)
         self._let_go()
@@ -329,7 +387,8 @@ class Agent:
 
     def _load(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
-        graph, plan = self._graph(held, data), Plan.from_json(data.get("plan"))
+        graph = held.joined.graph if held.joined is not None else self._graph(held, data)
+        plan = Plan.from_json(data.get("plan"))
         plan.validate(graph, held.platform)
         if len(held.candidates) >= _MAX_CANDIDATES:
             raise UnavailableError(f"{_MAX_CANDIDATES} plans are loaded", "close some")
@@ -351,7 +410,10 @@ class Agent:
         stop_above_s = wire.seconds(data, "stop_above_s")
         with time_limit(held.platform.limits.run_s * (n + 1), f"running the plan {n} times"):
             batch = candidate.stream(n) if data.get("stream") is True else candidate.run(n, stop_above_s)
-        return {"batch": wire.batch_to_json(batch), "conditions": self._conditions(held)}
+        answer = {"batch": wire.batch_to_json(batch), "conditions": self._conditions(held)}
+        if held.joined is not None:
+            answer["outcome"] = wire.outcome_to_json(cast("WorkloadCandidate", candidate).outcome)
+        return answer
 
     def _after_pause(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)

@@ -328,6 +328,17 @@ class Link:
             raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
         return self._connection.fetch(folder, self.client, told)
 
+    def send(self, model: Sendable) -> None:
+        """Send a model, unless the device has it.
+
+        Raises:
+            DeviceLostError: there is no connection any more.
+            UnavailableError: the device does not take it.
+        """
+        if self._connection is None:
+            raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
+        self._send(self._connection, model)
+
     def _send(self, connection: Connection, model: Sendable) -> None:
         announced = {"client": self.client, "model": model.digest}
         size = {"nbytes": model.path.stat().st_size}

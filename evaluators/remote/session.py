@@ -8,11 +8,12 @@ silence to the first of the devices that answers, or waits until one does; of an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from evaluators.base import Agreement, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
@@ -20,17 +21,27 @@ from evaluators.guard import wrong_batch
 from evaluators.remote import wire
 from evaluators.remote.connection import SHORT_S, SLACK_S, Connection, Link, Sendable, sendable, waited
 from evaluators.remote.devices import Device, find_devices
+from evaluators.workload.lowered import Lowerings
+from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.predicted import Grids, WorkloadSimulator
+from evaluators.workload.prices import PriceTable
+from search_spaces.arrangement import RankSet
 from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
+from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
+from search_spaces.pools import lanes_of
+from search_spaces.workload import Workload
+
+_PRICE_S = 1000.0  # of what the agent allows itself, and the way
 
 
 class RemoteEvaluator(Evaluator):
     """See :class:`~evaluators.base.Evaluator`; which device it is must be said first, by :meth:`at`."""
 
     name = "remote"
-    capabilities = EvaluatorCapabilities(names=True, targets=True, measures_here=False)
+    capabilities = EvaluatorCapabilities(names=True, targets=True, workloads=True, measures_here=False)
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] = ()
@@ -58,6 +69,24 @@ class RemoteEvaluator(Evaluator):
             try:
                 link.connect()
                 yield RemoteSession(link, Path(folder))
+            finally:
+                link.close()
+
+    @contextmanager
+    def host(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        scratch: Path | None = None,  # noqa: ARG002
+    ) -> Iterator[RemoteWorkload]:
+        """See :class:`~evaluators.base.Evaluator`: the agent's evaluator hosts the models."""
+        with TemporaryDirectory(prefix="sent-") as folder:
+            link = Link(self._known(), replace(platform, processors=lanes_of(platform)), self._names)
+            try:
+                link.connect()
+                yield RemoteWorkload(link, Path(folder), workload, joined, platform, objective)
             finally:
                 link.close()
 
@@ -139,17 +168,135 @@ class RemoteSession(Session):
         return self._models[key]
 
 
+class RemoteWorkload(RemoteSession):
+    """See :class:`~evaluators.workload.host.WorkloadSession`; what predicts is here, what measures on the device."""
+
+    def __init__(
+        self,
+        link: Link,
+        folder: Path,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+    ) -> None:
+        super().__init__(link, folder)
+        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
+        self.lowerings = Lowerings(joined, platform)
+        clients = [each.client for each in workload.instances]
+        graphs = [joined.components[clients.index(c)].graph for c in range(len(workload.clients))]
+        self._clients = [(graph, self._model(graph)) for graph in graphs]
+        self._simulator: WorkloadSimulator | None = None
+        self._hosted = 0  # generation of the connection over which the models are hosted
+        self._joined = ""
+        self._there: dict[str, str] = {}
+        link.moved(self._host)
+        self.capabilities = replace(self.capabilities, deploy=False, stream=False, pause=False)
+
+    def _host(self) -> None:
+        """Have the device host the models, unless it does over the present connection."""
+        if self._hosted == self._link.generation:
+            return
+        for _, model in self._clients:
+            self._link.send(model)
+        answer = self._link.ask(
+            "Host",
+            {
+                "workload": self.workload.to_json(),
+                "models": [model.digest for _, model in self._clients],
+                "objective": self.objective,
+            },
+            2 * self.platform.limits.load_s + SLACK_S,
+        )
+        there = answer.get("structures")
+        if not isinstance(there, list) or len(there) != len(self._clients):
+            raise wire.WireError("the device hosts other models")
+        self._there = {graph.digest: str(name) for (graph, _), name in zip(self._clients, there, strict=True)}
+        self._joined, self._hosted = str(answer.get("joined")), self._link.generation
+        told = answer.get("capabilities")
+        self.capabilities = replace(
+            self.capabilities, decompose=isinstance(told, dict) and told.get("decompose") is True
+        )
+
+    @property
+    def simulator(self) -> WorkloadSimulator:
+        """See :class:`~evaluators.workload.host.WorkloadSession`.
+
+        Raises:
+            UnavailableError: :meth:`price` was not called.
+        """
+        if self._simulator is None:
+            raise UnavailableError("the workload's jobs have no prices yet")
+        return self._simulator
+
+    def price(
+        self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = MappingProxyType({})
+    ) -> Mapping[str, Any]:
+        """See :class:`~evaluators.workload.host.WorkloadSession`."""
+        found = known
+        if known is None or grids:
+            progress("the device prices the models' jobs")
+            sent = {self._there[m]: [list(map(list, each)) for each in rows] for m, rows in grids.items()}
+            request = {"known": _renamed(known, self._there), "grids": sent}
+            back = {there: here for here, there in self._there.items()}
+            found = _renamed(self._asked("Price", request, _PRICE_S).get("prices"), back)
+        if found is None:
+            raise wire.WireError("the device tells no prices")
+        price = PriceTable.from_json(found).price(lanes_of(self.platform))
+        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
+        return found
+
+    def _asked(self, method: str, data: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        def ask() -> dict[str, Any]:
+            self._host()
+            return self._link.ask(method, data, limit_s)
+
+        return self._link.moved(ask)
+
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
+        """See :class:`~evaluators.base.Session`."""
+        request = {"structure": self._there[graph.digest], "ranks": list(map(list, ranks))}
+        found = self._asked("DecomposedError", request, 4 * self.platform.limits.load_s + SLACK_S).get("error")
+        return None if found is None else float(found)
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteWorkloadCandidate:
+        """See :class:`~evaluators.base.Session`."""
+        plan.validate(graph, self.platform)
+        candidate = RemoteWorkloadCandidate(self._link, self, plan, fresh=fresh)
+        self._link.moved(candidate.load)
+        return candidate
+
+    def there(self, plan: Plan) -> Plan:
+        """Return a plan as one of the joined network on the device, which then hosts it."""
+        self._host()
+        return replace(plan, graph_digest=self._joined)
+
+
+def _renamed(table: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return a table of prices in which models have other names."""
+    if not isinstance(table, Mapping):
+        return None
+    return {
+        field: {names.get(key, key): value for key, value in rows.items()} if isinstance(rows, Mapping) else rows
+        for field, rows in table.items()
+    }
+
+
 class RemoteCandidate(Candidate):
     """See :class:`~evaluators.base.Candidate`."""
 
-    def __init__(self, link: Link, model: Sendable, plan: Plan, *, fresh: bool) -> None:
+    def __init__(self, link: Link, model: Sendable | None, plan: Plan, *, fresh: bool) -> None:
         self._link, self._model, self._plan, self._fresh = link, model, plan, fresh
         self._number = self._generation = 0
         self._shown = False
 
+    def _sent(self) -> Plan:
+        """Return the plan as the device knows its network."""
+        return self._model.plan(self._plan) if self._model is not None else self._plan
+
     def load(self) -> None:
         """Have the device load the plan, over the present connection."""
-        request = {"plan": self._model.plan(self._plan).to_json(), "fresh": self._fresh}
+        request = {"plan": self._sent().to_json(), "fresh": self._fresh}
         answer = self._link.ask("Load", request, _load_limit_s(self._link, self._plan), self._model)
         self._number, self._generation = wire.whole(answer, "candidate", 1, 1 << 53), self._link.generation
 
@@ -176,11 +323,15 @@ class RemoteCandidate(Candidate):
     def _batch(self, request: dict[str, Any], n: int, stop_above_s: float) -> Batch:
         answer = self._asked("Run", request, self._link.platform.limits.run_s * (n + 1) + SLACK_S)
         batch = wire.batch_from_json(answer.get("batch"))
+        self._take(answer, batch)
         problem = wrong_batch(batch, n, len(self._plan.stages), stop_above_s)
         if problem:
             raise UnavailableError(f"the device returned {problem}")
         self._shown = True
         return batch
+
+    def _take(self, answer: Mapping[str, Any], batch: Batch) -> None:
+        """Take what an answer tells beside its batch."""
 
     def verify(self) -> Agreement | None:
         """See :class:`~evaluators.base.Candidate`."""
@@ -205,6 +356,30 @@ class RemoteCandidate(Candidate):
         if self._generation != self._link.generation:
             raise DeviceLostError("the device was lost while a plan was measured")
         return ask()
+
+
+class RemoteWorkloadCandidate(RemoteCandidate):
+    """See :class:`~evaluators.workload.host.WorkloadCandidate`."""
+
+    def __init__(self, link: Link, session: RemoteWorkload, plan: Plan, *, fresh: bool) -> None:
+        super().__init__(link, None, plan, fresh=fresh)
+        self._session = session
+        self._outcome: Outcome | None = None
+
+    def _sent(self) -> Plan:
+        return self._session.there(self._plan)
+
+    def _take(self, answer: Mapping[str, Any], batch: Batch) -> None:
+        self._outcome = wire.outcome_from_json(answer.get("outcome"), batch.timeline)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of the last run; runs once if there was none."""
+        if self._outcome is None:
+            self.run(1)
+        if self._outcome is None:
+            raise wire.WireError("the device tells nothing of a run")
+        return self._outcome
 
 
 def _load_limit_s(link: Link, plan: Plan) -> float:

@@ -22,12 +22,14 @@ import numpy as np
 
 from evaluators.base import Agreement, Batch, Capabilities
 from evaluators.schedule import Event, Timeline
+from evaluators.workload.outcome import Outcome, Request
 from search_spaces.bounded import parsed_json
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError, shown
+from search_spaces.plan import LayerRanks
 from search_spaces.platform import Limits, Link, Platform, Processor
 
 SERVICE = "partition_optimizer.Agent"
-VERSION = 2
+VERSION = 3
 DEFAULT_PORT = 7450
 MESSAGE_NBYTES = 8 << 20
 PIECE_NBYTES = 1 << 20
@@ -147,6 +149,42 @@ def batch_from_json(data: Any) -> Batch:
         latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
         return Batch(latency_s, stage_s, timeline, errors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"an answer is damaged: {error!r}") from error
+
+
+def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
+    """Build ranks of convolutions from their plain values.
+
+    Raises:
+        WireError: they are none.
+    """
+    try:
+        return tuple(LayerRanks(*map(int, each)) for each in data)
+    except (TypeError, ValueError) as error:
+        raise WireError(f"ranks are damaged: {error!r}") from error
+
+
+def outcome_to_json(found: Outcome) -> dict[str, Any]:
+    """Return what came of a run of a workload as plain values; its timeline goes with the batch."""
+    rows = [[[r.came_s, r.latency_s, r.rejected, r.missed] for r in each] for each in found.requests]
+    return {"requests": rows, "makespan_s": found.makespan_s}
+
+
+def outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
+    """Build what came of a run from what :func:`outcome_to_json` returned.
+
+    Raises:
+        WireError: a field is missing or has the wrong type, or the run has no timeline.
+    """
+    try:
+        if timeline is None:
+            raise WireError("a run of several models has no timeline")
+        rows = tuple(
+            tuple(Request(float(c), None if t is None else float(t), bool(r), bool(m)) for c, t, r, m in each)
+            for each in data["requests"]
+        )
+        return Outcome(rows, float(data["makespan_s"]), timeline)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {error!r}") from error
 

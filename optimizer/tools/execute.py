@@ -36,7 +36,7 @@ from search_spaces.graph import Graph
 from search_spaces.models.source import check_custom_ops
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.workload import Arrival, Client, Workload
+from search_spaces.workload import Workload
 from search_spaces.yaml_file import read_settings
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
@@ -345,11 +345,9 @@ def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
 def _workload(path: Path) -> Workload:
     """Read what :meth:`~search_spaces.workload.Workload.to_json` returned."""
     try:
-        document = parsed_json(read_bounded(path))
-        clients = tuple(Client(**{**each, "arrival": Arrival(**each["arrival"])}) for each in document["clients"])
-        return Workload(str(document["name"]), clients, document["seed"], document["memory_limit_nbytes"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
-        raise RunFolderError(f"{path}: cannot be read: {error!r}", "search again") from error
+        return Workload.from_json(parsed_json(read_bounded(path)))
+    except (OSError, ValueError, RecursionError, UsageError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
 
 
 def _plan(path: Path) -> Plan:
