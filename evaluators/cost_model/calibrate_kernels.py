@@ -1,7 +1,5 @@
 """Time the operators of models inside the whole of them, by the runtime's own profiler; on CPUs.
 
-Time the operators of a model inside the whole of it, by the runtime's own profiler; on CPUs.
-
 A model that is cut at every operator is not the model: paddings are no longer part of the convolutions behind them, and
 sums are no longer made in place. XNNPACK tells what each of its kernels takes within the whole. That is measured in a
 process of its own, pinned to the lane's cores, in rounds between runs of a reference network.
