@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +158,13 @@ class SyntheticSession(Session):
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`; functions are given by name."""
         evaluator = self._evaluator
-        hooks = {"interaction": evaluator.interaction, "fails": evaluator.fails, "returns_nan": evaluator.returns_nan}
-        noise = evaluator.noise
+        hooks = {name: getattr(evaluator, name) for name in ("interaction", "fails", "returns_nan")}
         return {
             "evaluator": evaluator.name,
             "contract_version": CONTRACT_VERSION,
             "platform": self._platform.to_json(),
             "seed": evaluator.seed,
-            "noise": [noise.run, noise.instance, noise.spike_share, noise.cold],
+            "noise": [*astuple(evaluator.noise)],
             **{
                 name: None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
                 for name, hook in hooks.items()

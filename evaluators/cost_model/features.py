@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -278,41 +279,31 @@ class Columns:
     weight: Array
     written: Array
     resident: Array
+    groups: Array
+    inputs: Array
+    interval: Array  # seconds between two uses of the same weights; 0 where unknown
+    duty: Array  # share of the time just before that matrix products took
     pixels: Array  # of the output
     pixels_in: Array
     channels: Array  # of the output
     channels_in: Array
     taps: Array  # filter height times width
-    groups: Array
-    inputs: Array
-    interval: Array  # seconds between two uses of the same weights; 0 where unknown
-    duty: Array  # share of the time just before that matrix products took
 
     def __getitem__(self, rows: npt.NDArray[np.intp] | slice) -> Columns:
         return Columns(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
+_OWN = attrgetter(
+    *("macs", "read_bytes", "weight_bytes", "written_bytes", "resident_bytes", "groups", "inputs", "interval_s", "duty")
+)
+
+
 def columns(features: Sequence[OperatorFeatures]) -> Columns:
     """Return the features as arrays, one row an operator."""
-    rows = [
-        (
-            f.macs,
-            f.read_bytes,
-            f.weight_bytes,
-            f.written_bytes,
-            f.resident_bytes,
-            f.output[0] * f.output[1],
-            f.input[0] * f.input[1],
-            f.output[2],
-            f.input[2],
-            f.filter[0] * f.filter[1],
-            f.groups,
-            f.inputs,
-            f.interval_s,
-            f.duty,
-        )
-        for f in features
-    ]
+    rows = []
+    for f in features:
+        (high, wide, channels), (high_in, wide_in, channels_in), (tall, broad) = f.output, f.input, f.filter
+        rows.append((*_OWN(f), high * wide, high_in * wide_in, channels, channels_in, tall * broad))
     return Columns(*np.asarray(rows, dtype=np.float64).reshape(len(rows), 14).T)
 
 
