@@ -65,6 +65,7 @@ AGENT = "AGENT_ADDRESS"
 """Stands for the address of the agent that :func:`world` starts."""
 RUN_S = 300.0
 EXTRAS = ("", "storage", "states", "warm start", "deadline", "max error", "commands", "campaign")
+_SETTINGS = ("objective", "power", "state", "max_error", "device")  # of a campaign, not of its matrix
 _SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0}
 
 ON: Mapping[str, Sequence[str]] = {
@@ -149,11 +150,11 @@ class Cell:
         given: dict[str, list[str]] = {}
         for option, value in zip(self.words[::2], self.words[1::2], strict=True):
             given.setdefault(option[2:].replace("-", "_"), []).append(value)
-        several: dict[str, Any] = {n: given.pop(n) for n in ("objective", "power", "state", "max_error") if n in given}
+        several: dict[str, Any] = {n: given.pop(n) for n in _SETTINGS if n in given}
         matrix = {name: values[0] for name, values in given.items()}
         matrix["objective"] = ",".join(several.pop("objective"))
-        if "max_error" in several:
-            several["max_error"] = float(several["max_error"][0])
+        several |= {"max_error": float(several["max_error"][0])} if "max_error" in several else {}
+        several |= {"device": several["device"][0]} if "device" in several else {}
         return json.dumps({"name": "one", "matrix": matrix, "settings": several})
 
 
@@ -226,7 +227,8 @@ def tried(cell: Cell, run: Run) -> Came:
 
 def started(environment: Mapping[str, str], words: Sequence[str], folder: Path) -> tuple[int, str, str]:
     """Run a command in a process of its own."""
-    address = environment.get(AGENT, "")
+    address, campaign = environment.get(AGENT, ""), folder / "campaign.yaml"
+    campaign.write_text(campaign.read_text().replace(AGENT, address))
     command = [sys.executable, "-m", "optimizer.cli", *(address if word == AGENT else word for word in words)]
     try:
         done = subprocess.run(

@@ -107,6 +107,7 @@ class Settings(_Strict):
 
     Attributes:
         precision: half width of the interval that measurements aim at, relative.
+        device: where an evaluator measures that measures elsewhere; a name, or several of devices that are alike.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
         power: what processors draw while they run, as ``cpu0=2.5``, in watts; for energy.
@@ -120,6 +121,7 @@ class Settings(_Strict):
     """
 
     precision: float | None = Field(default=None, gt=0, lt=1)
+    device: str | None = Field(default=None, min_length=1, max_length=1000)
     allow_fallback: bool = False
     input_shape: tuple[str, ...] = ()
     power: tuple[str, ...] = ()
