@@ -22,8 +22,8 @@ from types import FrameType
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Batch, Evaluator, Session
-from evaluators.timeline import Timeline
+from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, Session
+from evaluators.schedule import Timeline
 from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph, Operator, Tensor
@@ -87,6 +87,14 @@ class EvaluatorContract:
         with TemporaryDirectory() as scratch, evaluator.prepare(platform, Path(scratch)) as session:
             yield session, platform
 
+    def _candidates(self, most: int | None = None) -> Iterator[tuple[Candidate, Plan, Platform]]:
+        """Yield a candidate of each plan to try, or of the first ones, loaded in one session."""
+        graph = self.graph()
+        with self._session() as (session, platform):
+            for plan in self.plans(graph, platform)[:most]:
+                with closing(session.load(graph, plan)) as candidate:
+                    yield candidate, plan, platform
+
     def test_has_a_name_and_a_platform(self) -> None:
         """The name is not empty, the platform has processors (its own rule), and the contract is this one."""
         evaluator = self.evaluator()
@@ -106,48 +114,37 @@ class EvaluatorContract:
 
     def test_a_batch_has_a_row_for_each_run(self) -> None:
         """``run(n)`` gives n latencies and n rows of stage times, positive seconds."""
-        graph = self.graph()
-        with self._session() as (session, platform):
-            for plan in self.plans(graph, platform):
-                with closing(session.load(graph, plan)) as candidate:
-                    for runs in (1, 3):
-                        _check_batch(candidate.run(runs), runs, plan)
+        for candidate, plan, _ in self._candidates():
+            for runs in (1, 3):
+                _check_batch(candidate.run(runs), runs, plan)
 
     def test_latencies_are_seconds_of_this_clock(self) -> None:
         """Where runs are measured, their sum is what a clock around them shows, up to the cost of the call."""
         if not self.measures:
             return
-        graph = self.graph()
-        with self._session() as (session, platform):
-            for plan in self.plans(graph, platform)[:3]:
-                with closing(session.load(graph, plan)) as candidate:
-                    candidate.run(2)
-                    start_s = time.perf_counter()
-                    latency_s = float(candidate.run(10).latency_s.sum())
-                    wall_s = time.perf_counter() - start_s
-                    _require(latency_s <= wall_s, f"10 runs took {wall_s} s and are reported as {latency_s} s")
-                    _require(wall_s <= 2 * latency_s + self.call_s, f"10 runs: {wall_s} s, reported as {latency_s} s")
+        for candidate, _, _ in self._candidates(3):
+            candidate.run(2)
+            start_s = time.perf_counter()
+            latency_s = float(candidate.run(10).latency_s.sum())
+            wall_s = time.perf_counter() - start_s
+            _require(latency_s <= wall_s, f"10 runs took {wall_s} s and are reported as {latency_s} s")
+            _require(wall_s <= 2 * latency_s + self.call_s, f"10 runs: {wall_s} s, reported as {latency_s} s")
 
     def test_stops_after_a_slow_run(self) -> None:
         """``stop_above_s`` ends the batch with the first slower run, and never before."""
-        graph = self.graph()
-        with self._session() as (session, platform):
-            plan = self.plans(graph, platform)[0]
-            with closing(session.load(graph, plan)) as candidate:
-                _check_batch(candidate.run(4, stop_above_s=0.0), 1, plan)
-                _check_batch(candidate.run(4, stop_above_s=math.inf), 4, plan)
+        for candidate, plan, _ in self._candidates(1):
+            _check_batch(candidate.run(4, stop_above_s=0.0), 1, plan)
+            _check_batch(candidate.run(4, stop_above_s=math.inf), 4, plan)
 
     def test_timelines_are_lawful(self) -> None:
         """Every stage runs once on its lane and after those it reads from; lanes that exclude each other take turns."""
         graph = self.graph()
-        with self._session() as (session, platform):
-            for plan in self.plans(graph, platform):
-                with closing(session.load(graph, plan)) as candidate:
-                    batch = candidate.run(2)
-                    if batch.timeline is not None:
-                        check_timeline(batch.timeline, graph, plan, platform)
-                        longest_s = float(batch.latency_s[-1]) + _CLOCK_S
-                        _require(batch.timeline.makespan_s <= longest_s, "the timeline is longer than the latency")
+        for candidate, plan, platform in self._candidates():
+            batch = candidate.run(2)
+            if batch.timeline is not None:
+                check_timeline(batch.timeline, graph, plan, platform)
+                longest_s = float(batch.latency_s[-1]) + _CLOCK_S
+                _require(batch.timeline.makespan_s <= longest_s, "the timeline is longer than the latency")
 
     def test_several_candidates_at_once(self) -> None:
         """A candidate runs on while others are loaded and closed; a fresh instance is another candidate."""
@@ -167,12 +164,9 @@ class EvaluatorContract:
 
     def test_outputs_agree(self) -> None:
         """What a plan computes is what the whole model computes, where there are outputs."""
-        graph = self.graph()
-        with self._session() as (session, platform):
-            for plan in self.plans(graph, platform):
-                with closing(session.load(graph, plan)) as candidate:
-                    agreement = candidate.verify()
-                    _require(agreement is None or agreement.accepted, f"outputs differ: {agreement}")
+        for candidate, _, _ in self._candidates():
+            agreement = candidate.verify()
+            _require(agreement is None or agreement.accepted, f"outputs differ: {agreement}")
 
     def test_refuses_what_it_cannot_run(self) -> None:
         """A plan for another graph, or with a lane that is not there, is an error of ours; the session goes on."""
@@ -180,10 +174,7 @@ class EvaluatorContract:
         whole = tuple(range(len(graph.operators)))
         with self._session() as (session, platform):
             lane = platform.processors[0].name
-            for plan in (
-                Plan("0" * 64, (Stage(whole, lane),)),
-                Plan(graph.digest, (Stage(whole, "not there"),)),
-            ):
+            for plan in (Plan("0" * 64, (Stage(whole, lane),)), Plan(graph.digest, (Stage(whole, "not there"),))):
                 try:
                     session.load(graph, plan).close()
                 except OptimizeError:

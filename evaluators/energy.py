@@ -8,11 +8,13 @@ machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's po
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -161,19 +163,16 @@ def _jetson(sys: Path) -> Meter | None:
         number = label.name.removeprefix("in").removesuffix("_label")
         volts, amperes = label.with_name(f"in{number}_input"), label.with_name(f"curr{number}_input")
         if _text(label) in ("VDD_IN", "POM_5V_IN") and _readable(volts) and _readable(amperes):
-            return _rail(volts, amperes)
+            return Integrator("Jetson", partial(_watts, volts, amperes, unit=1e-6))
     for path in sorted(sys.glob("bus/i2c/drivers/ina3221x/*/iio:device*/in_power0_input")):
         if _readable(path):
-            return _one(path)
+            return Integrator("Jetson", partial(_watts, path, unit=1e-3))
     return None
 
 
-def _one(path: Path) -> Meter:
-    return Integrator("Jetson", lambda: _number(path) * 1e-3)
-
-
-def _rail(volts: Path, amperes: Path) -> Meter:
-    return Integrator("Jetson", lambda: _number(volts) * _number(amperes) * 1e-6)
+def _watts(*paths: Path, unit: float) -> float:
+    """Return the product of what some files say, in units of so many watts."""
+    return math.prod(map(_number, paths)) * unit
 
 
 @dataclass(slots=True)
@@ -220,11 +219,10 @@ def _text(path: Path) -> str:
 
 
 def _readable(path: Path) -> bool:
-    try:
-        float(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return False
-    return True
+    with suppress(UnavailableError):
+        _number(path)
+        return True
+    return False
 
 
 def _number(path: Path) -> float:

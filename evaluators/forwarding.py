@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from evaluators.base import Agreement, Batch, Candidate, Capabilities, Session, capabilities_of
-from evaluators.timeline import Timeline
+from evaluators.schedule import Timeline
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")

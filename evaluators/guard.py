@@ -225,12 +225,9 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
         return f"latencies of shape {latency_s.shape} for {n} runs"
     if stage_s.shape != (len(latency_s), stages):
         return f"stage times of shape {stage_s.shape} for {len(latency_s)} runs of {stages} stages"
-    bad = latency_s[~(np.isfinite(latency_s) & (latency_s > 0.0))]
-    if len(bad):
-        return f"a latency of {bad[0]} s"
-    bad = stage_s[~(np.isfinite(stage_s) & (stage_s >= 0.0))]
-    if len(bad):
-        return f"a stage time of {bad[0]} s"
+    for what, values, fine in (("latency", latency_s, latency_s > 0.0), ("stage time", stage_s, stage_s >= 0.0)):
+        if len(bad := values[~(np.isfinite(values) & fine)]):
+            return f"a {what} of {bad[0]} s"
     if len(latency_s) < n and not latency_s[-1] >= stop_above_s * (1.0 - _CLOCK):
         return f"{len(latency_s)} latencies for {n} runs"
     return ""

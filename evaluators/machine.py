@@ -1,17 +1,22 @@
-"""The state of the machine that measures: what may change a number without being part of the plan."""
+"""The machine that measures: what may change a number without being part of the plan, and what limits this process.
+
+What a container or a service manager leaves to this process: memory and cores, by Linux' control groups.
+
+Both versions are read. A group's limit holds for all below it, so every group from this process's own up to the root
+counts. Inside a container the path that the kernel tells may not be there; then the root of what is mounted is its own.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluators.cgroup import memory_left_nbytes
 from search_spaces.wording import percent
 
 _CPU = Path("/sys/devices/system/cpu")
@@ -116,16 +121,15 @@ class Conditions:
         times, mine = _times(self._cores), _cpu_seconds([os.getpid(), *self._processes()])
         old_times, old_mine, then_s = self._before
         self._before = times, mine, now_s
-        load = steal = None
+        load = None
         busy, steal = _shares(old_times, times)
         if busy is not None:
             ours_s = sum(used - old_mine.get(process, 0.0) for process, used in mine.items())
             load = max(0.0, busy - ours_s / ((now_s - then_s) * len(self._cores)))
         clocks = _clocks(self._cores)
-        gpu = gpu_state()
         return {
-            **gpu,
-            "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor"),
+            **gpu_state(),
+            "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor") or None,
             "clock_hz": min(clocks) if clocks else None,
             "temperature_c": _temperature(),
             "load": None if load is None else round(load, 3),
@@ -203,9 +207,8 @@ def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
     """Return the seconds that each process has used of any core; one that is gone is left out."""
     found = {}
     for process in processes:
-        text = _text(Path(f"/proc/{process}/stat")) or ""
         # The name, in brackets, may hold anything; utime and stime are the 14th and 15th field.
-        fields = text.rpartition(")")[2].split()
+        fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
         if len(fields) > 12:
             found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
     return found
@@ -214,13 +217,8 @@ def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
 def _times(cores: list[int]) -> list[int] | None:
     """Return the kernel's counters of time, summed over some cores."""
     wanted = {f"cpu{core}" for core in cores}
-    total: list[int] = []
-    text = _text(Path("/proc/stat")) or ""
-    for line in text.splitlines():
-        name, *numbers = line.split()
-        if name in wanted:
-            counts = [int(number) for number in numbers]
-            total = [a + b for a, b in zip(total, counts, strict=True)] if total else counts
+    rows = [line.split() for line in _text(Path("/proc/stat")).splitlines()]
+    total = [sum(column) for column in zip(*(map(int, row[1:]) for row in rows if row[0] in wanted), strict=True)]
     return total if len(total) > _STEAL else None
 
 
@@ -244,7 +242,7 @@ def _clocks(cores: list[int]) -> tuple[float, ...]:
 def _clocks_of_cpuinfo(cores: list[int]) -> tuple[float, ...]:
     found: dict[int, float] = {}
     core = -1
-    for line in (_text(Path("/proc/cpuinfo")) or "").splitlines():
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         with suppress(ValueError):
             if key.strip() == "processor":
@@ -263,7 +261,7 @@ def _temperature() -> float | None:
 
 def available_nbytes() -> int | None:
     """Return the bytes that this process can have without swapping, or None where the system does not tell."""
-    lines = (_text(Path("/proc/meminfo")) or "").splitlines()
+    lines = _text(Path("/proc/meminfo")).splitlines()
     machine = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     found = [memory_left_nbytes(), *machine]
     return min((nbytes for nbytes in found if nbytes is not None), default=None)
@@ -271,13 +269,94 @@ def available_nbytes() -> int | None:
 
 def _number(path: Path) -> float | None:
     try:
-        return float(_text(path) or "")
+        return float(_text(path))
     except ValueError:
         return None
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> str:
+    """Return what a small file of the kernel says; "" where it is not there."""
     try:
         return os.fsdecode(path.read_bytes()).strip()
     except OSError:
-        return None
+        return ""
+
+
+MOUNT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+_UNLIMITED = 1 << 60  # version 1 has no word for "no limit", but a number near 2 ** 63
+
+
+def memory_left_nbytes(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes that may still be used before the kernel ends somebody; None where there is no limit.
+
+    Files that could be dropped from memory count as free.
+    """
+    left = []
+    for group, names in _cgroups("memory", mount, membership):
+        limit_name, usage_name, idle_name = (
+            ("memory.max", "memory.current", "inactive_file")
+            if names == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        limit, usage = _count(group / limit_name), _count(group / usage_name)
+        if limit is None or usage is None or limit >= _UNLIMITED:
+            continue
+        left.append(max(0, limit - usage + _entry(group / "memory.stat", idle_name)))
+    return min(left, default=None)
+
+
+def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
+    """Return how many cores' worth of time this process may have on average (1.5); None where there is no limit."""
+    found = []
+    for group, names in _cgroups("cpu", mount, membership):
+        if names == 2:
+            words = _text(group / "cpu.max").split()
+            quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "")
+        else:
+            quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def throttled_s(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
+    """Return for how many seconds the quota of this process's groups has stopped it so far; 0 without a quota."""
+    names = {1: ("throttled_time", 1e-9), 2: ("throttled_usec", 1e-6)}
+    found = ((group, *names[version]) for group, version in _cgroups("cpu", mount, membership))
+    return max((_entry(group / "cpu.stat", name) * unit for group, name, unit in found), default=0.0)
+
+
+def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the folder of each group that this process is in, its own first, and the version of its files' names."""
+    for line in _text(membership).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            top, version = mount, 2
+            if not (mount / "cgroup.controllers").exists():  # both versions are in use
+                top = mount / "unified"
+        elif controller in controllers.split(","):
+            top, version = mount / controller, 1
+        else:
+            continue
+        own = top / path.strip().lstrip("/")
+        if ".." in own.parts or not own.is_dir():
+            own = top
+        yield own, version
+        while own != top:
+            own = own.parent
+            yield own, version
+
+
+def _entry(path: Path, name: str) -> int:
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _count(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate, Session
 from evaluators.energy import Meter, powers_w
-from evaluators.footprint import peak_nbytes
 from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
@@ -26,6 +25,36 @@ from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.states import State
+
+
+def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:
+    """Return the bytes that each lane of a plan needs: the weights of its stages, and the most activations of one."""
+    found = {}
+    for lane, indices in plan.by_processor().items():
+        stages = [plan.stages[i].operators for i in indices]
+        constants = {t for operators in stages for t in graph.boundary(operators).constants}
+        weights = sum(graph.tensors[t].nbytes for t in constants)
+        found[lane] = weights + max(most_alive_nbytes(graph, operators) for operators in stages)
+    return found
+
+
+def most_alive_nbytes(graph: Graph, operators: Sequence[int]) -> int:
+    """Return the most bytes of activations that are alive at once while operators run one after another."""
+    border = graph.boundary(operators)
+    inside = set(operators)
+    size = {t: graph.tensors[t].nbytes for o in operators for t in (*graph.operators[o].outputs, *border.inputs)}
+    kept = set(border.outputs)
+    last = {t: max((c for c in graph.consumers.get(t, ()) if c in inside), default=-1) for t in size}
+    alive = sum(size[t] for t in border.inputs)
+    most = alive
+    for operator in operators:
+        alive += sum(size[t] for t in graph.operators[operator].outputs)
+        most = max(most, alive)
+        for t in {*graph.operators[operator].inputs, *graph.operators[operator].outputs} & size.keys():
+            if t not in kept and last[t] <= operator:
+                alive -= size[t]
+    return most
+
 
 Law = Literal["latency", "period", "sum", "memory"]
 """How costs of parts make the cost of a plan: its longest path, its busiest lane, their sum, or sizes of tensors."""

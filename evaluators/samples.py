@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 from evaluators.base import Agreement
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from search_spaces.errors import RunFolderError, UnavailableError
 
 RUN_NOISE = 0.01

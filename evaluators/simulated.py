@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -11,18 +12,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Batch, Capabilities, Session
+from evaluators.base import Batch, Candidate, Capabilities, Session
 from evaluators.cost_model.plans import UNSURE, Errors, PlanSimulator, by_origins
 from evaluators.cost_model.transfers import Prices
-from evaluators.prediction import Prediction
-from evaluators.timeline import Timeline
+from evaluators.schedule import Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.intensity import Cost, operator_costs
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.rewrites.lower import Lowered, Lowering
-from search_spaces.rewrites.tucker_layers import Ranks, tucker_layers
+from search_spaces.rewrites.tucker import Ranks, tucker_layers
+
+
+class Prediction(Candidate):
+    """A candidate without outputs whose runs take no time and are all as ``one``.
+
+    Args:
+        figures: what is to be known beside it.
+    """
+
+    def __init__(self, one: Batch, figures: Mapping[str, float] | None = None) -> None:
+        self.one, self._figures = one, dict(figures or {})
+
+    def figures(self) -> dict[str, float]:
+        """See :class:`~evaluators.base.Candidate`."""
+        return dict(self._figures)
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """See :class:`~evaluators.base.Candidate`."""
+        runs = 1 if self.one.latency_s[0] > stop_above_s else n
+        latency_s, stage_s = np.tile(self.one.latency_s, runs), np.tile(self.one.stage_s, (runs, 1))
+        return replace(self.one, latency_s=latency_s, stage_s=stage_s)
+
 
 _KEPT = 128  # simulators; rewritten models are many
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
-from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Law, Task, Timeline, run_tasks, timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -159,14 +158,13 @@ class SyntheticSession(Session):
     def fingerprint(self) -> dict[str, Any]:
         """See :class:`~evaluators.base.Session`; functions are given by name."""
         evaluator = self._evaluator
-        hooks = {"interaction": evaluator.interaction, "fails": evaluator.fails, "returns_nan": evaluator.returns_nan}
-        noise = evaluator.noise
+        hooks = {name: getattr(evaluator, name) for name in ("interaction", "fails", "returns_nan")}
         return {
             "evaluator": evaluator.name,
             "contract_version": CONTRACT_VERSION,
             "platform": self._platform.to_json(),
             "seed": evaluator.seed,
-            "noise": [noise.run, noise.instance, noise.spike_share, noise.cold],
+            "noise": [*astuple(evaluator.noise)],
             **{
                 name: None if hook is None else getattr(hook, "__qualname__", type(hook).__name__)
                 for name, hook in hooks.items()
@@ -217,12 +215,8 @@ def _operator_s(graph: Graph, index: int, lane: Processor) -> float:
     operator = graph.operators[index]
     nbytes = sum(graph.tensors[t].nbytes for t in (*operator.inputs, *operator.outputs) if t != -1)
     effort = 0.5 + 1.5 * _share(operator.kind)
-    speed = 1.0 + (_cores(lane.resources) - 1.0) * (0.4 + 0.6 * _share(operator.kind, lane.kind))
+    speed = 1.0 + (max(1.0, sum(lane.resources.values())) - 1.0) * (0.4 + 0.6 * _share(operator.kind, lane.kind))
     return OPERATOR_S + nbytes * effort / (CORE_BYTES_PER_S * speed)
-
-
-def _cores(resources: Mapping[str, float]) -> float:
-    return max(1.0, sum(resources.values()))
 
 
 def _share(*words: str) -> float:

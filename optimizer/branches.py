@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from evaluators.base import Session
-from evaluators.timeline import Timeline
+from evaluators.schedule import Timeline
 from optimizer.baselines import Baseline
 from optimizer.bounds import Beliefs, Bounds
 from optimizer.branch_greedy import branch_greedy

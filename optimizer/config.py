@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.errors import UsageError
-from search_spaces.models.input_shapes import parse_input_shapes
+from search_spaces.models import parse_input_shapes
 from search_spaces.registry import needs_any_stages, parse_freedoms
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

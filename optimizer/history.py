@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evaluators.measurement.drift import Drift
-from evaluators.racing import ColdStart
 from evaluators.samples import Measurement, Samples
+from evaluators.sampling import ColdStart
 from search_spaces.constraints import Violation
 from search_spaces.errors import PlanError, RunFolderError, shown
 from search_spaces.plan import Plan

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 from evaluators.base import Session
-from evaluators.footprint import most_alive_nbytes, peak_nbytes
-from evaluators.objectives import Objective, PricedSession, Pricing, weights
+from evaluators.objectives import Objective, PricedSession, Pricing, most_alive_nbytes, peak_nbytes, weights
 from optimizer.bounds import Beliefs, Bounds, price_of
 from optimizer.config import StudyConfig
 from optimizer.exact.bound import Relaxation

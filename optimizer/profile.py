@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import Session, unsupported_operators
+from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from evaluators.tabulated import PartCosts
 from optimizer.exact.chain import ChainCosts
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer

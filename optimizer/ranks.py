@@ -29,8 +29,8 @@ from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform
 from search_spaces.rank_space import RankSpace
 from search_spaces.rewrites.lower import Lowering
-from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import Ranks
+from search_spaces.rewrites.tucker import Ranks
+from search_spaces.rewrites.tucker_ranks import RankChoices
 
 SLACK = 3.0
 """Where outputs can be compared, only what is expected to be off by more than this multiple is not run."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.plan import Plan
-from search_spaces.rewrites.tucker import outline
-from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.rewrites.tucker import outline, ranks_of
 from search_spaces.wording import percent
 
 _SHOWN = 8

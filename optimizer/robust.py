@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from evaluators.base import Session
-from evaluators.cost_model.states import StatesSession
+from evaluators.cost_model.session import StatesSession
 from optimizer.bounds import Beliefs, Bounds, price_of
 from optimizer.exact.bound import relax
 from optimizer.exact.front import pareto_chains, summed

@@ -19,7 +19,7 @@ from typing import Any, Self
 from optimizer.files import disk_errors, write_all, write_atomic
 from optimizer.records import Damage, LogContents, Record, Scan, decode, encode, header, scan
 from search_spaces.errors import OptimizeError, RunFolderError
-from search_spaces.models.atomic import sync_folder
+from search_spaces.models.files import sync_folder
 
 __all__ = ["Damage", "LogContents", "Record", "TrialLog", "read_log"]
 

@@ -10,8 +10,7 @@ from search_spaces.constraints import Violation
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import Plan
-from search_spaces.rewrites.tucker import outline
-from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.rewrites.tucker import outline, ranks_of
 from search_spaces.workload import Workload
 
 LEVER = "raise memory_limit_mb, let instances share weights, or take fewer of them"

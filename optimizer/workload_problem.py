@@ -23,7 +23,7 @@ from search_spaces.models import load
 from search_spaces.platform import Platform
 from search_spaces.pools import with_pools
 from search_spaces.registry import make_workload_space
-from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.workload import RANKED_ERROR, Workload, workload_of
 from search_spaces.workload_file import read_workload
 from search_spaces.workload_space import WorkloadSpace

@@ -24,9 +24,8 @@ from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
 from search_spaces.registry import freedoms_of
-from search_spaces.rewrites.tucker import decompose, outline
-from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.rewrites.tucker import decompose, outline, ranks_of
+from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.workload import Workload
 from search_spaces.workload_space import WorkloadSpace
 

@@ -27,8 +27,8 @@ from search_spaces.joined_graph import JoinedGraph
 from search_spaces.plan import LayerRanks, Plan
 from search_spaces.platform import Platform
 from search_spaces.pools import lanes_of
-from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import Ranks
+from search_spaces.rewrites.tucker import Ranks
+from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.workload import Client, Workload
 
 SHARES = (1.0, 0.5, 0.25)

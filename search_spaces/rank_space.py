@@ -12,8 +12,8 @@ from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.registry import freedoms_in
-from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.rewrites.tucker import ranks_of
+from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.space import NeighbourlySpace
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from search_spaces.errors import ModelError, OptimizeError
 from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs, unknown_kinds
 from search_spaces.models.dtypes import has_fixed_size
+from search_spaces.models.flatbuffer import IDENTIFIER, write_model
 from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.litert import read_model
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.models.stages import cut_stage
-from search_spaces.models.writer import IDENTIFIER, write_model
 from search_spaces.plan import canonical
 from search_spaces.platform import Platform, Processor
 from tests.tflite_models import SHAPE, TYPES, Net, quantized, variable, with_signature

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.simulate import Law, Task, run_tasks
+from evaluators.schedule import Law, Task, run_tasks
 from search_spaces.branch_runs import BranchRuns
 from search_spaces.branch_space import BranchSpace
 from search_spaces.branches import branch_groups

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from evaluators.schedule import Event, Timeline
 from evaluators.testing import SyntheticEvaluator
-from evaluators.timeline import Event, Timeline
 from optimizer.branch_greedy import branch_greedy
 from optimizer.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
 from optimizer.config import StudyConfig, most_stages

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from evaluators.android.session import AdbSession
-from evaluators.base import Agreement, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
+from evaluators.base import Agreement, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
 from evaluators.base import capabilities_of as declared
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.cuda.session import CudaSession
@@ -28,7 +28,6 @@ from evaluators.registry import evaluator_names, make_evaluator
 from evaluators.remote import wire
 from evaluators.remote.session import RemoteEvaluator
 from evaluators.table.evaluator import TableEvaluator, TableSession
-from evaluators.tabulated import PartCosts
 from evaluators.testing import SyntheticEvaluator, SyntheticSession
 from evaluators.workload.predicted import PredictedSession
 from optimizer import study

@@ -13,19 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_nets import GENERATOR, network, networks
-from evaluators.cost_model.calibrate_pairs import MAPS, _three_convolutions
-from evaluators.cost_model.calibrate_profile import Fits, Timed, next_network
-from evaluators.cost_model.calibrate_time import Bench
-from evaluators.cost_model.features import OperatorFeatures, operator_features
-from evaluators.cost_model.files import from_json, read_profile, to_json
+from evaluators.cost_model.calibrate_profile import Fits, next_network
+from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions, operator_seconds
+from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_duties
+from evaluators.cost_model.fit import TimedModel, fit_processor
 from evaluators.cost_model.indicators import explained, indicators, width_names
 from evaluators.cost_model.kernels import Tile
-from evaluators.cost_model.machine_match import operator_seconds
-from evaluators.cost_model.profile import CostProfile, ProcessorProfile
-from evaluators.cost_model.recent import multiplies_matrices, with_duties
-from evaluators.cost_model.timed_model import TimedModel
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.config import StudyConfig
@@ -54,7 +49,7 @@ def timed_networks(count: int, seed: int = 1) -> tuple[TimedModel, ...]:
     for index, draft in enumerate(networks([f"n{i}" for i in range(count)], seed)):
         features = operator_features(draft.graph())
         seconds = np.array([true_s(f) for f in features])
-        found.append(TimedModel(draft.name, str(index), features, seconds, float(np.nansum(seconds)) * 1.02 + 5e-6))
+        found.append(TimedModel(draft.name, str(index), features, float(np.nansum(seconds)) * 1.02 + 5e-6, seconds))
     return tuple(found)
 
 
@@ -77,14 +72,14 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
     few = [m for m in models if all(f.kernel != "matmul" for f in m.features)]
     product = OperatorFeatures("matmul", "BATCH_MATMUL", 150_000, 20_000, 0, 4_000, output=(4, 31, 31))
     small = [replace(product, macs=150_000 + n % 3) for n in range(12)]
-    seen = TimedModel("small", "small", tuple(small), np.full(12, 7e-6), 12 * 7e-6)
+    seen = TimedModel("small", "small", tuple(small), 12 * 7e-6, np.full(12, 7e-6))
     fitted = fit_processor([*few, seen], tune=False)
     kernels = fitted.kernels
     assert kernels["matmul"].prices == kernels["pointwise"].prices
     assert kernels["matmul"].samples == 12
     assert not CostProfile("it", {"core": fitted}).concerns(small, "core")
     many = [replace(product, macs=100_000 * n) for n in range(1, 13)]
-    known = TimedModel("large", "large", tuple(many), np.array([true_s(f) for f in many]), 1e-3)
+    known = TimedModel("large", "large", tuple(many), 1e-3, np.array([true_s(f) for f in many]))
     kernels = fit_processor([*few, known], tune=False).kernels
     assert kernels["matmul"].prices != kernels["pointwise"].prices
 
@@ -92,11 +87,11 @@ def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
 def test_a_kind_of_few_shapes_is_known_to_its_coarser_kernel_only() -> None:
     large = OperatorFeatures("elementwise", "SQUARED_DIFFERENCE", 0, 2_000_000, 0, 1_000_000, output=(64, 64, 61))
     few = [replace(large, read_bytes=2_000_000 + n % 5) for n in range(20)]
-    seen = TimedModel("few", "few", tuple(few), np.full(20, 6e-5), 20 * 6e-5)
+    seen = TimedModel("few", "few", tuple(few), 20 * 6e-5, np.full(20, 6e-5))
     kernels = fit_processor([*timed_networks(6), seen], tune=False).kernels
     assert "elementwise/SQUARED_DIFFERENCE" not in kernels
     many = [replace(large, read_bytes=2_000_000 + n) for n in range(20)]
-    seen = TimedModel("many", "many", tuple(many), np.full(20, 6e-5), 20 * 6e-5)
+    seen = TimedModel("many", "many", tuple(many), 20 * 6e-5, np.full(20, 6e-5))
     assert "elementwise/SQUARED_DIFFERENCE" in fit_processor([*timed_networks(6), seen], tune=False).kernels
 
 
@@ -127,7 +122,7 @@ def test_a_fit_predicts_what_it_has_not_seen() -> None:
     fitted = CostProfile("fitted", {"it": fit_processor(timed_networks(14))})
     for model in timed_networks(6, seed=99):
         assert fitted.predict_whole(model.features, "it") == pytest.approx(model.whole_s, rel=0.5)
-    _, sigma = fitted.predict(timed_networks(1, seed=98)[0].features, "it", warn=False)
+    _, sigma = fitted.predict(timed_networks(1, seed=98)[0].features, "it")
     assert np.all(sigma >= 0)
 
 
@@ -146,7 +141,7 @@ def test_a_fitted_profile_survives_its_file() -> None:
     platform = SyntheticEvaluator().platform()
     again, _ = from_json(json.loads(json.dumps(to_json(profile, platform))))
     features = timed_networks(1, seed=7)[0].features
-    before, after = (p.predict(features, "core", warn=False) for p in (profile, again))
+    before, after = (p.predict(features, "core") for p in (profile, again))
     assert np.allclose(before.seconds, after.seconds)
     assert np.allclose(before.relative_sigma, after.relative_sigma)
 
@@ -197,7 +192,7 @@ def test_a_fit_is_made_anew_only_when_enough_was_timed_since(monkeypatch: pytest
 def test_networks_of_one_name_are_not_mixed_up() -> None:
     evaluator = SyntheticEvaluator()
     platform = evaluator.platform()
-    drafts = [_three_convolutions(side, channels) for side, channels in MAPS]
+    drafts = [_convolutions(f"link{side}x{channels}", side, channels, 3) for side, channels in MAPS]
     for channels in (8, 16):
         net = Builder("same")
         drafts.append(net.finish(net.conv(net.input((1, 8, 8, 3)), channels, 3, "conv")))
@@ -210,10 +205,10 @@ def test_networks_of_one_name_are_not_mixed_up() -> None:
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Let calibrations time few networks and small models, and look less hard for length scales."""
-    patch.setattr("evaluators.cost_model.process._MOST_TUNED", 30)
-    patch.setattr("evaluators.cost_model.calibrate_fit._TILES", (Tile(), Tile(1, 16)))
-    patch.setattr("evaluators.cost_model.calibrate_fit._NEAR_S", (3e-3,))
-    patch.setattr("evaluators.cost_model.calibrate_fit._CACHE_BYTES", (0.0,))
+    patch.setattr("evaluators.cost_model.correction._MOST_TUNED", 30)
+    patch.setattr("evaluators.cost_model.fit._TILES", (Tile(), Tile(1, 16)))
+    patch.setattr("evaluators.cost_model.fit._NEAR_S", (3e-3,))
+    patch.setattr("evaluators.cost_model.fit._CACHE_BYTES", (0.0,))
     patch.setattr("optimizer.tools.calibrate.MOST_NETS", 4)
     patch.setattr("optimizer.tools.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
 
@@ -260,7 +255,7 @@ def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., A
     again = calibrated(tell=told.append)
     assert told == ["12 timings of an earlier start are used"]
     features = operator_features(network("net", 1).graph())
-    one, two = (p.predict(features, "cpu", warn=False).seconds for p in (again.profile, profile))
+    one, two = (p.predict(features, "cpu").seconds for p in (again.profile, profile))
     assert one == pytest.approx(two, rel=1e-3)  # the log rounds
 
 

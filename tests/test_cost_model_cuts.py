@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluators.cost_model.calibrate_cuts import CutProfile, time_cuts
-from evaluators.cost_model.calibrate_fit import fit_processor
 from evaluators.cost_model.calibrate_nets import networks
-from evaluators.cost_model.calibrate_time import Bench
+from evaluators.cost_model.calibrate_time import Bench, CutProfile, time_cuts
 from evaluators.cost_model.features import operator_features
+from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
 from evaluators.cost_model.profile import CostProfile
-from evaluators.cost_model.timed_model import TimedModel
-from evaluators.cost_model.waiting import awake, waited_s
 from evaluators.testing import SyntheticEvaluator
 from optimizer.tools.calibrate import calibrate
 from search_spaces.errors import ProfileError, UnavailableError
@@ -33,7 +30,7 @@ def timed(count: int = 14) -> list[TimedModel]:
         seconds = np.array([np.nan if f.free else 2e-6 + f.macs / 5e10 + f.read_bytes / 1e10 for f in features])
         whole_s = float(np.nansum(seconds)) + CALL_S
         seconds[next(i for i, f in enumerate(features) if not f.free)] += WAIT_S
-        found.append(TimedModel(f"n{index}", str(index), features, seconds, whole_s))
+        found.append(TimedModel(f"n{index}", str(index), features, whole_s, seconds))
     return found
 
 

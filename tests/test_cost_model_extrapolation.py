@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from evaluators.cost_model.extrapolation import Reported, extrapolation_warning
-from evaluators.cost_model.profile import Concern
+from evaluators.cost_model.profile import Concern, Reported, extrapolation_warning
 
 
 def far(kernel: str, beyond: float, *operators: int) -> Concern:
-    return Concern("", operators, kernel, beyond)
+    return Concern(operators, kernel, beyond)
 
 
 def test_all_processors_share_a_line() -> None:

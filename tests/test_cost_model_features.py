@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.columns import Columns, columns
 from evaluators.cost_model.features import (
     KERNELS,
+    Columns,
     OperatorFeatures,
+    columns,
     convolution_kernel,
     operator_features,
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from evaluators.cost_model.fit import (
-    WholeModel,
+    TimedModel,
     cross_validated,
     errors_of,
     fit_operators,
@@ -26,11 +26,11 @@ from tests.sentences import fails
 NAMES = [f"{name}@{width}" for name in ("squeezenet1_1", "mobilenet_v1", "vgg11") for width in (0.25, 0.5, 0.75, 1)]
 
 
-def zoo() -> list[WholeModel]:
+def zoo() -> list[TimedModel]:
     found = []
     for name in NAMES:
         features = operator_features(draft(name).graph())
-        found.append(WholeModel(name, name.partition("@")[0], features, 1.0))
+        found.append(TimedModel(name, name.partition("@")[0], features, 1.0))
     return found
 
 
@@ -43,7 +43,7 @@ def planted_s(feature: OperatorFeatures) -> float:
     return 3e-6 + mac_s * feature.macs + 5e-11 * (feature.read_bytes + feature.written_bytes + feature.weight_bytes)
 
 
-def whole_s(model: WholeModel) -> float:
+def whole_s(model: TimedModel) -> float:
     return 1e-4 + sum(planted_s(f) for f in model.features if not f.free)
 
 
@@ -74,7 +74,7 @@ def test_operators_that_were_fitted_are_predicted() -> None:
         where = [i for i, f in enumerate(OPERATORS) if f.key == key]
         assert model.samples == len(where)
         assert all(price >= 0 for price in model.prices.values())
-    profile = fit_overheads(kernels, [replace(m, seconds=whole_s(m)) for m in MODELS])
+    profile = fit_overheads(kernels, [replace(m, whole_s=whole_s(m)) for m in MODELS])
     predicted = [sum_of_kernels(profile, m) for m in MODELS]
     assert errors_of(predicted, [whole_s(m) - 1e-4 for m in MODELS])["median"] < 0.02
 
@@ -83,7 +83,7 @@ def test_the_tile_that_fits_is_chosen() -> None:
     picked = [f for f in OPERATORS if f.kernel == "pointwise"]
     tile = Tile(pixels=8, channels=32)
     rows = KernelModel({"macs": 1e-9}, tile)
-    from evaluators.cost_model.columns import columns
+    from evaluators.cost_model.features import columns
 
     found = fit_operators(
         picked,
@@ -97,7 +97,7 @@ def test_the_tile_that_fits_is_chosen() -> None:
 
 
 def test_whole_models_alone_tell_the_prices() -> None:
-    timed = [replace(m, seconds=whole_s(m)) for m in MODELS]
+    timed = [replace(m, whole_s=whole_s(m)) for m in MODELS]
     processor = fit_whole_models(timed)
     found = [
         sum_of_kernels(processor, m)
@@ -105,14 +105,14 @@ def test_whole_models_alone_tell_the_prices() -> None:
         + processor.invocation_s
         for m in timed
     ]
-    assert errors_of(found, [m.seconds for m in timed])["p90"] < 0.03
+    assert errors_of(found, [m.whole_s for m in timed])["p90"] < 0.03
 
 
 def test_overheads_are_told_from_kernels() -> None:
     kernels = fit_operators(OPERATORS, [planted_s(f) for f in OPERATORS], folds=0)
     sums = [sum(planted_s(f) for f in m.features if not f.free) for m in MODELS]
     counts = [sum(not f.free for f in m.features) for m in MODELS]
-    timed = [replace(m, seconds=2e-3 + 1e-5 * n + 1.3 * s) for m, n, s in zip(MODELS, counts, sums, strict=True)]
+    timed = [replace(m, whole_s=2e-3 + 1e-5 * n + 1.3 * s) for m, n, s in zip(MODELS, counts, sums, strict=True)]
     found = fit_overheads(kernels, timed, sums)
     assert found.invocation_s == pytest.approx(2e-3, rel=0.05)
     assert found.kernels["conv"].prices["macs"] == pytest.approx(1.3 * kernels["conv"].prices["macs"], rel=0.05)
@@ -125,7 +125,7 @@ def test_times_that_are_none_are_refused(bad: float) -> None:
     with fails(ProfileError):
         fit_operators(OPERATORS, times)
     with fails(ProfileError):
-        fit_whole_models([replace(m, seconds=bad) for m in MODELS])
+        fit_whole_models([replace(m, whole_s=bad) for m in MODELS])
 
 
 def test_too_little_to_fit_is_told() -> None:

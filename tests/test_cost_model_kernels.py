@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.columns import columns
 from evaluators.cost_model.correction import fit_correction
-from evaluators.cost_model.features import OperatorFeatures
+from evaluators.cost_model.features import OperatorFeatures, columns
 from evaluators.cost_model.kernels import TERMS, KernelModel, Tile, term
 from tests.cost_model import features
 

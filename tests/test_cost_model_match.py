@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluators.cost_model.calibrate_kernels import middle
+from evaluators.cost_model.calibrate_time import operator_seconds, run_order
 from evaluators.cost_model.features import operator_features
-from evaluators.cost_model.machine_match import operator_seconds, run_order
-from evaluators.cost_model.machine_model import middle
 from search_spaces.graph import Graph, Operator
 from tests import strategies
 

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from evaluators.cost_model.features import operator_features
-from evaluators.cost_model.files import find_profile
 from evaluators.cost_model.plans import PlanSimulator
-from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.profile import CostProfile, find_profile
 from evaluators.cost_model.transfers import prices
 from optimizer.baselines import baselines
 from search_spaces.models.zoo import draft
@@ -41,7 +40,7 @@ def test_seed_000_the_way_to_cut_decides(published: Any) -> None:
     figures = published["seed_000_vgg16_exynos2200_gpu"]
     profile, platform = shipped("exynos2200")
     graph = draft("vgg16").graph()
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
     predicted = {b.name: simulator.latency_s(b.plan) * 1e3 for b in baselines(graph, platform, "gpu")}
     measured = {"whole on gpu": figures["unpartitioned"], "every layer": figures["layer_by_layer"]}
     for criterion in ("layer_length", "layer_type", "parameter_count"):

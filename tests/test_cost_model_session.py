@@ -12,9 +12,18 @@ import pytest
 from evaluators.base import Evaluator
 from evaluators.contract import EvaluatorContract, example_graph
 from evaluators.cost_model.features import KERNELS, operator_features
-from evaluators.cost_model.files import find_profile, from_json, profile_digest, read_profile, to_json
 from evaluators.cost_model.kernels import KernelModel
-from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.profile import (
+    ContentionProfile,
+    CostProfile,
+    LinkProfile,
+    ProcessorProfile,
+    find_profile,
+    from_json,
+    profile_digest,
+    read_profile,
+    to_json,
+)
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.registry import make_evaluator
 from optimizer.cli import main

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluators.cuda.hosting import attend
-from evaluators.cuda.streams import Threads
+from evaluators.cuda.worker import Threads, attend
 from evaluators.workload.outcome import outcome
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import Setting

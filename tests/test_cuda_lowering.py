@@ -13,15 +13,14 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluators.cuda.reference import References
+from evaluators.cuda.session import References
 from evaluators.litert import tensors
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo.builder import Builder
-from search_spaces.rewrites.tucker import decompose
-from search_spaces.rewrites.tucker_layers import Ranks, tucker_layers
+from search_spaces.rewrites.tucker import Ranks, decompose, tucker_layers
 from tests.sentences import fails
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (the extra cuda)")
@@ -31,9 +30,7 @@ NEAR = 2e-5
 
 def computed(graph: Graph, cuts: tuple[int, ...] = (), *, first: bool = False) -> list[Any]:
     """Return a model's outputs by PyTorch, computed in parts."""
-    from evaluators.cuda.lowering import lower
-    from evaluators.cuda.operators import as_in_file, held
-    from evaluators.cuda.weights import Weights
+    from evaluators.cuda.lowering import Weights, as_in_file, held, lower
 
     weights = Weights(graph, "cpu")
     values = {}
@@ -144,9 +141,7 @@ def test_elementwise_axes_and_shapes(tmp_path: Path) -> None:
 
 
 def test_what_is_not_supported_is_named() -> None:
-    from evaluators.cuda.lowering import lower
-    from evaluators.cuda.support import refused
-    from evaluators.cuda.weights import Weights
+    from evaluators.cuda.lowering import Weights, lower, refused
 
     graph = load("squeezenet1_1@0.5/64:int8")
     assert set(refused(graph)) == set(range(len(graph.operators)))
@@ -158,8 +153,7 @@ def test_what_is_not_supported_is_named() -> None:
 
 
 def test_memory_of_a_job_is_given_back_when_nobody_needs_it() -> None:
-    from evaluators.cuda.lowering import lower
-    from evaluators.cuda.weights import Weights
+    from evaluators.cuda.lowering import Weights, lower
 
     graph = load("googlenet@0.25/64")
     job = lower(Weights(graph, "cpu"), range(len(graph.operators)))
@@ -178,7 +172,7 @@ def test_what_a_captured_job_reads_is_kept_by_its_instance() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from evaluators.cuda.instance import Instance
-    from evaluators.cuda.weights import Weights
+    from evaluators.cuda.lowering import Weights
 
     class Reads(TorchDispatchMode):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evaluators.cuda.devices import MAX_INSTANCES
 from evaluators.cuda.session import CudaEvaluator
-from evaluators.cuda.settings import MAX_INSTANCES
 from evaluators.cuda.workload import CudaWorkload
 from search_spaces.arrangement import RankSet
 from search_spaces.errors import UnavailableError

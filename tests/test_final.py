@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from evaluators.base import Batch, Candidate
-from evaluators.measurement.comparison import compare
 from evaluators.measurement.disturbance import Counters
-from evaluators.measurement.final import INSTANCE_NOISE, Final, FinalPolicy, Load, Standing, run_final
+from evaluators.measurement.final import INSTANCE_NOISE, Final, FinalPolicy, Load, Standing, compare, run_final
 from evaluators.samples import Samples
+from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
-from evaluators.timeline import Event, Timeline
 from search_spaces.errors import RunFolderError, UnavailableError, UsageError
 from tests.sentences import fails
 

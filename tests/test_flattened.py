@@ -13,9 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from search_spaces.models import load
-from search_spaces.models.flattened import flattened
-from search_spaces.models.joined import join
-from search_spaces.models.stages import cut_stage
+from search_spaces.models.stages import cut_stage, flattened, join
 from tests.tflite_models import Net, run_pieces
 
 

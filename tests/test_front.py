@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluators.footprint import peak_nbytes
+from evaluators.objectives import peak_nbytes
 from evaluators.testing import SyntheticEvaluator
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.front import best_within, busiest, memory, pareto_chains, summed, undominated

@@ -13,7 +13,7 @@ import pytest
 
 from search_spaces.errors import ModelError
 from search_spaces.models import load
-from search_spaces.models.writer import IDENTIFIER
+from search_spaces.models.flatbuffer import IDENTIFIER
 from tests.fuzz_reader import CASE_S, Tally, corpus, examine
 
 

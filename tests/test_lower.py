@@ -22,7 +22,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import LayerRanks, Plan
 from search_spaces.rewrites.lower import Lowering
-from search_spaces.rewrites.tucker_layers import Layer, tucker_layers
+from search_spaces.rewrites.tucker import Layer, tucker_layers
 from tests.split_models import VALID, Layers
 from tests.test_coexecution import TWO
 from tests.test_tucker import images, outputs

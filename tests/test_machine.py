@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators import machine
-from evaluators.cgroup import core_quota, memory_left_nbytes, throttled_s
 from evaluators.litert import processors
-from evaluators.machine import Conditions, available_nbytes
+from evaluators.machine import Conditions, available_nbytes, core_quota, memory_left_nbytes, throttled_s
 from optimizer.tools import doctor
 
 

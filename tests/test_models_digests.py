@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from search_spaces.models import digests
-from search_spaces.models.digests import file_digest
+from search_spaces.models import files as digests
+from search_spaces.models.files import file_digest
 
 
 def _age(path: Path, seconds: float) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph, Tensor
 from search_spaces.models.dtypes import tensor_nbytes
+from search_spaces.models.flatbuffer import write_model
 from search_spaces.models.litert import read_model
 from search_spaces.models.source import Extent
-from search_spaces.models.writer import write_model
 from search_spaces.models.zoo.builder import Builder
 from tests.sentences import fails
 from tests.tflite_models import single, tiny

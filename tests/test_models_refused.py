@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
+from search_spaces.models.flatbuffer import IDENTIFIER, write_model
 from search_spaces.models.litert import read_model
-from search_spaces.models.writer import IDENTIFIER, write_model
 from tests.sentences import fails
 from tests.tflite_models import single, tiny
 

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.errors import ModelError, UsageError
-from search_spaces.models.flatbuffer import SMALL_NBYTES, unpack
-from search_spaces.models.writer import ALIGNMENT, pack_header, point_at, write_model
+from search_spaces.models.flatbuffer import ALIGNMENT, SMALL_NBYTES, pack_header, point_at, unpack, write_model
 from tests.sentences import fails
 
 

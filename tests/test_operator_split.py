@@ -16,9 +16,8 @@ from search_spaces.errors import RewriteError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.operator_split import SplitGraph, split_operators
-from search_spaces.rewrites.splits import Axis, Split, divide, extent
-from search_spaces.rewrites.windows import Window
+from search_spaces.rewrites.locality import Window
+from search_spaces.rewrites.splits import Axis, Split, SplitGraph, divide, extent, split_operators
 from search_spaces.shared_parts import SharedParts
 from tests.sentences import fails
 from tests.split_models import SAME, VALID, Layers, layers

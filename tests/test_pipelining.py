@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluators.cost_model.simulate import Law, Task, run_tasks
 from evaluators.energy import find_meter
 from evaluators.litert import PlanRunner
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
-from evaluators.pipelining import Rounds, arcs, in_rounds, needs_of, rounds, stream_period_s
+from evaluators.schedule import Law, Rounds, Task, arcs, in_rounds, needs_of, rounds, run_tasks, stream_period_s
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from search_spaces.chain import chain_plan

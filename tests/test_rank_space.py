@@ -31,9 +31,7 @@ from search_spaces.platform import Platform, Processor
 from search_spaces.rank_space import RankSpace
 from search_spaces.registry import make_space
 from search_spaces.rewrites.lower import Lowering
-from search_spaces.rewrites.tucker import decompose, outline
-from search_spaces.rewrites.tucker_factors import factor
-from search_spaces.rewrites.tucker_layers import ranks_of, read_filters
+from search_spaces.rewrites.tucker import decompose, factor, outline, ranks_of, read_filters
 from tests.sentences import fails
 from tests.split_models import Layers
 from tests.strategies import one_core

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from optimizer.cli import main
 from optimizer.report.data import STREAMED, Bar, Study, bars, best_by_stages, points, read_study, spreads
 from optimizer.report.document import Column, Document, Section, Table, Text

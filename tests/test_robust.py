@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.cost_model.chains import all_chains
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.objectives import PricedSession, Pricing, find_objective, pricing
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
-from search_spaces.chain import chain_plan
+from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UsageError
 from search_spaces.models import load
 from search_spaces.plan import Plan
@@ -38,11 +37,8 @@ def test_it_is_the_best_of_all_chains() -> None:
         def latencies_s(plan: Plan) -> list[float]:
             return [float(s.load(graph, plan).run(1).latency_s[0]) for s in map(session.in_state, states)]
 
-        every = [
-            latencies_s(chains.plan(i, graph, platform))
-            for chains in all_chains(len(graph.operators), platform, 2)
-            for i in range(len(chains))
-        ]
+        space = ChainSpace(graph, platform, 2)
+        every = [latencies_s(space.plan_at(i)) for i in range(space.cardinality())]
         criteria: tuple[Robust, ...] = ("worst", "expected")
         for robust in criteria:
             priced = in_states(session, platform, STATES, robust)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evaluators.base import Agreement
 from evaluators.samples import RUN_NOISE, Measurement, Samples
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from search_spaces.errors import RunFolderError, UnavailableError
 from tests.sentences import fails
 

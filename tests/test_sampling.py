@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.base import Agreement, Batch, Candidate
-from evaluators.racing import MARGIN, ColdStart, noise, pruned, slower
 from evaluators.samples import Samples
-from evaluators.sampling import WARM_S, SamplingPolicy, measure
+from evaluators.sampling import MARGIN, WARM_S, ColdStart, SamplingPolicy, measure, noise, pruned, slower
 from search_spaces.errors import UnavailableError, UsageError
 from tests.sentences import fails
 

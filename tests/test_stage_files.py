@@ -10,9 +10,9 @@ import pytest
 from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.errors import ModelError
+from search_spaces.models.flatbuffer import pack_header, point_outside, write_model
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage
-from search_spaces.models.writer import pack_header, point_outside, write_model
 from tests.sentences import fails
 from tests.stage_models import apart, pieces, same
 from tests.tflite_models import (

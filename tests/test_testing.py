@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from evaluators.base import Batch, Candidate, Evaluator, Session
 from evaluators.forwarding import ForwardingCandidate, ForwardingSession
+from evaluators.schedule import Event, Timeline
 from evaluators.testing import (
     EvaluatorContract,
     Noise,
@@ -25,7 +26,6 @@ from evaluators.testing import (
     example_graph,
     schedule,
 )
-from evaluators.timeline import Event, Timeline
 from search_spaces.chain import ChainSpace, chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph

@@ -30,9 +30,8 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.models import load
-from search_spaces.models.joined import join
 from search_spaces.models.litert import read_model
-from search_spaces.models.stages import cut_stage
+from search_spaces.models.stages import cut_stage, join
 from search_spaces.platform import Platform
 from tests.sentences import fails
 

@@ -18,21 +18,30 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo import draft
-from search_spaces.rewrites.tucker import decompose, outline
-from search_spaces.rewrites.tucker_factors import INPUTS, OUTPUTS, factor, spectrum
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, find_layer, tucker_layers
-from search_spaces.rewrites.tucker_ranks import (
-    SEED_001,
-    Choosing,
-    Energy,
-    Given,
-    Ratio,
-    Vbmf,
-    choose_ranks,
-    energy_rank,
-    parse_rule,
+from search_spaces.rewrites.tucker import (
+    INPUTS,
+    OUTPUTS,
+    Layer,
+    Ranks,
+    decompose,
+    factor,
+    find_layer,
+    outline,
+    spectrum,
+    tucker_layers,
 )
-from search_spaces.rewrites.vbmf import evbmf_rank
+from search_spaces.rewrites.tucker_ranks import (
+    GIVEN,
+    SEED_001,
+    VBMF,
+    Choosing,
+    choose_ranks,
+    energy,
+    energy_rank,
+    evbmf_rank,
+    parse_rule,
+    ratio,
+)
 from tests.sentences import fails
 from tests.split_models import Layers, layers
 from tests.tflite_models import Array, run_pieces
@@ -180,7 +189,7 @@ def test_weights_that_are_kept_stay_in_the_file(squeezenet: Graph) -> None:
 
 def test_a_decaying_spectrum_gives_energy_and_vbmf_something_to_drop() -> None:
     graph = load("squeezenet1_1@0.25/64+spectrum")
-    for rule, most in ((Energy(0.9), 0.2), (Vbmf(), 0.2)):
+    for rule, most in ((energy(0.9), 0.2), (VBMF, 0.2)):
         ranks = ranks_of(graph, Choosing(rule, multiple=1))
         assert len(ranks) >= 8
         made = decompose(graph, ranks)
@@ -191,15 +200,15 @@ def test_a_decaying_spectrum_gives_energy_and_vbmf_something_to_drop() -> None:
 
 def test_random_weights_have_no_rank_to_spare() -> None:
     graph = load("squeezenet1_1@0.5/64")
-    assert ranks_of(graph, Choosing(Energy(0.95))) == {}
-    assert {c.why for c in choose_ranks(graph, Choosing(Vbmf()))} == {"its weights are nothing but noise"}
+    assert ranks_of(graph, Choosing(energy(0.95))) == {}
+    assert {c.why for c in choose_ranks(graph, Choosing(VBMF))} == {"its weights are nothing but noise"}
 
 
 @given(st.floats(0.05, 1), st.sampled_from((1, 4, 8, 16)))
 @settings(max_examples=20)
 def test_ranks_are_multiples_and_within_the_channels(share: float, multiple: int) -> None:
     graph = draft("vgg11@0.25/32").graph()
-    rule = Ratio(share, share)
+    rule = ratio(share, share)
     for choice in choose_ranks(graph, Choosing(rule, multiple=multiple, even_larger=True)):
         assert choice.ranks is not None
         for rank, channels in zip(choice.ranks, choice.layer.full, strict=True):
@@ -223,8 +232,8 @@ def test_one_rule_saves_what_the_seed_saves(name: str, published: float) -> None
 def test_given_ranks_are_taken_as_they_are() -> None:
     graph = draft("vgg11").graph()
     layer = find_layer(tucker_layers(graph), "conv3_1")
-    assert ranks_of(graph, Choosing(Given(), {layer.operator: Ranks(5, 7)})) == {layer.operator: Ranks(5, 7)}
-    both = ranks_of(graph, Choosing(Ratio(0.25, 0.25), {layer.operator: Ranks(5, 7)}))
+    assert ranks_of(graph, Choosing(GIVEN, {layer.operator: Ranks(5, 7)})) == {layer.operator: Ranks(5, 7)}
+    both = ranks_of(graph, Choosing(ratio(0.25, 0.25), {layer.operator: Ranks(5, 7)}))
     assert both[layer.operator] == Ranks(5, 7)
     assert len(both) > 5
 
@@ -239,7 +248,7 @@ def test_ranks_that_cannot_be_are_refused(ranks: Ranks) -> None:
     with fails(RewriteError):
         outline(graph, {operator: ranks})
     with fails(RewriteError):
-        choose_ranks(graph, Choosing(Given(), {operator: ranks}))
+        choose_ranks(graph, Choosing(GIVEN, {operator: ranks}))
 
 
 def test_an_operator_that_is_no_such_convolution_is_refused() -> None:

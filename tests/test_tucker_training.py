@@ -9,7 +9,7 @@ pytest.importorskip("sklearn", reason="the extra 'train' is not installed")
 
 import numpy as np  # noqa: E402 - what needs the extra comes after the question whether it is there
 
-from search_spaces.rewrites.tucker_layers import Layer, Ranks  # noqa: E402
+from search_spaces.rewrites.tucker import Layer, Ranks  # noqa: E402
 from tests.benchmarks import tucker_accuracy as experiment  # noqa: E402
 from tests.benchmarks.tucker_training import (  # noqa: E402
     Data,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from evaluators.base import Batch, Candidate
-from evaluators.measurement.comparison import compare
 from evaluators.measurement.disturbance import between
+from evaluators.measurement.final import compare
 from evaluators.testing import Noise, SyntheticEvaluator
 from search_spaces.chain import chain_plan
 from search_spaces.graph import Graph

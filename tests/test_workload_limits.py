@@ -31,7 +31,7 @@ from search_spaces.joined_graph import merge
 from search_spaces.models import load
 from search_spaces.plan import LayerRanks
 from search_spaces.rewrites.lower import Lowered
-from search_spaces.rewrites.tucker_choices import RankChoices
+from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.workload import Client, Workload
 from tests.commands import printed, studied
 from tests.strategies import chain_graph

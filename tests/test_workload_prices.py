@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
 from evaluators.workload.prices import PriceTable, with_triples

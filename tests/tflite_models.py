@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from search_spaces.graph import Graph
-from search_spaces.models.writer import write_model
+from search_spaces.models.flatbuffer import write_model
 from search_spaces.models.zoo.builder import Builder, Draft
 
 TYPES = schema.TensorType

@@ -3,7 +3,7 @@
 An operator's time depends on what runs before it, since that fills the caches; so operators are timed as parts of
 small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of drawn kinds
 and widths while they stay affordable. Some walks know two kinds of operators only: what a core ran just before changes
-how it runs the next operator (:mod:`evaluators.cost_model.recent`), and where everything is mixed nothing tells that.
+how it runs the next operator (:mod:`evaluators.cost_model.features`), and where everything is mixed nothing tells that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 
@@ -83,8 +82,8 @@ def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collectio
     while walk.count < operators:
         before = walk.count
         steps = ["conv"] if walk.x.shape[3] == 3 else [k for k in _STEPS if not kinds or k in kinds]
-        weights = np.array([_SHARES.get(k, 1.0) for k in steps])
-        _STEPS[steps[int(rng.choice(len(steps), p=weights / weights.sum()))]](walk)
+        weights = np.array([_STEPS[k][1] for k in steps])
+        _STEPS[steps[int(rng.choice(len(steps), p=weights / weights.sum()))]][0](walk)
         if walk.count == before:  # it did not fit: narrow the network, which always fits
             _pointwise(walk, most=64)
     _head(walk)
@@ -250,37 +249,21 @@ def _head(walk: _Walk) -> None:
     walk.x = net.softmax(net.fully_connected(walk.x, units, "head"))
 
 
-_STEPS: Mapping[str, Callable[[_Walk], None]] = MappingProxyType(
-    {
-        "conv": _conv,
-        "pointwise": _pointwise,
-        "grouped": _grouped,
-        "depthwise": _depthwise,
-        "add": _add,
-        "concat": _concat,
-        "pool": _pool,
-        "pad": _pad,
-        "squeeze": _squeeze,
-        "unary": _unary,
-        "affine": _affine,
-        "resize": _resize,
-    }
-)
-_SHARES: Mapping[str, float] = {
-    "conv": 8.0,
-    "pointwise": 6.0,
-    "depthwise": 4.0,
-    "add": 2.0,
-    "concat": 2.0,
-    "pool": 1.5,
-    "pad": 0.5,
-    "squeeze": 0.5,
-    "affine": 0.3,
-    "resize": 0.1,
-    "grouped": 0.7,
-    "unary": 0.7,
+# Kind → what adds such an operator, and how often it is drawn against others.
+_STEPS: Mapping[str, tuple[Callable[[_Walk], None], float]] = {
+    "conv": (_conv, 8.0),
+    "pointwise": (_pointwise, 6.0),
+    "grouped": (_grouped, 0.7),
+    "depthwise": (_depthwise, 4.0),
+    "add": (_add, 2.0),
+    "concat": (_concat, 2.0),
+    "pool": (_pool, 1.5),
+    "pad": (_pad, 0.5),
+    "squeeze": (_squeeze, 0.5),
+    "unary": (_unary, 0.7),
+    "affine": (_affine, 0.3),
+    "resize": (_resize, 0.1),
 }
-
 
 _FEW = (
     *(("conv", "pool"), ("conv", "add"), ("conv", "depthwise"), ("conv", "grouped")),
@@ -294,10 +277,10 @@ def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
 
     From the 81st on, in turns of ten, four know few kinds of operators and one is of attention.
     """
-    found = []
-    for index, name in enumerate(names):
-        found.append(_drawn(name, np.random.default_rng([seed, index]), index, few=index >= _ANY_KINDS))
-    return found
+    return [
+        _drawn(name, np.random.default_rng([seed, index]), index, few=index >= _ANY_KINDS)
+        for index, name in enumerate(names)
+    ]
 
 
 def network(name: str, seed: int) -> Draft:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.calibrate_cuts import CutProfile
-from evaluators.cost_model.calibrate_fit import fit_processor
-from evaluators.cost_model.calibrate_measure import check_seconds
 from evaluators.cost_model.calibrate_nets import network
-from evaluators.cost_model.columns import Array, columns
-from evaluators.cost_model.features import OperatorFeatures, operator_features
-from evaluators.cost_model.fit import errors_of
-from evaluators.cost_model.process import shape_features
+from evaluators.cost_model.calibrate_time import CutProfile, Timed
+from evaluators.cost_model.correction import shape_features
+from evaluators.cost_model.features import Array, OperatorFeatures, columns, operator_features
+from evaluators.cost_model.fit import awake, errors_of, fit_processor, waited_s
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
-from evaluators.cost_model.timed_model import TimedModel
-from evaluators.cost_model.waiting import awake, waited_s
 from search_spaces.errors import ProfileError
 from search_spaces.platform import Platform
 
@@ -43,72 +37,6 @@ KEPT_OUT = (
     "resnet50@0.5",
 )
 """Models that are timed to say how wrong the profile is, and never fitted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One model on one kind of processor.
-
-    Attributes:
-        name: of the model.
-        like: the kind of processor.
-        features: of its operators.
-        operator_s: what each took, shape ``(n,)``; NaN where that is not known.
-        whole_s: of the model as one stage.
-        reference_s: of the reference network meanwhile.
-        seed: of a generated network; None for a model that is kept out of the fit.
-    """
-
-    name: str
-    like: str
-    features: tuple[OperatorFeatures, ...]
-    operator_s: Array
-    whole_s: float
-    reference_s: float
-    seed: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; features follow from the name, or from the seed."""
-        return {
-            "name": self.name,
-            "like": self.like,
-            "operator_s": [None if np.isnan(s) else float(f"{s:.5g}") for s in self.operator_s],
-            "whole_s": self.whole_s,
-            "reference_s": self.reference_s,
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Timed:
-        """Build it from what :meth:`to_json` returned.
-
-        Raises:
-            ProfileError: a field is missing, or a time is no time.
-        """
-        from search_spaces.models.zoo import draft
-
-        try:
-            name, seed = str(data["name"]), data["seed"]
-            made = draft(name) if seed is None else network(name, int(seed))
-            features = operator_features(made.graph())
-            operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
-            found = cls(
-                name, str(data["like"]), features, operator_s, float(data["whole_s"]), float(data["reference_s"]), seed
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProfileError(f"a timing in the calibration's log is damaged: {error!r}") from error
-        if len(features) != len(operator_s):
-            raise ProfileError(
-                f"{name}: {len(operator_s)} times for {len(features)} operators", "another version wrote the log"
-            )
-        check_seconds((found.whole_s, found.reference_s, *operator_s[~np.isnan(operator_s)]), name)
-        return found
-
-    def model(self, usual_s: float) -> TimedModel:
-        """Return the timing as it were with a reference of ``usual_s``."""
-        factor = usual_s / self.reference_s
-        family = "kept out" if self.seed is None else "generated"
-        return TimedModel(self.name, family, self.features, self.operator_s * factor, self.whole_s * factor)
 
 
 def usual_reference_s(timed: Sequence[Timed]) -> float:
@@ -142,14 +70,11 @@ def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[Operat
     """Return the mean distance of each network's operators to the nearest known one of the same kernel."""
     if not known:
         return [float(len({f.fine for f in features})) for features in drawn]
-    places: dict[str, Array] = {}
-    for key in {f.key for f in known}:
-        places[key] = shape_features(columns([f for f in known if f.key == key]))
+    places = _places(known)
     scores = []
     for features in drawn:
         total = 0.0
-        for key in {f.key for f in features}:
-            mine = shape_features(columns([f for f in features if f.key == key]))
+        for key, mine in _places(features).items():
             if key not in places:
                 total += 4.0 * len(mine)
                 continue
@@ -157,6 +82,12 @@ def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[Operat
             total += float(np.sqrt(squares.min(axis=1)).clip(max=4.0).sum())
         scores.append(total / len(features))
     return scores
+
+
+def _places(features: Sequence[OperatorFeatures]) -> dict[str, Array]:
+    """Return where operators lie in the space of shapes, by the key of their kernel."""
+    keys = {f.key for f in features}
+    return {key: shape_features(columns([f for f in features if f.key == key])) for key in keys}
 
 
 def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed], fits: Fits) -> list[float]:
@@ -167,7 +98,7 @@ def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed], 
         fitted = CostProfile("so far", {"it": fit_processor([t.model(usual) for t in timed], tune=False)})
         fits[kind] = count, fitted
     profile = fits[kind][1]
-    return [float(profile.predict(features, "it", warn=False).relative_sigma.mean()) for features in drawn]
+    return [float(profile.predict(features, "it").relative_sigma.mean()) for features in drawn]
 
 
 def build_profile(
@@ -210,7 +141,7 @@ def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, 
         if not kept:
             continue
         predicted = [profile.predict_whole(m.features, like) for m in kept]
-        each = [profile.predict(m.features, like, warn=False).seconds for m in kept]
+        each = [profile.predict(m.features, like).seconds for m in kept]
         wait_s = waited_s([t.model(usual) for t in mine if t.seed is not None], profile[like].invocation_s)
         alone = [awake(m, wait_s).operator_s for m in kept]
         pairs = np.concatenate([np.stack([p, s]) for p, s in zip(each, alone, strict=True)], axis=1)

@@ -1,35 +1,506 @@
-"""The bench: times generated networks and models of the zoo on the lanes of a session."""
+"""Times networks on the lanes of a session: whole, operator by operator, cut, and between pairs of lanes.
+
+Which kernels of the runtime belong to which operators of a model.
+
+XNNPACK runs a model's operators in their order, but not one kernel each: a fused activation of a sum is a kernel of its
+own, paddings go into convolutions, reshapes vanish. So kernels of one class are matched, in order, with the operators
+that such kernels run; a class whose numbers do not agree is left out. Where the interpreter runs some operators itself,
+the order is no longer the model's: :func:`run_order`.
+
+Time a model's operators where they stand, the whole model, and a fixed kernel between them.
+
+A machine's clock may drift by more than half between two hours, and nothing tells. So every measurement is taken in
+rounds between runs of one reference network, and is given as a multiple of it: what the machine did to the one, it did
+to the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
-from evaluators.cost_model.calibrate_measure import (
-    ROUNDS,
-    reference_network,
-    reference_s,
-    time_model,
-    warm,
-    whole_plan,
-)
-from evaluators.cost_model.calibrate_profile import Timed
-from evaluators.cost_model.columns import Array
-from evaluators.cost_model.features import OperatorFeatures, operator_features
+from evaluators.base import Batch, Candidate, Evaluator, Session, unsupported_operators
+from evaluators.cost_model.calibrate_nets import network
+from evaluators.cost_model.features import Array, OperatorFeatures, operator_features
+from evaluators.cost_model.fit import TimedModel
+from evaluators.cost_model.profile import COLD_BYTES, ContentionProfile, LinkProfile
+from evaluators.cost_model.transfers import one_core
 from evaluators.litert.settings import packs_weights
-from search_spaces.errors import ModelError, UnavailableError
+from search_spaces.chain import chain_plan
+from search_spaces.cuts import every_layer
+from search_spaces.errors import ModelError, ProfileError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
-from search_spaces.models.zoo.builder import Draft
+from search_spaces.models.zoo.builder import Builder, Draft, Value
+from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform, Processor
+
+# Beginning of a kernel's name → the schema's kinds that it runs. The interpreter's own kernels have the kind's name.
+_KINDS_OF: Mapping[str, tuple[str, ...]] = {
+    "Convolution": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
+    "Fully Connected": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
+    "Deconvolution": ("TRANSPOSE_CONV",),
+    "Batch Matrix Multiply": ("BATCH_MATMUL",),
+    "Max Pooling": ("MAX_POOL_2D",),
+    "Average Pooling": ("AVERAGE_POOL_2D",),
+    "Global Average Pooling": ("AVERAGE_POOL_2D",),
+    "Mean": ("MEAN",),
+    "Add": ("ADD",),
+    "Multiply": ("MUL",),
+    "Subtract": ("SUB",),
+    "Squared Difference": ("SQUARED_DIFFERENCE",),
+    "HardSwish": ("HARD_SWISH",),
+    "Sigmoid": ("LOGISTIC",),
+    "TanH": ("TANH",),
+    "GELU": ("GELU",),
+    "LeakyReLU": ("LEAKY_RELU",),
+    "Reciprocal Square Root": ("RSQRT",),
+    "Copy": ("CONCATENATION",),
+    "Constant Pad": ("PAD",),
+    "Softmax": ("SOFTMAX",),
+    "Transpose": ("TRANSPOSE",),
+    "Slice": ("SLICE",),
+    "Space To Depth": ("SPACE_TO_DEPTH",),
+    "Static Resize Bilinear": ("RESIZE_BILINEAR",),
+}
+_KIND = re.compile(r"[A-Z][A-Z0-9_]+")
+_CLAMPED = frozenset({"ADD", "MUL", "SUB", "DIV", "MAXIMUM", "MINIMUM"})
+_CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
+
+
+def operator_seconds(
+    features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float], graph: Graph | None = None
+) -> NDArray[np.float64]:
+    """Return what each operator took, shape ``(n,)``; NaN where its kernels could not be told, 0 where none ran.
+
+    Args:
+        names, kernel_s: of the kernels in the order in which they ran.
+        graph: that the features are of; without it nothing is told of a model that the interpreter runs a part of.
+    """
+    found = np.array([0.0 if f.free else np.nan for f in features])
+    own = {name for name in names if _KIND.fullmatch(name)}
+    if own and graph is None:
+        return found
+    order = run_order(graph, own) if graph is not None else range(len(features))
+    by_class: dict[tuple[str, ...], list[float]] = {}
+    clamps: list[float] = []
+    for name, seconds in zip(names, kernel_s, strict=True):
+        if name.startswith("Clamp"):
+            clamps.append(seconds)
+            continue
+        kinds = next((runs for start, runs in _KINDS_OF.items() if name.startswith(start)), (name,))
+        by_class.setdefault(kinds, []).append(seconds)
+    for kinds, seconds_of in by_class.items():
+        where = [i for i in order if features[i].kind in kinds and not features[i].free]
+        if len(where) == len(seconds_of):
+            found[where] = seconds_of
+    clamped = [
+        i for i in order if features[i].kind in _CLAMPS or (features[i].kind in _CLAMPED and features[i].activation)
+    ]
+    alone = [i for i in clamped if features[i].kind in _CLAMPS]
+    found[alone] = 0.0
+    if len(clamped) == len(clamps):
+        found[clamped] += clamps
+    else:
+        found[clamped] = np.nan
+    return found
+
+
+def run_order(graph: Graph, own: Collection[str]) -> list[int]:
+    """Return the operators in the order in which they run where the interpreter keeps some kinds for itself.
+
+    It hands the others over in as few pieces as it can: by turns all that is ready for the one side, then all that is
+    ready for the other, the model's order within each (TensorFlow Lite's ``PartitionGraphIntoIndependentNodeSubsets``).
+
+    Args:
+        own: kinds that the interpreter runs.
+    """
+    order: list[int] = []
+    ready = set(range(len(graph.tensors))) - {t for o in graph.operators for t in o.outputs}
+    waiting = list(range(len(graph.operators)))
+    while waiting:
+        side: bool | None = None
+        left = []
+        for index in waiting:
+            operator = graph.operators[index]
+            mine = operator.kind in own
+            if all(t in ready or t == -1 for t in operator.inputs) and side in {None, mine}:
+                side = mine
+                order.append(index)
+                ready.update(operator.outputs)
+            else:
+                left.append(index)
+        waiting = left
+    return order
+
+
+ROUNDS = 4
+LEAST_RUNS, MOST_RUNS = 3, 60
+REFERENCE_S = 0.006  # spent on the reference before and after each part of a round
+
+
+def check_seconds(values: Sequence[float], what: str) -> None:
+    """Check that times are times.
+
+    Raises:
+        ProfileError: one is not a positive, finite number; the text tells which and of what.
+    """
+    for index, value in enumerate(values):
+        if not (np.isfinite(value) and value > 0.0):
+            raise ProfileError(
+                f"{what}: time {index} of {len(values)} is {value} s, which is not a time", "measure it again"
+            )
+
+
+def reference_network() -> Draft:
+    """Return the network that everything is compared with: two usual convolutions, about 2 ms on a fast core."""
+    return _convolutions("reference", 28, 128, 2)
+
+
+def _convolutions(name: str, side: int, channels: int, layers: int) -> Draft:
+    """Return a chain of 3 by 3 convolutions."""
+    net = Builder(name)
+    x = net.input((1, side, side, channels))
+    for layer in range(layers):
+        x = net.conv(x, channels, 3, f"conv{layer}", activation="RELU")
+    return net.finish(x)
+
+
+def whole_plan(graph: Graph, processor: str) -> Plan:
+    """Return the plan of one stage."""
+    return chain_plan(graph, (), [processor])
+
+
+def time_model(
+    session: Session, graph: Graph, processor: str, reference: Candidate, *, seconds: float = 0.25
+) -> tuple[Array, float, float]:
+    """Time a model on a processor, whole and operator by operator, for about ``seconds`` each.
+
+    Args:
+        reference: the reference network, loaded on the same processor.
+
+    Returns:
+        The seconds of each operator as a stage of its own, in its place, each with the cost of a call, shape ``(n,)``;
+        of the model as one stage; and of the reference network meanwhile.
+
+    Raises:
+        UnavailableError: the device failed, or does not run the model.
+        ProfileError: it returned something that is no time.
+    """
+    apart_plan = chain_plan(graph, every_layer(graph), [processor] * len(graph.operators))
+    with (
+        closing(session.load(graph, whole_plan(graph, processor))) as whole,
+        closing(session.load(graph, apart_plan)) as apart,
+    ):
+        once_s = warm(whole)
+        warm(apart)
+        runs = int(np.clip(seconds / ROUNDS / once_s, LEAST_RUNS, MOST_RUNS))
+        beats = max(2, int(REFERENCE_S / warm(reference)))
+        wholes, parts, clocks = [], [], []
+        for _ in range(ROUNDS):
+            clock = [reference_s(reference, beats)]
+            wholes.append(float(np.median(whole.run(runs).latency_s)))
+            clock.append(reference_s(reference, beats))
+            parts.append(np.median(apart.run(runs).stage_s, axis=0))
+            clocks.append([*clock, reference_s(reference, beats)])
+    clock_s = np.array(clocks)
+    # A part lies between two runs of the reference: it is compared with their mean.
+    before, after = clock_s[:, :2].mean(axis=1), clock_s[:, 1:].mean(axis=1)
+    usual_s = float(np.median(clock_s))
+    whole_s = float(np.median(np.array(wholes) / before * usual_s))
+    stage_s: Array = np.median(np.array(parts) / after[:, None] * usual_s, axis=0)
+    check_seconds((whole_s, *stage_s), graph.name)
+    return stage_s, whole_s, usual_s
+
+
+def reference_s(reference: Candidate, beats: int) -> float:
+    """Return the median of some runs of the reference network."""
+    return float(np.median(reference.run(beats).latency_s))
+
+
+def warm(candidate: Candidate) -> float:
+    """Run a few times and return about what a run takes, in seconds."""
+    candidate.run(1)
+    latency_s = candidate.run(2).latency_s
+    if not np.all(np.isfinite(latency_s)):
+        raise UnavailableError("the device returned times that are no numbers")
+    return max(1e-7, float(latency_s.min()))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One model on one kind of processor.
+
+    Attributes:
+        name: of the model.
+        like: the kind of processor.
+        features: of its operators.
+        operator_s: what each took, shape ``(n,)``; NaN where that is not known.
+        whole_s: of the model as one stage.
+        reference_s: of the reference network meanwhile.
+        seed: of a generated network; None for a model that is kept out of the fit.
+    """
+
+    name: str
+    like: str
+    features: tuple[OperatorFeatures, ...]
+    operator_s: Array
+    whole_s: float
+    reference_s: float
+    seed: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; features follow from the name, or from the seed."""
+        return {
+            "name": self.name,
+            "like": self.like,
+            "operator_s": [None if np.isnan(s) else float(f"{s:.5g}") for s in self.operator_s],
+            "whole_s": self.whole_s,
+            "reference_s": self.reference_s,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Timed:
+        """Build it from what :meth:`to_json` returned.
+
+        Raises:
+            ProfileError: a field is missing, or a time is no time.
+        """
+        from search_spaces.models.zoo import draft
+
+        try:
+            name, seed = str(data["name"]), data["seed"]
+            made = draft(name) if seed is None else network(name, int(seed))
+            features = operator_features(made.graph())
+            operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
+            found = cls(
+                name, str(data["like"]), features, operator_s, float(data["whole_s"]), float(data["reference_s"]), seed
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProfileError(f"a timing in the calibration's log is damaged: {error!r}") from error
+        if len(features) != len(operator_s):
+            raise ProfileError(
+                f"{name}: {len(operator_s)} times for {len(features)} operators", "another version wrote the log"
+            )
+        check_seconds((found.whole_s, found.reference_s, *operator_s[~np.isnan(operator_s)]), name)
+        return found
+
+    def model(self, usual_s: float) -> TimedModel:
+        """Return the timing as it were with a reference of ``usual_s``."""
+        factor = usual_s / self.reference_s
+        family = "kept out" if self.seed is None else "generated"
+        return TimedModel(self.name, family, self.features, self.whole_s * factor, self.operator_s * factor)
+
+
+Loaded = Callable[[Draft], Graph]
+"""Makes a graph that the session can load of a draft."""
+
+MAPS = ((14, 32), (14, 256), (28, 128), (56, 64), (224, 16))
+"""Side and channels of the maps that are handed over: 25 KB to 3.2 MB. A stage takes about a millisecond, as stages
+do: what lies ready when a stage is tiny (caches, a core that has not gone to sleep) is gone after one of these."""
+_RUNS, _ROUNDS = 30, 5
+_LINK_RUNS, _LINK_ROUNDS = 8, 6
+
+
+def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
+    """Return an ordered pair of lanes for each two kinds, and for each kind that has two lanes.
+
+    Of kinds that share cores there are two: lanes that are driven from one core, and lanes that are not.
+    """
+    groups = list(platform.classes().values())
+    found = []
+    for i, group in enumerate(groups):
+        if len(group) > 1:
+            found.append((group[0], group[1]))
+        for other in groups[i + 1 :]:
+            for near in (True, False):
+                both = [(a, b) for a in group for b in other if one_core(a, b) is near]
+                for a, b in both[:1]:
+                    found += [(a, b), (b, a)]
+    return found
+
+
+def time_link(session: Session, loaded: Loaded, source: Processor, target: Processor) -> LinkProfile:
+    """Time handing maps of some sizes from one lane to another.
+
+    Three stages run on the source, the target, and the source again, and all on the one or the other: what the first
+    two take longer than on their own lanes, and what passes between them, is what handing over costs. Stages are as
+    long as those of usual plans.
+
+    Raises:
+        UnavailableError: the device failed.
+    """
+    terms, extra_s, gaps_s = [], [], []
+    for side, channels in MAPS:
+        graph = loaded(_convolutions(f"link{side}x{channels}", side, channels, 3))
+        lanes = (source, target, source), (source,) * 3, (target,) * 3
+        with ExitStack() as stack:
+            across, here, there = (
+                stack.enter_context(closing(session.load(graph, _in_stages(graph, [lane.name for lane in way]))))
+                for way in lanes
+            )
+            gap, extra = [], []
+            for number in range(_LINK_ROUNDS + 1):
+                batches = [candidate.run(_LINK_RUNS) for candidate in (across, here, there)]
+                if not number:
+                    continue  # warm
+                took, first, second = (np.median(batch.stage_s, axis=0) for batch in batches)
+                gap.append(_first_gap_s(batches[0]))
+                extra.append(float(took[0] - first[0] + took[1] - second[1]))
+        nbytes = graph.tensors[graph.operators[1].inputs[0]].nbytes
+        terms.append([1.0, min(1.0, nbytes / COLD_BYTES), nbytes])
+        gaps_s.append(float(np.median(gap)))
+        extra_s.append(float(np.median(extra)))
+    from scipy.optimize import nnls
+
+    size = np.max(terms, axis=0)
+    always_s, cold_s, per_byte_s = nnls(np.array(terms) / size, np.array(extra_s))[0] / size
+    return LinkProfile(
+        source.like,
+        target.like,
+        max(0.0, float(np.median(gaps_s[1:]))) + float(always_s),
+        float(per_byte_s),
+        cold_s=float(cold_s),
+        one_core=_near(source, target),
+    )
+
+
+def is_of(link: LinkProfile, source: Processor, target: Processor) -> bool:
+    """Return whether a link is what :func:`time_link` says about two lanes, or others of their kinds."""
+    return (link.source, link.target, link.one_core) == (source.like, target.like, _near(source, target))
+
+
+def time_contention(session: Session, loaded: Loaded, victim: Processor, other: Processor) -> ContentionProfile:
+    """Time a stage that computes and one that moves memory, alone and beside another lane that does the same.
+
+    Raises:
+        UnavailableError: the device failed.
+    """
+    factors = []
+    for draft in (_computing(), _moving()):
+        graph = loaded(draft)
+        count = len(graph.operators) // 2
+        first, second = tuple(range(0, 2 * count, 2)), tuple(range(1, 2 * count, 2))
+        alone = Plan(graph.digest, (Stage(first, victim.name), Stage(second, victim.name)))
+        beside = Plan(graph.digest, (Stage(first, victim.name), Stage(second, other.name)))
+        with closing(session.load(graph, alone)) as quiet, closing(session.load(graph, beside)) as crowded:
+            quiet.run(2)
+            crowded.run(2)
+            ratios = []
+            for _ in range(_ROUNDS):
+                own = float(np.median(quiet.run(_RUNS).stage_s[:, 0]))
+                batch = crowded.run(_RUNS)
+                # The second stage is as long, so that the two overlap nearly all the time.
+                ratios.append(float(np.median(batch.stage_s[:, 0])) / own)
+        factors.append(max(1.0, float(np.median(ratios))))
+    return ContentionProfile(victim.like, other.like, factors[0], factors[1])
+
+
+def _near(source: Processor, target: Processor) -> bool | None:
+    """Return whether lanes that share cores are driven from the same one; lanes that share none are all alike."""
+    return one_core(source, target) if source.excludes(target) else None
+
+
+def _first_gap_s(batch: Batch) -> float:
+    """Return what passed between the first two stages, of an inference of which that is known."""
+    if batch.timeline is None:
+        gaps = batch.stage_s.shape[1] - 1
+        return float(np.median(batch.latency_s - batch.stage_s.sum(axis=1)) / gaps)
+    events = {event.stage: event for event in batch.timeline.events}
+    return float(events[1].start_s - events[0].end_s)
+
+
+def _in_stages(graph: Graph, lanes: Sequence[str]) -> Plan:
+    return Plan(graph.digest, tuple(Stage((i,), lane) for i, lane in enumerate(lanes)))
+
+
+def _computing(layers: int = 6) -> Draft:
+    """Return two equal chains that share nothing, operator by operator in turn: work that stays in the caches."""
+    net = Builder("computing")
+    chains = [net.input((1, 14, 14, 128), f"input{i}") for i in range(2)]
+    for layer in range(layers):
+        chains = [net.conv(x, 128, 3, f"conv{i}_{layer}", activation="RELU") for i, x in enumerate(chains)]
+    return net.finish(*chains)
+
+
+def _moving(layers: int = 6) -> Draft:
+    """Return two equal chains of maps that are larger than a core's caches."""
+    net = Builder("moving")
+    chains: list[Value] = [net.input((1, 256, 256, 16), f"input{i}") for i in range(2)]
+    kept = list(chains)
+    for layer in range(layers):
+        chains = [net.add(x, y, f"add{i}_{layer}") for i, (x, y) in enumerate(zip(chains, kept, strict=True))]
+    return net.finish(*chains)
+
+
+_MAPS = MAPS[1:4]
+_CUT_LAYERS, _CUT_RUNS, _CUT_ROUNDS = 6, 12, 8
+_ROUND_S = 0.03  # of which two runs are the least
+_MOST_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CutProfile:
+    """What a cut costs on one kind of lane.
+
+    Attributes:
+        like: the kind.
+        invocation_s: for every stage, whatever its size.
+    """
+
+    like: str
+    invocation_s: float
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ProfileError: they are of another kind, or no cut takes that long.
+        """
+        given = self.invocation_s
+        if not isinstance(self.like, str) or isinstance(given, bool) or not isinstance(given, int | float):
+            raise ProfileError("what a cut costs is a processor's name and a number of seconds")
+        if not 0.0 <= given <= _MOST_S:
+            raise ProfileError(f"a cut that costs {given:g} s is none", f"it takes 0 to {_MOST_S:g} s")
+
+
+def time_cuts(session: Session, loaded: Loaded, lane: Processor) -> CutProfile:
+    """Time chains of convolutions whole and cut at every operator, in turns; what each cut adds is what a stage costs.
+
+    Stages are as long as those of usual plans: a cut between tiny ones costs half as much. Of the runs of a turn the
+    quicker quarter counts, since others disturb.
+
+    Raises:
+        UnavailableError: the device failed, or the lane refuses the chains.
+    """
+    extra_s = []
+    for side, channels in _MAPS:
+        graph = loaded(_convolutions(f"cut{side}x{channels}", side, channels, _CUT_LAYERS))
+        count = len(graph.operators)
+        apart = Plan(graph.digest, tuple(Stage((i,), lane.name) for i in range(count)))
+        with (
+            closing(session.load(graph, whole_plan(graph, lane.name))) as one,
+            closing(session.load(graph, apart)) as many,
+        ):
+            many.run(2)
+            usual_s = float(np.median(one.run(2).latency_s))
+            runs = int(np.clip(_ROUND_S / usual_s, 2, _CUT_RUNS))
+            for _ in range(_CUT_ROUNDS if runs > 2 else 2):
+                before, cut, after = (float(np.quantile(c.run(runs).latency_s, 0.25)) for c in (one, many, one))
+                extra_s.append((cut - (before + after) / 2) / (count - 1))
+    return CutProfile(lane.like, min(_MOST_S, max(0.0, float(np.median(extra_s)))))
+
 
 SECONDS = 0.15  # spent on each of the things that are timed of a model
 
@@ -99,24 +570,20 @@ class Bench:
         if unsupported_operators(self.session, graph, lane.name):
             raise UnavailableError(f"{lane.name} does not support all operators of {graph.name}")
         reference = self._reference(lane)
-        if self._profiles(lane) and graph.source is not None:
+        # The runtime tells what its kernels take where XNNPACK runs them.
+        if self._runtime == "litert" and packs_weights(lane) and graph.source is not None:
             kernel_s, clock_s = self._kernels(lane, graph, features)
             whole_s, usual_s = self._whole(lane, graph, reference)
             kernel_s = kernel_s * (usual_s / clock_s)
             return Timed(graph.name, lane.like, features, kernel_s, whole_s, usual_s)
-        found = time_model(self.session, graph, lane.name, reference, seconds=SECONDS)
-        call_s = max(0.0, (sum(found.stage_s) - found.whole_s) / max(1, len(features) - 1))
-        own_s = np.array([s - call_s if s > 2 * call_s else s / 2 for s in found.stage_s])
+        stage_s, whole_s, usual_s = time_model(self.session, graph, lane.name, reference, seconds=SECONDS)
+        call_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, len(features) - 1))
+        own_s = np.where(stage_s > 2 * call_s, stage_s - call_s, stage_s / 2)
         own_s[[f.free for f in features]] = np.nan
-        return Timed(graph.name, lane.like, features, own_s, found.whole_s, found.reference_s)
-
-    def _profiles(self, lane: Processor) -> bool:
-        """Return whether the runtime tells what its kernels take on a lane."""
-        return self._runtime == "litert" and packs_weights(lane)
+        return Timed(graph.name, lane.like, features, own_s, whole_s, usual_s)
 
     def _kernels(self, lane: Processor, graph: Graph, features: Sequence[OperatorFeatures]) -> tuple[Array, float]:
-        from evaluators.cost_model.machine import profile_kernels
-        from evaluators.cost_model.machine_match import operator_seconds
+        from evaluators.cost_model.calibrate_kernels import profile_kernels
 
         path = self.loaded(reference_network()).source
         if graph.source is None or path is None:

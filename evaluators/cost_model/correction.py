@@ -1,17 +1,27 @@
-"""What the sum of terms misses: how a shape falls onto a kernel's blocks and a device's units, learned from neighbours.
+"""What the sum of terms misses, learned from neighbours: smooth corrections, and fine ones of one machine.
 
 The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
 pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of
 terms stands alone; how near the nearest support lies tells how much a prediction is to be trusted.
+
+What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
+
+Where thousands of operators were timed within models, the shapes' neighbours tell more than a smooth correction: how a
+size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each other
+may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
 
-from evaluators.cost_model.columns import Array, Columns
+from evaluators.cost_model.features import Array, Columns, sway
 
 NOISE = 0.1  # variance of one residual over that of the process
 _JITTER = 1e-6
@@ -54,7 +64,7 @@ class Correction:
 
     def apply(self, rows: Columns) -> tuple[Array, Array]:
         """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
-        near = _kernel(shape_coordinates(rows) / np.asarray(self.scale), np.asarray(self.support))
+        near = _squared_exponential(shape_coordinates(rows) / np.asarray(self.scale), np.asarray(self.support))
         return near @ np.asarray(self.weights), near.max(axis=1)
 
 
@@ -76,7 +86,7 @@ def fit_correction(rows: Columns, residual: Array, *, most: int = 160) -> Correc
     which = which.reshape(-1)
     mean = np.bincount(which, residual) / counts
     support = shapes[_far_apart(shapes, most)]
-    near, among = _kernel(shapes, support), _kernel(support, support)
+    near, among = _squared_exponential(shapes, support), _squared_exponential(support, support)
     # Subset of regressors: with all shapes as support this is the exact process.
     precision = near.T @ (near * (counts / NOISE)[:, None]) + among + _JITTER * np.eye(len(support))
     weights = np.linalg.solve(precision, near.T @ (mean * counts / NOISE))
@@ -88,7 +98,7 @@ def fit_correction(rows: Columns, residual: Array, *, most: int = 160) -> Correc
     )
 
 
-def _kernel(a: Array, b: Array) -> Array:
+def _squared_exponential(a: Array, b: Array) -> Array:
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2.0 * a @ b.T
     near: Array = np.exp(-0.5 * np.maximum(squared, 0.0))
     return near
@@ -102,3 +112,191 @@ def _far_apart(points: Array, most: int) -> list[int]:
         chosen.append(int(distance.argmax()))
         distance = np.minimum(distance, ((points - points[chosen[-1]]) ** 2).sum(1))
     return chosen
+
+
+FEATURES = 15
+_TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
+_INTERVALS_S = (5e-4, 3e-2)
+_SWAYED = 5.0  # as octaves
+_JITTER = 1e-6
+_DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
+_MOST_TUNED = 200
+_USUAL_SCALE = np.e  # octaves
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A fitted process; used as :class:`~evaluators.cost_model.correction.Correction` is.
+
+    Attributes:
+        points: features of the measured shapes, one row each.
+        weights: what the mean gives to each of them.
+        scales: length scale of each feature.
+        spread: standard deviation of what is learnt.
+        noise: standard deviation of the mean of the measurements of each shape.
+        louder: how many times noisier they are than was said of them.
+    """
+
+    points: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    scales: tuple[float, ...]
+    spread: float
+    noise: tuple[float, ...]
+    louder: float = 1.0
+
+    def fits(self) -> bool:
+        """Return whether points, weights and scales belong together and are of this version's features."""
+        counts = {len(point) for point in self.points} | {len(self.scales)}
+        return counts == {FEATURES} and len(self.points) == len(self.weights) == len(self.noise) > 0
+
+    def apply(self, rows: Columns) -> tuple[Array, Array]:
+        """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
+        known, factor = _factored(self)
+        # Sizes beyond those that were measured behave as the largest of them did: rates saturate.
+        within = np.clip(shape_features(rows) / np.array(self.scales), known.min(axis=0), known.max(axis=0))
+        cross = _matern(within, known, self.spread)
+        half = solve_triangular(factor, cross.T, lower=True)
+        explained = (half**2).sum(axis=0) / self.spread**2
+        return cross @ np.array(self.weights), np.sqrt(np.clip(explained, 0.0, 1.0))
+
+
+def shape_features(rows: Columns) -> Array:
+    """Return features of operators, shape ``(n, FEATURES)``: logarithms to base 2, and what is left over of tiles."""
+
+    def log2(values: Array) -> Array:
+        result: Array = np.log2(np.maximum(values, 1.0))
+        return result
+
+    depth = rows.macs / np.maximum(rows.pixels * rows.channels, 1.0)  # products that make one element
+    channels = rows.channels / np.maximum(rows.groups, 1.0)  # of one group, which is multiplied on its own
+    return np.stack(
+        [
+            log2(rows.pixels),
+            log2(channels),
+            log2(np.where(rows.macs > 0, depth, rows.channels_in)),
+            log2(rows.taps),
+            log2(rows.pixels_in / np.maximum(rows.pixels, 1.0)),
+            log2(rows.groups),
+            rows.inputs,
+            rows.resident / np.maximum(rows.read, 1.0),
+            np.log2((rows.read + 64.0) / (rows.written + 64.0)),
+            np.where(rows.weight > 0, np.log2(np.clip(rows.interval, *_INTERVALS_S)), 0.0),
+            _SWAYED * sway(rows.duty),
+            *(_left_over(channels, tile) for tile in _TILES_CHANNELS),
+            _left_over(rows.pixels, _TILE_PIXELS),
+        ],
+        axis=1,
+    )
+
+
+def _left_over(values: Array, tile: int) -> Array:
+    """Return by how much whole tiles exceed the values: the logarithm to base 2."""
+    result: Array = np.log2(np.ceil(values / tile) * tile / np.maximum(values, 1.0))
+    return result
+
+
+def fit_process(
+    rows: Columns, residual: Array, noise: Array, like: Process | None = None, *, tune: bool = True
+) -> Process:
+    """Fit a process to the logarithms of measured over analytic times.
+
+    Args:
+        residual: shape ``(n,)``.
+        noise: standard deviation of each of them as measurements.
+        like: its scales and spread are used, instead of the likeliest ones.
+        tune: whether to look for the likeliest ones, which takes a while.
+    """
+    points = np.round(shape_features(rows), 4)
+    if like is None and tune:
+        scales, spread, louder = likeliest(points, residual, noise)
+    elif like is None:
+        scales, spread, louder = np.full(points.shape[1], _USUAL_SCALE), max(0.05, float(residual.std())), 1.0
+    else:
+        scales, spread, louder = np.array(like.scales), like.spread, like.louder
+    noise = noise * louder
+    covariance = _matern(points / scales, points / scales, spread)
+    noise = _doubted(covariance, residual, noise)
+    covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
+    weights = cho_solve((cholesky(covariance, lower=True), True), residual)
+    return Process(
+        tuple(tuple(float(v) for v in row) for row in points),
+        tuple(float(f"{w:.6g}") for w in weights),
+        tuple(round(float(s), 4) for s in scales),
+        float(spread),
+        tuple(round(float(v), 5) for v in noise),
+        float(louder),
+    )
+
+
+def _doubted(covariance: Array, residual: Array, noise: Array) -> Array:
+    """Return the noise, larger for measurements that the others contradict: something disturbed them.
+
+    What a point's own measurement lies off the prediction from all others follows from the inverse covariance
+    (Rasmussen and Williams 2006, equation 5.12). Disturbed runs are slow, so slow ones are doubted sooner.
+    """
+    noise = noise.copy()
+    for _ in range(_DOUBTS):
+        whole = covariance + np.diag(noise**2 + _JITTER)
+        inverse = cho_solve((cholesky(whole, lower=True), True), np.eye(len(noise)))
+        off = (inverse @ residual) / np.sqrt(np.diag(inverse))
+        noise[(off > _SLOW) | (off < _FAST)] *= _LOUDER
+    return noise
+
+
+def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, float, float]:
+    """Return length scales, spread and factor on the noise under which residuals are likeliest.
+
+    A weak prior keeps scales near 3, in octaves, and the factor near 1.
+    """
+    if len(points) > _MOST_TUNED:
+        chosen = np.random.default_rng(0).choice(len(points), _MOST_TUNED, replace=False)
+        points, residual, noise = points[chosen], residual[chosen], noise[chosen]
+    varies = points.std(axis=0) > 1e-9
+    used = points[:, varies]
+
+    def loss(theta: Array) -> float:
+        scaled = used / np.exp(theta[:-2])
+        covariance = _matern(scaled, scaled, float(np.exp(theta[-2])))
+        covariance[np.diag_indices_from(covariance)] += (noise * np.exp(theta[-1])) ** 2 + _JITTER
+        factor = cholesky(covariance, lower=True)
+        half = solve_triangular(factor, residual, lower=True)
+        prior = 0.5 * float(((theta[:-2] - 1.0) ** 2).sum() + theta[-1] ** 2)
+        return float(0.5 * half @ half + np.log(np.diag(factor)).sum()) + prior
+
+    start = np.concatenate([np.ones(used.shape[1]), [np.log(max(0.05, float(residual.std()))), 0.0]])
+    bounds = [(-1.0, 4.0)] * used.shape[1] + [(-4.0, 1.0), (-1.0, 2.0)]
+    found = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20})
+    scales = np.full(points.shape[1], _USUAL_SCALE)
+    scales[varies] = np.exp(found.x[:-2])
+    return scales, float(np.exp(found.x[-2])), float(np.exp(found.x[-1]))
+
+
+def _matern(a: Array, b: Array, spread: float) -> Array:
+    squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
+    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
+    result: Array = spread**2 * (1.0 + distance) * np.exp(-distance)
+    return result
+
+
+@lru_cache(maxsize=512)
+def _factored(process: Process) -> tuple[Array, Array]:
+    """Return the scaled points and the Cholesky factor of their covariance."""
+    known = np.array(process.points) / np.array(process.scales)
+    covariance = _matern(known, known, process.spread)
+    covariance[np.diag_indices_from(covariance)] += np.array(process.noise) ** 2 + _JITTER
+    return known, cholesky(covariance, lower=True)
+
+
+def together(keys: Sequence[object], logs: Array, noise: float) -> tuple[list[int], Array, Array]:
+    """Return one row for equal shapes: the first index of each, the mean of their logarithms, and its deviation.
+
+    Args:
+        noise: standard deviation of one measurement; half of it is common to all of one shape.
+    """
+    where: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        where.setdefault(key, []).append(index)
+    first = [rows[0] for rows in where.values()]
+    mean = np.array([float(np.mean(logs[rows])) for rows in where.values()])
+    count = np.array([len(rows) for rows in where.values()])
+    return first, mean, noise * np.sqrt(0.25 + 0.75 / count)

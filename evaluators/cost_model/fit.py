@@ -1,23 +1,27 @@
-"""Fits a processor's kernels from operators that were timed one by one, from whole models, or from both.
+"""Fits a processor's profile: from operators that were timed alone or within models, from whole models, or both.
 
 Prices come from least squares on relative errors, none of them negative, in which rows far off count less. Whole models
 say what operators cannot: what entering the runtime costs, what handing over between operators costs, and how much
 slower or faster operators run in company.
+
+What an operator takes longer because it was timed within an inference of its own: the first one does.
+
+Between inferences whose operators are timed their times are read, and the other threads of the pool fall asleep: the
+first operator waits for them, by 15 to 25 µs on two threads. Inferences in a row, which is how a whole model is timed,
+know no such wait. In small networks it is 3 to 5 % of the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from evaluators.cost_model.columns import Array, Columns, columns
-from evaluators.cost_model.correction import fit_correction
-from evaluators.cost_model.features import KERNELS, OperatorFeatures
+from evaluators.cost_model.correction import Process, fit_correction, fit_process, shape_features, together
+from evaluators.cost_model.features import KERNELS, Array, Columns, OperatorFeatures, columns, sway, with_duties
 from evaluators.cost_model.kernels import KernelModel, Tile, term
 from evaluators.cost_model.profile import ProcessorProfile
 from search_spaces.errors import ProfileError
@@ -25,39 +29,33 @@ from search_spaces.errors import ProfileError
 _DENSE = ("launch", "macs", "patches", "written", "weight")
 _MOVED = ("launch", "read", "written")
 
-OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(KERNELS, _MOVED),
-        **dict.fromkeys(("conv", "winograd", "pointwise", "transpose_conv"), _DENSE),
-        "depthwise": ("launch", "macs", "read", "written"),
-        "grouped": ("launch", "macs", "read", "written"),
-        "fully_connected": ("launch", "weight"),
-        "matmul": ("launch", "macs", "read", "written"),
-        "concat": ("inputs", "read"),
-        "pool": ("launch", "patches", "read", "written"),
-    }
-)
+OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(KERNELS, _MOVED),
+    **dict.fromkeys(("conv", "winograd", "pointwise", "transpose_conv"), _DENSE),
+    "depthwise": ("launch", "macs", "read", "written"),
+    "grouped": ("launch", "macs", "read", "written"),
+    "fully_connected": ("launch", "weight"),
+    "matmul": ("launch", "macs", "read", "written"),
+    "concat": ("inputs", "read"),
+    "pool": ("launch", "patches", "read", "written"),
+}
 
 # Whole models cannot tell apart what always comes together: kernels of one group have one price for each term.
-MODEL_GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        **{kernel: kernel for kernel in KERNELS},
-        "winograd": "conv",
-        "transpose_conv": "conv",
-        "matmul": "fully_connected",
-        **dict.fromkeys(("concat", "mean", "pool"), "moving"),
-        **dict.fromkeys(("elementwise", "copy", "softmax", "other"), "mapping"),
-    }
-)
-MODEL_TERMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("conv", "pointwise"), ("macs", "patches", "written", "weight")),
-        "depthwise": ("macs", "read", "written"),
-        "grouped": ("macs", "patches", "written"),
-        "fully_connected": ("weight",),
-        **dict.fromkeys(("moving", "mapping"), ("read", "written")),
-    }
-)
+MODEL_GROUPS: Mapping[str, str] = {
+    **{kernel: kernel for kernel in KERNELS},
+    "winograd": "conv",
+    "transpose_conv": "conv",
+    "matmul": "fully_connected",
+    **dict.fromkeys(("concat", "mean", "pool"), "moving"),
+    **dict.fromkeys(("elementwise", "copy", "softmax", "other"), "mapping"),
+}
+MODEL_TERMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("conv", "pointwise"), ("macs", "patches", "written", "weight")),
+    "depthwise": ("macs", "read", "written"),
+    "grouped": ("macs", "patches", "written"),
+    "fully_connected": ("weight",),
+    **dict.fromkeys(("moving", "mapping"), ("read", "written")),
+}
 
 _RANGES = ("macs", "read", "weight", "written")
 _USUAL_ERROR = 0.05  # rows farther off than this count less
@@ -65,20 +63,32 @@ _LEAST_OPERATORS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
-    """A model that was timed end to end.
+class TimedModel:
+    """One model on one processor.
 
     Attributes:
-        name: of the model.
-        family: models of one architecture share it.
+        name, family: models of one family share what they are built of, and are kept out of a fit together.
         features: of its operators, as the processor runs them.
-        seconds: of one inference.
+        whole_s: of the model as one stage; NaN where that was not measured.
+        operator_s: what each operator takes within the model, shape ``(n,)``; NaN where that is not known; empty where
+            operators were not timed.
     """
 
     name: str
     family: str
     features: tuple[OperatorFeatures, ...]
-    seconds: float
+    whole_s: float
+    operator_s: Array = field(default_factory=lambda: np.empty(0))
+
+    def at_their_pace(self) -> list[OperatorFeatures]:
+        """Return the features, each with the time from one inference to the next."""
+        pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
+        return with_duties([replace(f, interval_s=pace_s) for f in self.features], self.operator_s)
+
+    @property
+    def sum_s(self) -> float:
+        """The time of all operators that are not free; NaN where one is not known."""
+        return float(sum(s for f, s in zip(self.features, self.operator_s, strict=True) if not f.free))
 
 
 def fit_operators(
@@ -126,7 +136,7 @@ def fit_operators(
 
 
 def fit_whole_models(
-    models: Sequence[WholeModel],
+    models: Sequence[TimedModel],
     *,
     terms: Mapping[str, tuple[str, ...]] = MODEL_TERMS,
     groups: Mapping[str, str] = MODEL_GROUPS,
@@ -164,7 +174,7 @@ def fit_whole_models(
 
 
 def fit_overheads(
-    kernels: Mapping[str, KernelModel], models: Sequence[WholeModel], operator_s: Sequence[float] | None = None
+    kernels: Mapping[str, KernelModel], models: Sequence[TimedModel], operator_s: Sequence[float] | None = None
 ) -> ProcessorProfile:
     """Return a processor whose kernels are known from operators and whose overheads from whole models.
 
@@ -190,7 +200,7 @@ def fit_overheads(
     return ProcessorProfile(kernels=scaled, dispatch_s=float(dispatch), invocation_s=float(invocation))
 
 
-def sum_of_kernels(processor: ProcessorProfile, model: WholeModel) -> float:
+def sum_of_kernels(processor: ProcessorProfile, model: TimedModel) -> float:
     """Return what the operators of a model take in their kernels, in seconds; kernels not seen take nothing."""
     return sum(
         float(processor.kernels[key].predict(part)[0].sum())
@@ -318,8 +328,8 @@ def _ranges(rows: Columns) -> dict[str, tuple[float, float]]:
     return {name: (float(getattr(rows, name).min()), float(getattr(rows, name).max())) for name in _RANGES}
 
 
-def _times(models: Sequence[WholeModel]) -> Array:
-    times = np.array([m.seconds for m in models], dtype=np.float64)
+def _times(models: Sequence[TimedModel]) -> Array:
+    times = np.array([m.whole_s for m in models], dtype=np.float64)
     _check_times(times, len(models))
     return times
 
@@ -330,3 +340,353 @@ def _check_times(times: Array, count: int) -> None:
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
     if bad.size:
         raise ProfileError(f"row {int(bad[0])} to fit has the time {times[bad[0]]}", "times are positive seconds")
+
+
+_NEAR = 8  # visits on either side
+_ROUNDS = 3
+
+
+def slowness(models: Sequence[str], seconds: Sequence[float]) -> Array:
+    """Return the logarithm of how much slower than usual the machine was at each visit, shape ``(n,)``.
+
+    A visit is compared with the median of all visits to its model; the median of that over a visit's neighbours in time
+    is what the machine did, and the rest is of the visit itself.
+
+    Args:
+        models: name of the model of each visit, in the order in which they were made.
+        seconds: what it took.
+    """
+    logs = np.log(np.asarray(seconds, dtype=np.float64))
+    which = np.unique(np.asarray(models), return_inverse=True)[1]
+    found = np.zeros_like(logs)
+    for _ in range(_ROUNDS):
+        own = logs - found
+        usual = np.array([np.median(own[which == m]) for m in range(which.max() + 1)]) if len(which) else own
+        off = logs - usual[which]
+        for index in range(len(off)):
+            near = np.arange(max(0, index - _NEAR), min(len(off), index + _NEAR + 1))
+            found[index] = np.median(off[near[near != index]]) if len(near) > 1 else 0.0
+        found -= np.median(found)
+    return found
+
+
+def usual_times(rows: Sequence[Sequence[float]], slower: Array) -> Array:
+    """Return usual times at the usual pace, shape ``(k,)``: the medians over the quicker half of the visits.
+
+    Whatever else ran during a visit made it slower, never quicker. On two threads, which one busy core holds up, the
+    times by every second visit and by the others then differ by 3.2 % where medians over all visits differ by 5.0 %
+    (in the worst tenth 13 and 23 %).
+
+    Args:
+        rows: ``k`` times of each visit; visits are compared by their sums.
+        slower: how much slower the machine was at each (:func:`slowness`).
+    """
+    paced: Array = np.asarray(rows, dtype=np.float64) / np.exp(slower)[:, None]
+    quicker = np.argsort(paced.sum(axis=1), kind="stable")[: -(-len(paced) // 2)]
+    result: Array = np.median(paced[quicker], axis=0)
+    return result
+
+
+_LEAST_MODELS = 12  # of which it can be told
+_UNIT_S = 1e-5
+_MOST_S = 1e-3
+_SCALES = 0.9, 1.1
+_USUAL = 0.01  # how far a model's time usually is from the sum of its operators'; those farther off count less
+
+
+def waited_s(models: Sequence[TimedModel], invocation_s: float = 0.0) -> float:
+    """Return how much longer the first operator of a model took because operators were timed, not negative.
+
+    It is what makes ``whole = invocation + scale * sum - waited`` come nearest over models that were timed both ways;
+    0 where too few were.
+    """
+    from scipy.optimize import least_squares
+
+    known = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(m.sum_s)]
+    if len(known) < _LEAST_MODELS:
+        return 0.0
+    whole = np.array([m.whole_s for m in known])
+    terms = np.column_stack([[m.sum_s for m in known], np.full(len(known), -_UNIT_S)]) / whole[:, None]
+    found = least_squares(
+        lambda theta: terms @ theta + invocation_s / whole - 1.0,
+        (1.0, 0.1),
+        lambda _: terms,
+        bounds=((_SCALES[0], 0.0), (_SCALES[1], _MOST_S / _UNIT_S)),
+        loss="soft_l1",
+        f_scale=_USUAL,
+    )
+    return float(found.x[1]) * _UNIT_S
+
+
+def awake(model: TimedModel, waited_s: float) -> TimedModel:
+    """Return a model whose first operator waited for nobody; it keeps a quarter of what it took, or more.
+
+    The first is that which took as long as the wait: one that took less did not wait, since one core ran it alone.
+    """
+    took = ((i, s) for i, (f, s) in enumerate(zip(model.features, model.operator_s, strict=True)) if not f.free)
+    first = next((i for i, s in took if s >= waited_s), None)
+    if first is None or waited_s <= 0:
+        return model
+    operator_s = model.operator_s.copy()
+    operator_s[first] = np.maximum(operator_s[first] - waited_s, operator_s[first] / 4)
+    return replace(model, operator_s=operator_s)
+
+
+MEASURED = 0.04
+"""Standard deviation of one operator's time, relative; short ones are known to half a microsecond."""
+_CLOCK_S = 5e-7
+
+_TILES = tuple(
+    Tile(pixels, channels, narrow=narrow)
+    for pixels in (1, 6, 7, 8, 14)
+    for channels, narrow in ((1, 0), (16, 0), (32, 0), (32, 16), (64, 0), (64, 16))
+)
+_NEAR_S = (0.0, 5e-4, 1e-3, 1.5e-3, 2e-3, 2.7e-3, 3.5e-3, 4.5e-3, 6e-3, 1e-2, 2e-2)
+_CACHE_BYTES = (0.0, 5e5, 1e6, 2e6, 4e6, 1.6e7)
+_SHRUNK, _MOST_SWAYED = 0.1, 0.5
+_FIRST = Tile(near_s=3.3e-3, cache_bytes=2e6)
+
+_BEYOND = ("read_beyond", "written_beyond")
+_MATRIX = (
+    *("launch", "macs", "narrow", "steps", "patches", "read", "written", *_BEYOND, "ragged"),
+    *("far_weight", "near_weight", "far_pointers", "near_pointers"),
+)
+_TERMS: Mapping[str, tuple[str, ...]] = {
+    **{kernel: (*terms, *_BEYOND) for kernel, terms in OPERATOR_TERMS.items()},
+    **dict.fromkeys(("conv", "pointwise", "transpose_conv"), _MATRIX),
+    "concat": ("inputs", "rows", "read", *_BEYOND),
+    "elementwise": (*OPERATOR_TERMS["elementwise"], "rows", *_BEYOND),
+    "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written"),
+}
+_TILED = frozenset({"conv", "pointwise"})
+_LEAST, _LEAST_SHAPES = 3, 6
+_MOST_POINTS = 1000
+
+# Kernels that one implementation runs: a product of matrices, or one that finds its rows by pointers.
+_ONE_KERNEL: Mapping[str, str] = {
+    "winograd": "conv",
+    "grouped": "conv",
+    "pointwise/strided": "conv",
+    "fully_connected/rows": "pointwise",
+}
+
+# Kernels that do the same work: where few shapes of the one were timed, the other, of which there are many, tells more.
+_SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
+
+
+def fit_processor(
+    models: Sequence[TimedModel],
+    tuned: Mapping[str, KernelModel] | None = None,
+    *,
+    noise: float = MEASURED,
+    tune: bool = True,
+    invocation_s: float = 0.0,
+) -> ProcessorProfile:
+    """Fit a processor's kernels and its overheads.
+
+    Args:
+        tuned: kernel models of an earlier fit; their tiles and length scales are used again, which is quicker.
+        noise: standard deviation of one operator's time.
+        tune: whether to look for the likeliest length scales.
+        invocation_s: what a stage is known to cost beside its operators, at least.
+
+    Raises:
+        ProfileError: there are too few operators or models, or a time is no time.
+    """
+    _check_timed(models)
+    wait_s = waited_s(models, invocation_s)
+    models = [awake(m, wait_s) for m in models]
+    features = [f for m in models for f in m.at_their_pace()]
+    seconds = np.concatenate([m.operator_s for m in models])
+    kernels: dict[str, KernelModel] = {}
+    timed = {
+        key: (columns([features[i] for i in where]), seconds[where])
+        for key, where in _groups(features, seconds).items()
+    }
+    near_s = 0.0 if tuned else _near_s(timed)
+    for key, (rows, took) in timed.items():
+        if _stand_in(key, timed) is not None:
+            continue
+        like = (tuned or {}).get(key)
+        base = _priced(rows, took, _terms(key), like.tile)[0] if like else _base(key, rows, took, near_s)
+        # The coarse model of kernels that have fine ones only stands in for kinds that were not timed. What terms leave
+        # over of kernels with tiles is too little to tell length scales by: usual ones predict unseen families better.
+        usual = _kernel(key) in _TILED or any(fine.startswith(f"{key}/") for fine in timed)
+        kernels[key] = _corrected(base, rows, took, like, noise, tune=tune and not usual)
+    for key, (rows, took) in timed.items():
+        if (other := _stand_in(key, timed)) is not None:
+            kernels[key] = _standing_in(kernels[other], rows, took)
+    for key in tuple(kernels):
+        kernel, colon, dtype = key.partition(":")
+        for twin in (twin for twin, one in _ONE_KERNEL.items() if one == kernel):
+            coarse, slash, fine = twin.partition("/")
+            kernels[f"{coarse}{colon}{dtype}{slash}{fine}"] = kernels[key]
+    if not kernels:
+        raise ProfileError("no kind of operator was timed often enough to fit", f"time {_LEAST} or more of a kind")
+    return _with_overheads(kernels, models, invocation_s)
+
+
+def _check_timed(models: Sequence[TimedModel]) -> None:
+    if not models:
+        raise ProfileError("nothing was timed", "time some networks")
+    for what, seconds in (
+        ("an operator", np.concatenate([m.operator_s for m in models])),
+        ("a model", np.array([m.whole_s for m in models])),
+    ):
+        bad = np.flatnonzero(np.isinf(seconds) | (seconds <= 0))
+        if bad.size:
+            raise ProfileError(f"{what} to fit has the time {seconds[bad[0]]}", "times are positive seconds")
+
+
+def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, list[int]]:
+    """Return the operators of each kernel, coarse and fine, that were timed."""
+    found: dict[str, list[int]] = {}
+    for index, feature in enumerate(features):
+        if feature.free or np.isnan(seconds[index]):
+            continue
+        one = _implementation(feature)
+        for key in {one} if one else {feature.key, feature.fine}:
+            found.setdefault(key, []).append(index)
+    kept: dict[str, list[int]] = {}
+    for key, where in found.items():
+        # One of few shapes is known to its coarser kernel, too, which tells more about others.
+        shapes = {(f.macs, f.read_bytes, f.weight_bytes, f.written_bytes) for f in (features[i] for i in where)}
+        if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
+            kept[key] = where
+    return kept
+
+
+def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | None:
+    """Return the key of a kernel that prices this one, of which too few shapes were timed; None where it prices itself.
+
+    Of few shapes prices cannot be told apart: a few microseconds may be the launch as well as the work.
+    """
+    rows = timed[key][0]
+    if len({*zip(rows.macs, rows.read, rows.written, strict=True)}) >= _LEAST_SHAPES:
+        return None
+    kernel, colon, dtype = key.partition(":")
+    return next((k for one in _SAME_WORK.get(kernel, ()) if (k := f"{one}{colon}{dtype}") in timed), None)
+
+
+def _standing_in(other: KernelModel, rows: Columns, seconds: Array) -> KernelModel:
+    """Return a kernel as the model of another one, with what was timed of it."""
+    left = np.log(seconds / np.maximum(other.predict(rows)[0], 1e-12))
+    ranges = {
+        name: (min(low, float(getattr(rows, name).min())), max(high, float(getattr(rows, name).max())))
+        for name, (low, high) in other.ranges.items()
+    }
+    return replace(other, ranges=ranges, samples=len(seconds), sigma=round(float(np.sqrt(np.mean(left**2))) + 0.01, 4))
+
+
+def _implementation(feature: OperatorFeatures) -> str | None:
+    """Return the key of the kernel that runs operators of several kinds, this one among them; None where none does."""
+    coarse, slash, fine = feature.fine.partition("/")
+    kernel, colon, dtype = coarse.partition(":")
+    one = _ONE_KERNEL.get(f"{kernel}{slash}{fine}")
+    return one and f"{one}{colon}{dtype}"
+
+
+def _corrected(
+    model: KernelModel, rows: Columns, seconds: Array, like: KernelModel | None, noise: float, *, tune: bool
+) -> KernelModel:
+    """Return a kernel that has prices with what its neighbours correct, and where it was fitted."""
+    model = replace(model, ranges=_ranges(rows), samples=len(seconds))
+    residual = np.log(seconds / np.maximum(model.base_s(rows), 1e-9))
+    keys = [tuple(row) for row in np.round(shape_features(rows), 1)]
+    first, mean, deviation = together(keys, residual, noise)
+    clock = _CLOCK_S / seconds[first]
+    deviation = np.hypot(deviation, np.minimum(clock, 0.5))
+    chosen = np.arange(len(first))
+    if len(first) > _MOST_POINTS:
+        chosen = np.sort(np.random.default_rng(0).choice(len(first), _MOST_POINTS, replace=False))
+    process = like.correction if like and isinstance(like.correction, Process) else None
+    fitted = fit_process(rows[np.array(first)[chosen]], mean[chosen], deviation[chosen], process, tune=tune)
+    model = replace(model, correction=fitted)
+    left = np.log(seconds / np.maximum(model.predict(rows)[0], 1e-12))
+    return replace(model, sigma=round(float(1.4826 * np.median(np.abs(left)) + 0.01), 4))
+
+
+def _terms(key: str) -> tuple[str, ...]:
+    return _TERMS[_kernel(key)]
+
+
+def _kernel(key: str) -> str:
+    return key.partition("/")[0].partition(":")[0]
+
+
+def _near_s(timed: Mapping[str, tuple[Columns, Array]]) -> float:
+    """Return how long weights stay near on a processor, whatever kernel reads them: what fits best over all of them."""
+    loss = np.zeros(len(_NEAR_S))
+    for key, (rows, seconds) in timed.items():
+        if "far_weight" in _terms(key):
+            tile = _cut(key, rows, seconds, _FIRST)
+            kept = [_priced(rows, seconds, _terms(key), replace(tile, near_s=near_s))[1] for near_s in _NEAR_S]
+            loss += len(seconds) * np.array(kept)
+    return _NEAR_S[int(loss.argmin())]
+
+
+def _cut(key: str, rows: Columns, seconds: Array, first: Tile) -> Tile:
+    """Return the tile that fits best."""
+    if _kernel(key) not in _TILED:
+        return first
+    tiles = [replace(tile, near_s=first.near_s, cache_bytes=first.cache_bytes) for tile in _TILES]
+    return min(tiles, key=lambda tile: _priced(rows, seconds, _terms(key), tile)[1])
+
+
+def _base(key: str, rows: Columns, seconds: Array, near_s: float) -> KernelModel:
+    """Return prices on the tile and with the cache that fit best."""
+    tile = _cut(key, rows, seconds, replace(_FIRST, near_s=near_s if "far_weight" in _terms(key) else 0.0))
+    found = [_priced(rows, seconds, _terms(key), replace(tile, cache_bytes=nbytes)) for nbytes in _CACHE_BYTES]
+    return min(found, key=lambda one: one[1])[0]
+
+
+def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> tuple[KernelModel, float]:
+    """Return prices on a tile, and the mean of what they are off, as a logarithm."""
+    table = np.stack([term(name, rows, tile) for name in terms], axis=1)
+    prices, swayed = _prices(table, seconds, sway(rows.duty))
+    model = KernelModel({n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}, tile, swayed=swayed)
+    return model, float(np.mean(np.abs(np.log(np.maximum(model.base_s(rows), 1e-9) / seconds))))
+
+
+def _prices(table: Array, seconds: Array, swayed: Array) -> tuple[Array, float]:
+    """Return positive prices, and a sway, that come nearest to the logarithms of times.
+
+    What is left over is learnt as a factor, so that it is factors that count here, too; those far off count less.
+    """
+    from scipy.optimize import least_squares
+
+    used = table.any(axis=0)
+    terms = table[:, used]
+    start = nonnegative_prices(table, seconds)[used]
+    least = 0.01 / np.maximum((terms / seconds[:, None]).mean(axis=0), 1e-30)  # a hundredth of the usual time
+
+    def residual(theta: Array) -> Array:
+        result: Array = np.log(terms @ np.exp(theta[:-1]) / seconds) + theta[-1] * swayed
+        return np.append(result, _SHRUNK * theta[-1])
+
+    def slope(theta: Array) -> Array:
+        parts = terms * np.exp(theta[:-1])
+        shares = np.column_stack([parts / parts.sum(axis=1)[:, None], swayed])
+        return np.vstack([shares, [*np.zeros(terms.shape[1]), _SHRUNK]])
+
+    first = np.log(np.maximum(start, least))
+    low, high = np.append(first - 8.0, 0.0), np.append(first + 4.0, _MOST_SWAYED)
+    found = least_squares(
+        residual, np.append(first, 0.02), slope, bounds=(low, high), max_nfev=60, loss="soft_l1", f_scale=0.1
+    )
+    prices = np.zeros(table.shape[1])
+    prices[used] = np.exp(found.x[:-1])
+    return prices, round(float(found.x[-1]), 4)
+
+
+def _with_overheads(
+    kernels: Mapping[str, KernelModel], models: Sequence[TimedModel], invocation_s: float
+) -> ProcessorProfile:
+    """Return the processor with what whole models take beside their kernels, ``invocation_s`` of it known."""
+    bare = ProcessorProfile(kernels, invocation_s=invocation_s)
+    wholes = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(m.sum_s)]
+    if len(wholes) < _LEAST:
+        return bare
+    inside = [replace(m, whole_s=max(m.whole_s - invocation_s, m.whole_s / 2)) for m in wholes]
+    fitted = fit_overheads(kernels, inside, [m.sum_s for m in wholes])
+    return replace(fitted, invocation_s=fitted.invocation_s + invocation_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,11 @@ from search_spaces.errors import ProfileError
 from search_spaces.graph import Graph
 from search_spaces.intensity import parameter_total
 
-WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {
-        "vgg16": tuple(0.125 * i for i in range(1, 9)),
-        "resnet50": tuple(0.125 * i for i in range(1, 13)),
-        "mobilenet_v1": tuple(0.25 * i for i in range(1, 13)),
-    }
-)
+WIDTHS: Mapping[str, tuple[float, ...]] = {
+    "vgg16": tuple(0.125 * i for i in range(1, 9)),
+    "resnet50": tuple(0.125 * i for i in range(1, 13)),
+    "mobilenet_v1": tuple(0.25 * i for i in range(1, 13)),
+}
 """The multipliers of the seed; its GoogLeNet has the one width."""
 
 _ROWS, _COLUMNS = 6, 16  # of a register tile: each element loaded is used so often

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from evaluators.cost_model.columns import Array, Columns
-from evaluators.cost_model.correction import Correction
-from evaluators.cost_model.process import Process
-from evaluators.cost_model.recent import sway
+from evaluators.cost_model.correction import Correction, Process
+from evaluators.cost_model.features import Array, Columns, sway
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +67,9 @@ def _all_macs(c: Columns, tile: Tile) -> Array:
     return result
 
 
-def _wide_macs(c: Columns, tile: Tile) -> Array:
-    macs = _all_macs(c, tile)
-    return np.where(_is_narrow(c, tile), 0.0, macs) if tile.narrow else macs
-
-
-def _narrow_macs(c: Columns, tile: Tile) -> Array:
-    return np.where(_is_narrow(c, tile), _all_macs(c, tile), 0.0) if tile.narrow else np.zeros_like(c.macs)
+def _macs(c: Columns, tile: Tile, *, narrow: bool) -> Array:
+    """Return the multiply-accumulates of whole tiles, of operators that run on narrow ones or on the others."""
+    return np.where(_is_narrow(c, tile) == narrow, _all_macs(c, tile), 0.0)
 
 
 def _near(c: Columns, tile: Tile) -> Array:
@@ -95,32 +89,28 @@ def _pointers(c: Columns) -> Array:
     return c.pixels * c.taps
 
 
-_PLAIN: Mapping[str, Callable[[Columns], Array]] = MappingProxyType(
-    {
-        "launch": lambda c: np.ones_like(c.macs),
-        "read": lambda c: c.read,
-        "weight": lambda c: c.weight,
-        "written": lambda c: c.written,
-        "far": lambda c: c.read - c.resident,
-        "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements that are multiplied, one filter
-        "inputs": lambda c: c.inputs,
-        "rows": lambda c: c.pixels * c.inputs,  # of channels, each copied or mapped by a loop of its own
-        "ragged": lambda c: np.where(c.channels % _VECTOR > 0, c.pixels * c.channels, 0.0),  # rows end within one
-    }
-)
-_TILED: Mapping[str, Callable[[Columns, Tile], Array]] = MappingProxyType(
-    {
-        "macs": _wide_macs,
-        "narrow": _narrow_macs,
-        "steps": lambda c, tile: _covered(c, tile) * c.taps,  # each place of a filter is a loop of its own
-        "far_weight": lambda c, tile: c.weight * (1.0 - _near(c, tile)),
-        "near_weight": lambda c, tile: c.weight * _near(c, tile),
-        "far_pointers": lambda c, tile: _pointers(c) * (1.0 - _near(c, tile)),
-        "near_pointers": lambda c, tile: _pointers(c) * _near(c, tile),
-        "read_beyond": lambda c, tile: _beyond(c.read, tile),
-        "written_beyond": lambda c, tile: _beyond(c.written, tile),
-    }
-)
+_PLAIN: Mapping[str, Callable[[Columns], Array]] = {
+    "launch": lambda c: np.ones_like(c.macs),
+    "read": lambda c: c.read,
+    "weight": lambda c: c.weight,
+    "written": lambda c: c.written,
+    "far": lambda c: c.read - c.resident,
+    "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements that are multiplied, one filter
+    "inputs": lambda c: c.inputs,
+    "rows": lambda c: c.pixels * c.inputs,  # of channels, each copied or mapped by a loop of its own
+    "ragged": lambda c: np.where(c.channels % _VECTOR > 0, c.pixels * c.channels, 0.0),  # rows end within one
+}
+_TILED: Mapping[str, Callable[[Columns, Tile], Array]] = {
+    "macs": partial(_macs, narrow=False),
+    "narrow": partial(_macs, narrow=True),
+    "steps": lambda c, tile: _covered(c, tile) * c.taps,  # each place of a filter is a loop of its own
+    "far_weight": lambda c, tile: c.weight * (1.0 - _near(c, tile)),
+    "near_weight": lambda c, tile: c.weight * _near(c, tile),
+    "far_pointers": lambda c, tile: _pointers(c) * (1.0 - _near(c, tile)),
+    "near_pointers": lambda c, tile: _pointers(c) * _near(c, tile),
+    "read_beyond": lambda c, tile: _beyond(c.read, tile),
+    "written_beyond": lambda c, tile: _beyond(c.written, tile),
+}
 
 TERMS = (*_TILED, *_PLAIN)
 _STEEP = 4  # how sharply what a near cache holds ends

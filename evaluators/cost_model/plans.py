@@ -1,20 +1,36 @@
-"""Plans on the simulator: timeline, period of a stream of inferences, energy, memory, and how sure that is."""
+"""Plans on the simulator: timeline, period of a stream, and how sure that is; tables of consecutive parts.
+
+Many chain plans at once: the simulator's law for consecutive parts, vectorised over plans.
+
+A part's time is looked up in a table over lane, first operator and operator after the last; what passes between parts
+comes from sums over the rectangle (writers of the one, readers of the other).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluators.base import PartCosts
 from evaluators.cost_model.profile import COLD_BYTES
-from evaluators.cost_model.simulate import Law, Span, Task, period_s, run_tasks, timeline
 from evaluators.cost_model.transfers import Prices
-from evaluators.footprint import most_alive_nbytes
-from evaluators.pipelining import needs_of, rounds, stream_period_s
-from evaluators.timeline import Timeline
+from evaluators.schedule import (
+    Law,
+    Span,
+    Task,
+    Timeline,
+    needs_of,
+    rounds,
+    run_tasks,
+    stream_period_s,
+    timeline,
+)
+from search_spaces.cuts import cut_points
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
@@ -36,14 +52,12 @@ class _Inside:
         reads: what it reads from other stages: the operator that writes it, the tensor, its bytes.
         io_bytes: what crosses its border.
         weight_bytes: of the constants that it reads.
-        peak_bytes: most activations alive at once within it.
         all: its operators.
     """
 
     reads: tuple[tuple[int, int, int], ...]
     io_bytes: int
     weight_bytes: int
-    peak_bytes: int
     all: frozenset[int]
 
 
@@ -121,18 +135,10 @@ class PlanSimulator:
         """Return the seconds of one inference."""
         return makespan_s(run_tasks(self.tasks(plan), self.law))
 
-    def period_s(self, plan: Plan, inferences: int = 0) -> float:
-        """Return the seconds from result to result where inferences follow each other without a pause."""
-        return period_s(self.tasks(plan), self.law, inferences)
-
     def stream_period_s(self, plan: Plan) -> float:
-        """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.pipelining`."""
+        """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.schedule`."""
         how = rounds(plan, self.platform, needs_of(self.graph, plan))
         return stream_period_s(self.tasks(plan), self.law, how)
-
-    def sigma(self, plan: Plan) -> float:
-        """Return the relative standard deviation of a plan's predicted latency."""
-        return float(np.linalg.norm(self.errors(plan)))
 
     def errors(self, plan: Plan) -> Errors:
         """Return what one standard deviation of each thing that may be wrong changes a plan's latency by, relative.
@@ -164,21 +170,6 @@ class PlanSimulator:
         common = math.sqrt(CORRELATION) * single.sum(axis=1)
         parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())
         return np.concatenate(parts) / total if total > 0 else np.zeros(sum(part.size for part in parts))
-
-    def energy_j(self, plan: Plan) -> float | None:
-        """Return the joules of one inference above idle; None where the power of a lane is unknown."""
-        total = 0.0
-        for event in self.run(plan).events:
-            total += (event.end_s - event.start_s) * float(self.prices.power_w[self._lanes[event.lane]])
-        return None if math.isnan(total) else total
-
-    def peak_bytes(self, plan: Plan) -> dict[str, int]:
-        """Return the memory that each lane of a plan needs: its weights, and the most activations of one stage."""
-        found = {}
-        for lane, indices in plan.by_processor().items():
-            insides = [self._inside(plan.stages[i].operators) for i in indices]
-            found[lane] = sum(i.weight_bytes for i in insides) + max(i.peak_bytes for i in insides)
-        return found
 
     def stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
         """Return a stage's time on a lane, the share of it that is traffic, and how other lanes slow it."""
@@ -248,6 +239,145 @@ def _inside(graph: Graph, operators: tuple[int, ...]) -> _Inside:
         reads,
         io_bytes,
         sum(tensors[t].nbytes for t in border.constants),
-        most_alive_nbytes(graph, operators),
         frozenset(operators),
     )
+
+
+Whole = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+_CHUNK = 1 << 15
+
+
+def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[tuple[Whole, Whole]]:
+    """Yield every canonical chain plan of K = 1, 2, … ``max_stages`` parts, one batch of N plans a number of parts.
+
+    Each batch is the operators before which to cut, ascending, shape ``(N, K-1)``, and the lane of each part as its
+    index in the platform, shape ``(N, K)``.
+
+    Of lanes that are alike only those are named that come first, as in :func:`search_spaces.plan.canonical`.
+    """
+    for parts in range(1, min(max_stages, operators) + 1):
+        words = np.array(list(lane_words(platform, parts)), np.int64).reshape(-1, parts)
+        chosen = list(combinations(range(1, operators), parts - 1))
+        cuts = np.array(chosen, np.int64).reshape(len(chosen), parts - 1)
+        yield np.repeat(cuts, len(words), axis=0), np.tile(words, (len(cuts), 1))
+
+
+def lane_words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield the lanes of each canonical chain of so many parts; alike ones appear in the order of first use."""
+    index = {p.name: i for i, p in enumerate(platform.processors)}
+    groups = [tuple(index[p.name] for p in members) for members in platform.classes().values()]
+    place = {lane: (which, rank) for which, group in enumerate(groups) for rank, lane in enumerate(group)}
+    for word in product(range(len(index)), repeat=parts):
+        used = [0] * len(groups)
+        for lane in word:
+            which, rank = place[lane]
+            if rank > used[which]:
+                break
+            used[which] = max(used[which], rank + 1)
+        else:
+            yield word
+
+
+def _cold(nbytes: int) -> float:
+    return min(1.0, nbytes / COLD_BYTES)
+
+
+def _operators_s(simulator: PlanSimulator) -> Seconds:
+    """Return what operators ``first … last-1`` take together, ``[P, first, last]``; infinite where there are none."""
+    lanes, count = simulator.prices.operator_s.shape
+    inside = np.triu(np.ones((count, count), bool))
+    table = np.full((lanes, count + 1, count + 1), np.inf)
+    sums = np.cumsum(np.where(inside, simulator.prices.operator_s[:, None, :], 0.0), axis=2)
+    table[:, :-1, 1:] = np.where(inside, sums, np.inf)
+    return table
+
+
+def _beyond_s(simulator: PlanSimulator) -> Seconds:
+    """Return what operators ``first … last-1`` as one part take beside operators and invocation, ``[P, first, last]``.
+
+    It is 0 where a lane does not take some of them.
+    """
+    p = simulator.prices
+    operators_s = _operators_s(simulator)
+    finite = np.isfinite(operators_s)
+    found = np.zeros_like(operators_s)
+    if p.capacity_bytes.any():
+        over = np.maximum(0.0, _weight_bytes(simulator.graph)[None] - p.capacity_bytes[:, None, None])
+        share = np.where(p.capacity_bytes > 0, p.pressure_per_byte, 0.0)[:, None, None] * over
+        found += np.where(finite, operators_s, 0.0) * share
+    if p.io_s_per_byte.any():
+        found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
+    for merged, reader in readers_of_merged(simulator.graph, p).items():
+        if p.alone_s is not None:  # parts that hold it without its reader
+            found[:, : merged + 1, merged + 1 : reader + 1] += p.alone_s[:, merged, None, None]
+    return found
+
+
+def part_costs(simulator: PlanSimulator) -> PartCosts:
+    """Return what consecutive parts cost; what tensors that skip a part cost is not in the least hand-overs.
+
+    Surely handed over, whichever parts lie beside a cut, is what the operator after it reads of the one before it.
+    """
+    graph, p = simulator.graph, simulator.prices
+    lanes, count = p.operator_s.shape
+    crossing, sure, colds = np.zeros((count, 1, 1)), np.zeros((count, 1, 1)), np.zeros((count, 1, 1))
+    for point in cut_points(graph):
+        after = set(graph.operators[point.position].inputs)
+        for tensor in point.tensors:
+            nbytes, writer = graph.tensors[tensor].nbytes, graph.producer.get(tensor)
+            crossing[point.position] += nbytes if writer is not None else 0
+            colds[point.position] += _cold(nbytes) if writer is not None else 0
+            sure[point.position] += nbytes if writer == point.position - 1 and tensor in after else 0
+    apart = 1.0 - np.eye(lanes)
+    cold_s = 0.0 if p.cold_s is None else colds * p.cold_s
+    return PartCosts(
+        operator_s=p.operator_s,
+        overhead_s=p.invocation_s,
+        beyond_s=_beyond_s(simulator),
+        hand_over_s=apart * ((crossing > 0) * p.latency_s + crossing * p.byte_s + cold_s),
+        least_hand_over_s=apart * (p.latency_s + sure * p.byte_s),
+    )
+
+
+def _border_bytes(graph: Graph) -> Seconds:
+    """Return the bytes that cross the border of operators ``first … last-1``, ``[first, last]``."""
+    count, areas = len(graph.operators), []
+    for tensor in graph.activation_tensors:
+        nbytes, readers = graph.tensors[tensor].nbytes, graph.consumers.get(tensor, ())
+        writer = graph.producer.get(tensor, -1)
+        # Read by a part that begins after the writer and holds a reader: the next one from its first operator on.
+        for before, reader in pairwise((writer, *readers)):
+            areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), nbytes))
+        if writer >= 0 and (readers or tensor in graph.outputs):
+            end = count + 1 if tensor in graph.outputs else readers[-1] + 1
+            areas.append((range(writer + 1), range(writer + 1, end), nbytes))
+    return _piled(count, areas)
+
+
+def _weight_bytes(graph: Graph) -> Seconds:
+    """Return the bytes of constants that operators ``first … last-1`` read, each once, ``[first, last]``."""
+    count, areas = len(graph.operators), []
+    readers: dict[int, list[int]] = {}
+    for index, operator in enumerate(graph.operators):
+        for tensor in {t for t in operator.inputs if t != -1 and graph.tensors[t].constant}:
+            readers.setdefault(tensor, []).append(index)
+    for tensor, at in readers.items():
+        for before, reader in pairwise((-1, *at)):
+            # Parts that begin after the reader before and hold this one.
+            areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), graph.tensors[tensor].nbytes))
+    return _piled(count, areas)
+
+
+def _piled(count: int, areas: Iterable[tuple[range, range, int]]) -> Seconds:
+    """Return sums of bytes, each added to an area of rows and columns, shape ``(count + 1, count + 1)``."""
+    steps = np.zeros((count + 2, count + 2))
+    for rows, columns, nbytes in areas:
+        if len(rows) and len(columns):
+            steps[rows.start, columns.start] += nbytes
+            steps[rows.stop, columns.start] -= nbytes
+            steps[rows.start, columns.stop] -= nbytes
+            steps[rows.stop, columns.stop] += nbytes
+    found: Seconds = steps.cumsum(axis=0).cumsum(axis=1)[: count + 1, : count + 1]
+    return found

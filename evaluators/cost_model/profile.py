@@ -1,20 +1,31 @@
-"""A device as the cost model knows it: prices of its kernels, of hand-overs, of standing in each other's way."""
+"""A device as the cost model knows it: prices of kernels, transfers and contention; and profiles as files.
+
+Profiles as files: one JSON document with a device's lanes, their prices, and where both come from.
+
+A file may be given by its path, or by its name where it ships with the product (``experiments/profiles/NAME.json``).
+JSON is YAML, so that a profile may also be called ``.yaml``, as platforms are.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluators.cost_model.columns import Array, columns
-from evaluators.cost_model.features import OperatorFeatures
+from evaluators.cost_model.correction import Process
+from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_duties
 from evaluators.cost_model.kernels import KernelModel
-from evaluators.cost_model.recent import with_duties
-from search_spaces.errors import ProfileError
+from search_spaces.bounded import parsed_json, read_bounded
+from search_spaces.errors import ProfileError, UsageError, shown
+from search_spaces.platform import Platform
+from search_spaces.wording import plural
 
 TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
 UNSEEN_SIGMA = 1.0
@@ -43,10 +54,6 @@ STANDS_IN: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class OutsideFitWarning(UserWarning):
-    """A prediction was asked for where the profile was not fitted."""
-
-
 class Prediction(NamedTuple):
     """Times of n operators: ``seconds`` and ``relative_sigma`` (standard deviation over time), shape ``(n,)``."""
 
@@ -59,14 +66,12 @@ class Concern:
     """Why predictions of some operators are to be doubted.
 
     Attributes:
-        reason: one line for a person.
         operators: their indices among the features asked for.
         kernel: theirs.
         beyond: how many times outside the range of the fit the farthest lies; infinity for a kernel that the fit has
             not seen.
     """
 
-    reason: str
     operators: tuple[int, ...]
     kernel: str
     beyond: float
@@ -171,18 +176,12 @@ class CostProfile:
             known = ", ".join(self.processors) or "none"
             raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
 
-    def predict(self, features: Sequence[OperatorFeatures], processor: str, *, warn: bool = True) -> Prediction:
+    def predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
         """Return how long each operator takes on a processor, dispatch included.
-
-        Args:
-            warn: whether doubts (:meth:`concerns`) become an :class:`OutsideFitWarning`.
 
         Raises:
             ProfileError: there is no such processor, or nothing that resembles one of the kernels.
         """
-        if warn:
-            for concern in self.concerns(features, processor):
-                warnings.warn(concern.reason, OutsideFitWarning, stacklevel=2)
         # How soon weights are used again, and what runs when, depends on the result: begin with what takes long.
         seconds, pace_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
         for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
@@ -204,14 +203,14 @@ class CostProfile:
             sigma[where] = np.hypot(doubt if seen else np.maximum(doubt, UNSEEN_SIGMA), 0.5 * beyond)
         return Prediction(seconds, sigma)
 
-    def predict_whole(self, features: Sequence[OperatorFeatures], processor: str, *, io_bytes: float = 0.0) -> float:
+    def predict_whole(self, features: Sequence[OperatorFeatures], processor: str) -> float:
         """Return how long operators that are loaded as one stage take together, in seconds; no doubts are told."""
         model = self[processor]
-        total = float(self.predict(features, processor, warn=False).seconds.sum())
+        total = float(self.predict(features, processor).seconds.sum())
         held = sum(f.weight_bytes for f in features)
         beyond = max(0.0, held - model.capacity_bytes) if model.capacity_bytes else 0.0
         slowed = total * (1.0 + beyond * model.pressure_per_byte)
-        return slowed + model.invocation_s + io_bytes * model.io_s_per_byte
+        return slowed + model.invocation_s
 
     def concerns(self, features: Sequence[OperatorFeatures], processor: str) -> tuple[Concern, ...]:
         """Return which predictions are guesses: kernels that the fit has not seen, shapes far outside its range."""
@@ -219,28 +218,10 @@ class CostProfile:
         rows = columns(features)
         for key, where in _by_key(features, self[processor]).items():
             kernel, seen = self._kernel(processor, key)
-            if not seen:
-                found.append(
-                    Concern(
-                        f"profile {self.name!r} has seen no {key} on {processor}; {len(where)} predictions are guesses",
-                        tuple(int(i) for i in where),
-                        key,
-                        math.inf,
-                    )
-                )
-                continue
-            beyond = kernel.outside(rows[where])
+            beyond = kernel.outside(rows[where]) if seen else np.full(len(where), np.inf)
             far = where[beyond > TOLERATED]
             if far.size:
-                found.append(
-                    Concern(
-                        f"{far.size} {key} operators lie up to {beyond.max():.1f} times outside the range in which "
-                        f"{processor} of profile {self.name!r} was fitted",
-                        tuple(int(i) for i in far),
-                        key,
-                        float(beyond.max()),
-                    )
-                )
+                found.append(Concern(tuple(int(i) for i in far), key, float(beyond.max())))
         return tuple(found)
 
     def _kernel(self, processor: str, key: str) -> tuple[KernelModel, bool]:
@@ -269,3 +250,174 @@ def _by_key(
             key = fine if fine in model.kernels else feature.key
             found.setdefault(key, []).append(index)
     return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}
+
+
+Reported = set[tuple[str, bool]]
+"""What was reported: kernels, and whether the fit lacks them (else they are far outside its range)."""
+
+
+def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], told: Reported) -> str | None:
+    """Return a line about operators that a profile was not fitted to, or None where everything was reported before.
+
+    Args:
+        name: of the profile.
+        concerns: processor → what is extrapolated there.
+        told: what was reported before of the same model; what this line reports is added.
+    """
+    lanes: dict[tuple[str, bool], list[str]] = {}
+    worst: dict[tuple[str, bool], Concern] = {}
+    operators: set[int] = set()
+    for lane, found in concerns.items():
+        for concern in found:
+            what = concern.kernel, math.isinf(concern.beyond)
+            operators.update(concern.operators)
+            lanes.setdefault(what, []).append(lane)
+            if what not in worst or concern.beyond > worst[what].beyond:
+                worst[what] = concern
+    if lanes.keys() <= told:
+        return None
+    told.update(lanes)
+    far = [
+        f"{kernel} (up to {_times(worst[kernel, unseen].beyond)} times{_where(lanes[kernel, unseen], concerns)})"
+        for kernel, unseen in sorted(lanes, key=lambda what: -worst[what].beyond)
+        if not unseen
+    ]
+    never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in lanes.items() if unseen]
+    parts = [f"outside the range of its fit: {', '.join(far)}"] if far else []
+    parts += [f"missing in its fit: {', '.join(never)}"] if never else []
+    return f"profile {name!r} extrapolates {plural(len(operators), 'operator')}; {'; '.join(parts)}"
+
+
+def _times(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _where(lanes: list[str], every: Mapping[str, object]) -> str:
+    """Return on which processors, in words, or nothing where it is on all."""
+    if len(lanes) == len(every):
+        return ""
+    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} processors"
+
+
+SCHEMA_VERSION = 1
+KIND = "cost profile"
+SHIPPED = Path(__file__).parents[2] / "experiments" / "profiles"
+SUFFIXES = (".json", ".yaml", ".yml")
+_MAX_NBYTES, _HEAD_NBYTES = 64 << 20, 256
+_NOT_NEGATIVE = ("processors", "links", "contention")
+
+
+def find_profile(source: str | Path) -> tuple[CostProfile, Platform] | None:
+    """Return the profile that a path or a shipped name stands for; None where it is neither.
+
+    Raises:
+        ProfileError: the file is a damaged profile.
+        UsageError: it cannot be read.
+    """
+    name, path = str(source), Path(source)
+    if path.suffix != ".json" and not _begins_as_profile(path):
+        path = SHIPPED / f"{name}.json"
+        if "/" in name or "\0" in name or not path.is_file():
+            return None
+    return read_profile(path)
+
+
+def _begins_as_profile(path: Path) -> bool:
+    """Return whether a file of YAML is a profile, and not a platform."""
+    if path.suffix not in SUFFIXES:
+        return False
+    try:
+        head = read_bounded(path, _MAX_NBYTES)[:_HEAD_NBYTES]
+    except OSError:
+        return False
+    return head.lstrip().startswith(b"{") and KIND.encode() in head
+
+
+def shipped_profiles() -> list[str]:
+    """Return the names of the profiles that ship with the product."""
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
+
+
+def to_json(profile: CostProfile, platform: Platform) -> dict[str, Any]:
+    """Return a profile and its lanes as plain values."""
+    plain = asdict(profile)
+    return {"schema_version": SCHEMA_VERSION, "kind": KIND, "platform": platform.to_json(), "profile": plain}
+
+
+def profile_digest(profile: CostProfile) -> str:
+    """Return the SHA-256 (hex) of all that a profile predicts with; provenance and errors are no part of it."""
+    content = {name: value for name, value in asdict(profile).items() if name not in {"provenance", "errors"}}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_profile(path: Path) -> tuple[CostProfile, Platform]:
+    """Read a profile; unknown fields are ignored.
+
+    Raises:
+        ProfileError: it is no profile, of a newer version, damaged, or holds a number that is no price.
+        UsageError: the file cannot be read.
+    """
+    try:
+        if not path.is_file():
+            raise UsageError(f"{path}: there is no such file", "optimize calibrate --out FILE makes a profile")
+        content = parsed_json(read_bounded(path, _MAX_NBYTES))
+    except OSError as error:
+        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path}: is not a JSON document: {error}") from error
+    try:
+        return from_json(content)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error.what}", error.hint) from error
+
+
+def from_json(content: object) -> tuple[CostProfile, Platform]:
+    """Build a profile and its lanes from what :func:`to_json` returned; unknown fields are ignored.
+
+    Raises:
+        ProfileError: a field is missing or has the wrong type, or a price is negative or no number.
+    """
+    if not isinstance(content, Mapping) or content.get("kind") != KIND:
+        raise ProfileError("is not a cost profile", "optimize calibrate --out FILE makes one")
+    version = content.get("schema_version")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        raise ProfileError(f"has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
+    platform, profile = _build(Platform, content.get("platform")), _build(CostProfile, content.get("profile"))
+    for processor in profile.processors.values():
+        for key, kernel in processor.kernels.items():
+            if isinstance(kernel.correction, Process) and not kernel.correction.fits():
+                raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
+    for where, number in _numbers({n: asdict(profile)[n] for n in _NOT_NEGATIVE}, "profile"):
+        if not (math.isfinite(number) and number >= 0.0):
+            raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
+    return profile, platform
+
+
+def _build(kind: Any, content: object) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        raise ProfileError(f"{kind.__name__.lower()} is damaged: {where}: {first['msg'].lower()}") from error
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if key not in {"errors", "correction"}:
+                yield from _numbers(each, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _numbers(each, f"{where}.{index}")
+    elif isinstance(value, float | int) and not isinstance(value, bool):
+        yield where, float(value)

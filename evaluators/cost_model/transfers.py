@@ -6,14 +6,14 @@ else, so that it can also run on tables that were measured.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cost_model.features import MERGED, OperatorFeatures, operator_features
-from evaluators.cost_model.profile import CostProfile, OutsideFitWarning, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile
 from search_spaces.errors import ProfileError
 from search_spaces.graph import Graph
 from search_spaces.platform import Platform, Processor
@@ -68,6 +68,7 @@ class Prices:
     def __post_init__(self) -> None:
         lanes, count = self.operator_s.shape
         for name, shape in (
+            ("operator_s", (lanes, count)),
             ("sigma", (lanes, count)),
             ("traffic", (count,)),
             *((name, (lanes,)) for name in _PER_LANE),
@@ -80,8 +81,6 @@ class Prices:
                 raise ValueError(f"{name} has the shape {table.shape}, not {shape}")
             if name != "power_w" and (np.isnan(table).any() or (table < 0).any()):
                 raise ProfileError(f"{name} has an entry that is negative or no number")
-        if np.isnan(self.operator_s).any() or (self.operator_s < 0).any():
-            raise ProfileError("operator_s has an entry that is negative or no number")
         if self.asleep_s is not None and (self.asleep_s < self.latency_s).any():
             raise ProfileError("asleep_s has an entry below latency_s")
 
@@ -90,11 +89,8 @@ _PER_LANE = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_by
 _PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory", "cold_s", "asleep_s")
 
 
-def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool = True) -> Prices:
+def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
     """Return what a profile says about a graph on a platform's lanes.
-
-    Args:
-        warn: whether doubts become an :class:`~evaluators.cost_model.profile.OutsideFitWarning`.
 
     Raises:
         ProfileError: the profile has no such processor, or nothing that resembles some operator.
@@ -102,23 +98,18 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, *, warn: bool
     features = operator_features(graph)
     lanes = platform.processors
     keys = [profile_key(profile, lane) for lane in lanes]
-    known: dict[str, tuple[Table, Table]] = {}
-    for key in dict.fromkeys(keys):
-        with warnings.catch_warnings():
-            warnings.simplefilter("always" if warn else "ignore", OutsideFitWarning)
-            predicted = profile.predict(features, key, warn=warn)
-        known[key] = predicted.seconds, predicted.relative_sigma
+    known = {key: profile.predict(features, key) for key in dict.fromkeys(keys)}
     merged = [i for i, f in enumerate(features) if f.free and f.kind in MERGED]
     alone_s = np.zeros((len(lanes), len(features))) if merged else None
     if alone_s is not None:
         apart = [replace(features[i], free=False) for i in merged]
-        alone_s[:, merged] = [profile.predict(apart, key, warn=False).seconds for key in keys]
+        alone_s[:, merged] = [profile.predict(apart, key).seconds for key in keys]
     of: list[ProcessorProfile] = [profile[key] for key in keys]
     latency_s, byte_s, cold_s = _links(profile, platform, keys)
     compute, memory = _contention(profile, platform, keys)
     return Prices(
-        operator_s=np.array([known[key][0] for key in keys]),
-        sigma=np.array([known[key][1] for key in keys]),
+        operator_s=np.array([known[key].seconds for key in keys]),
+        sigma=np.array([known[key].relative_sigma for key in keys]),
         traffic=np.array([_traffic(f) for f in features]),
         invocation_s=np.array([p.invocation_s for p in of]),
         io_s_per_byte=np.array([p.io_s_per_byte for p in of]),
@@ -170,51 +161,45 @@ def one_core(one: Processor, other: Processor) -> bool:
 
 
 def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table, Table]:
-    count = len(keys)
-    latency_s, byte_s, cold_s = np.zeros((count, count)), np.zeros((count, count)), np.zeros((count, count))
+    latency_s, byte_s, cold_s = (np.zeros((len(keys), len(keys))) for _ in range(3))
+    known = np.full(latency_s.shape, -1)  # how well what is known of two lanes suits them
     both = {(link.source, link.target) for link in profile.links}
-    known = np.full((count, count), -1)  # how well what is known of two lanes suits them
     for link in profile.links:
-        per_byte = link.copy_s_per_byte + link.transform_s_per_byte
         pairs = [(link.source, link.target)]
         if (link.target, link.source) not in both:
             pairs.append((link.target, link.source))
-        for i, a in enumerate(keys):
-            for j, b in enumerate(keys):
-                here = one_core(platform.processors[i], platform.processors[j])
-                suits = 1 if link.one_core is None else 2 if link.one_core == here else 0
-                if i != j and (a, b) in pairs and suits >= known[i, j]:
-                    known[i, j] = suits
-                    latency_s[i, j], byte_s[i, j], cold_s[i, j] = link.latency_s, per_byte, link.cold_s
+        for (i, a), (j, b) in permutations(enumerate(keys), 2):
+            here = one_core(platform.processors[i], platform.processors[j])
+            suits = 1 if link.one_core is None else 2 if link.one_core == here else 0
+            if (a, b) in pairs and suits >= known[i, j]:
+                known[i, j] = suits
+                byte_s[i, j] = link.copy_s_per_byte + link.transform_s_per_byte
+                latency_s[i, j], cold_s[i, j] = link.latency_s, link.cold_s
     return latency_s, byte_s, cold_s
 
 
 def _asleep(platform: Platform, latency_s: Table) -> Table:
     """Return what waking a lane takes: as from a lane that excludes it and is driven from as near or far a core."""
-    lanes = platform.processors
     found = latency_s.copy()
-    for j, lane in enumerate(lanes):
-        for i, other in enumerate(lanes):
-            if i != j and not lane.excludes(other):
-                near = one_core(other, lane)
-                waking = [
-                    latency_s[e, j]
-                    for e, third in enumerate(lanes)
-                    if e != j and lane.excludes(third) and one_core(third, lane) == near
-                ]
-                found[i, j] = max([found[i, j], *waking])
+    for (i, other), (j, lane) in permutations(enumerate(platform.processors), 2):
+        if not lane.excludes(other):
+            near = one_core(other, lane)
+            waking = (
+                latency_s[e, j]
+                for e, third in enumerate(platform.processors)
+                if e != j and lane.excludes(third) and one_core(third, lane) == near
+            )
+            found[i, j] = max(found[i, j], *waking, 0.0)
     return found
 
 
 def _contention(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table]:
-    count = len(keys)
-    compute, memory = np.ones((count, count)), np.ones((count, count))
+    compute, memory = np.ones((len(keys), len(keys))), np.ones((len(keys), len(keys)))
     for entry in profile.contention:
-        for i, a in enumerate(keys):
-            for j, b in enumerate(keys):
-                excluded = platform.processors[i].excludes(platform.processors[j])
-                if i != j and not excluded and (a, b) == (entry.victim, entry.other):
-                    compute[i, j], memory[i, j] = entry.compute, entry.memory
+        for (i, a), (j, b) in permutations(enumerate(keys), 2):
+            excluded = platform.processors[i].excludes(platform.processors[j])
+            if not excluded and (a, b) == (entry.victim, entry.other):
+                compute[i, j], memory[i, j] = entry.compute, entry.memory
     return compute, memory
 
 

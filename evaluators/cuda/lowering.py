@@ -1,4 +1,4 @@
-"""Operators of a float32 ``.tflite`` graph as calls of PyTorch.
+"""Operators of a float32 ``.tflite`` graph, and its weights, as calls of PyTorch; which operators are refused.
 
 A value with four dimensions is held as ``(N, C, H, W)``, in memory as NHWC (``channels_last``, the layout of tensor
 cores and of the file), or as NCHW where a plain program is wanted to compare with. What PyTorch can do in one kernel is
@@ -11,19 +11,424 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
-from evaluators.cuda.kernels import PLAIN, Call, Conv, Dense
-from evaluators.cuda.operators import MAKERS, Placed, same_memory
-from evaluators.cuda.support import check
-from evaluators.cuda.weights import Weights
-from evaluators.cuda.windows import Sides, window_of
-from search_spaces.graph import Operator
+import numpy as np
+
+from evaluators.cuda.devices import torch_module
+from evaluators.cuda.kernels import ACTIVATIONS, PLAIN, Call, Conv, Dense, Sides, Window, activate, window_of
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph, Operator
+from search_spaces.models.dtypes import integers
+from search_spaces.models.stages import mapped
+
+
+def float_constant(graph: Graph, tensor: int) -> bool:
+    """Return whether a tensor is a plain float32 constant whose values stand in the model's file."""
+    held = graph.tensors[tensor]
+    if graph.source is None or not held.constant or held.dtype != "float32" or tensor in graph.source.recipes:
+        return False
+    return graph.source.schema.subgraphs[0].tensors[tensor].sparsity is None
+
+
+class Weights:
+    """The constants of one instance of a model, in the layout of the file (filters OHWI, matrices OI).
+
+    Args:
+        graph: with a file.
+        device: ``cuda`` or ``cpu``.
+        like: other weights of the model; those that it has are copied on the device instead of read again.
+    """
+
+    def __init__(self, graph: Graph, device: str, like: Weights | None = None) -> None:
+        self.graph, self.device = graph, device
+        self._like = like
+        self._known: dict[int, Any] = {}
+        self._arranged: dict[tuple[int, tuple[int, ...]], Any] = {}
+
+    def __getitem__(self, tensor: int) -> Any:
+        """Return a float32 constant.
+
+        Raises:
+            UnavailableError: it is none.
+            ModelError: the file is gone or has changed.
+        """
+        if tensor not in self._known:
+            if self._like is not None and tensor in self._like._known:  # noqa: SLF001 - of the same class
+                self._known[tensor] = self._like[tensor].clone()
+            else:
+                self._known[tensor] = torch_module().from_numpy(self._read(tensor)).to(self.device)
+        return self._known[tensor]
+
+    def arranged(self, tensor: int, order: tuple[int, ...]) -> Any:
+        """Return a constant with its axes in another order, in memory too; made once and kept.
+
+        A captured graph holds addresses, not tensors: what it reads must be somebody's for as long as it is replayed.
+
+        Args:
+            order: which axis of the file each one is.
+
+        Raises:
+            UnavailableError: the tensor is no float32 constant.
+            ModelError: the file is gone or has changed.
+        """
+        key = tensor, order
+        if key not in self._arranged:
+            self._arranged[key] = self[tensor].permute(order).contiguous()
+        return self._arranged[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds on the device."""
+        return sum(int(t.numel()) * 4 for held in (self._known, self._arranged) for t in held.values())
+
+    def whole_numbers(self, tensor: int) -> list[int]:
+        """Return a constant of whole numbers (axes, paddings, shapes).
+
+        Raises:
+            UnavailableError: it is none.
+        """
+        found = integers(self.graph, tensor)
+        if found is None:
+            raise UnavailableError(f"tensor {self.graph.tensors[tensor].name!r} is not a constant of whole numbers")
+        return found
+
+    def _read(self, tensor: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        graph, held = self.graph, self.graph.tensors[tensor]
+        if graph.source is None or not float_constant(graph, tensor):
+            raise UnavailableError(f"tensor {held.name!r} is not a constant of float32 numbers")
+        extent = graph.source.extents.get(held.buffer)
+        count = prod(held.shape)
+        if extent is None:
+            data = bytes(np.asarray(graph.source.schema.buffers[held.buffer].data, np.uint8))
+            return np.frombuffer(data, np.float32, count).reshape(held.shape).copy()
+        with mapped(graph.source) as file, file[extent.offset : extent.offset + extent.nbytes] as part:
+            return np.frombuffer(part, np.float32, count).reshape(held.shape).copy()
+
+
+_SHOWN = 6
+
+
+def refused(graph: Graph, operators: Sequence[int] | None = None) -> dict[int, str]:
+    """Return the operators (of all by default) that cannot be computed here, and why."""
+    chosen = range(len(graph.operators)) if operators is None else operators
+    found = {}
+    for index in chosen:
+        why = _why_not(graph, graph.operators[index])
+        if why:
+            found[index] = why
+    return found
+
+
+def check(graph: Graph, operators: Sequence[int]) -> None:
+    """Check that all operators can be computed.
+
+    Raises:
+        UnavailableError: some cannot; the text names them.
+    """
+    wrong = refused(graph, operators)
+    if not wrong:
+        return
+    named = [f"{i} ({graph.operators[i].kind}: {why})" for i, why in list(wrong.items())[:_SHOWN]]
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    raise UnavailableError(
+        f"the evaluator cuda does not run operators {', '.join(named)}{more} of {graph.name!r}",
+        "measure this model with --evaluator litert",
+    )
+
+
+def _why_not(graph: Graph, operator: Operator) -> str:
+    test = _TESTS.get(operator.kind)
+    if test is None:
+        return "not supported"
+    for tensor in (*_data(operator), *operator.outputs):
+        held = graph.tensors[tensor]
+        if held.dtype != "float32":
+            return f"reads or writes {held.dtype}"
+        if any(size < 0 for size in held.shape):
+            return "has a shape that is left open"
+        if held.variable:
+            return "keeps state"
+    if operator.options.get("fused_activation", "NONE") not in ACTIVATIONS:
+        return f"ends in {operator.options['fused_activation']}"
+    return test(graph, operator)
+
+
+def _data(operator: Operator) -> Sequence[int]:
+    """Return the inputs that hold data, not shapes or axes."""
+    first_only = ("MEAN", "PAD", "RESHAPE", "SLICE", "TRANSPOSE")
+    inputs = operator.inputs[:1] if operator.kind in first_only else operator.inputs
+    return [t for t in inputs if t != -1]
+
+
+def _weighted(graph: Graph, operator: Operator) -> str:
+    if not all(float_constant(graph, t) for t in operator.inputs[1:] if t != -1):
+        return "has weights that are no plain constants"
+    data, weights = graph.tensors[operator.inputs[0]], graph.tensors[operator.inputs[1]]
+    if operator.kind == "CONV_2D" and (not weights.shape[3] or data.shape[3] % weights.shape[3]):
+        return "has channels that do not fit"
+    if operator.kind == "FULLY_CONNECTED" and operator.options.get("weights_format", "DEFAULT") != "DEFAULT":
+        return "has shuffled weights"
+    return ""
+
+
+def _pooling(graph: Graph, operator: Operator) -> str:
+    return "" if len(graph.tensors[operator.inputs[0]].shape) == 4 else "reads no image"
+
+
+def _arithmetic(graph: Graph, operator: Operator) -> str:
+    constant = [t for t in operator.inputs if graph.tensors[t].constant]
+    return "" if all(float_constant(graph, t) for t in constant) else "reads computed constants"
+
+
+def _numbers(graph: Graph, operator: Operator) -> str:
+    return "" if integers(graph, operator.inputs[1]) is not None else "has axes or sizes that are computed"
+
+
+def _ranges(graph: Graph, operator: Operator) -> str:
+    known = all(integers(graph, t) is not None for t in operator.inputs[1:3])
+    return "" if known else "has a begin or a size that is computed"
+
+
+_TESTS: Mapping[str, Callable[[Graph, Operator], str]] = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _weighted),
+    **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D"), _pooling),
+    **dict.fromkeys(("ADD", "SUB", "MUL", "CONCATENATION"), _arithmetic),
+    **dict.fromkeys(("MEAN", "PAD", "TRANSPOSE"), _numbers),
+    "SLICE": _ranges,
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "SOFTMAX"), lambda _, __: ""),
+    **dict.fromkeys(("RELU", "RELU6", "LOGISTIC", "TANH", "HARD_SWISH"), lambda _, __: ""),
+}
+KINDS = tuple(_TESTS)
+
+
+# Where an axis of NHWC is in NCHW, and which axis of NHWC each one of NCHW is.
+_AXIS = (0, 2, 3, 1)
+_TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operator, its constants, what a PAD before it adds, and whether images lie as NCHW in memory."""
+
+    weights: Weights
+    operator: Operator
+    sides: Sides
+    first: bool
+
+    def shape(self, tensor: int) -> tuple[int, ...]:
+        """Return a tensor's shape as the file has it."""
+        return self.weights.graph.tensors[tensor].shape
+
+    @property
+    def activation(self) -> str:
+        """What is applied at the end."""
+        return str(self.operator.options.get("fused_activation", "NONE"))
+
+
+Made = tuple[Call, Sequence[int]]
+"""A call, and the tensors that it is given."""
+
+
+def held(value: Any, rank: int) -> Any:
+    """Return a tensor of the file's layout as values are held here."""
+    return value.permute(_TO_FIRST) if rank == 4 else value
+
+
+def as_in_file(value: Any) -> Any:
+    """Return a value in the file's layout."""
+    return value.permute(_TO_LAST) if value.dim() == 4 else value
+
+
+def same_memory(before: int, after: int) -> Callable[[Any, Sequence[int]], Any]:
+    """Return what gives a value another shape, elements being in the file's order.
+
+    Args:
+        before, after: numbers of dimensions.
+    """
+
+    def run(value: Any, shape: Sequence[int]) -> Any:
+        value = value.permute(_TO_LAST) if before == 4 else value
+        value = value.reshape(tuple(shape))
+        return value.permute(_TO_FIRST) if after == 4 else value
+
+    return run
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Return where an axis of the file is in a value."""
+    return _AXIS[axis % rank] if rank == 4 else axis % rank
+
+
+def _pool(placed: Placed, call: Callable[[Window, tuple[int, int]], Call]) -> Made:
+    options, shape = placed.operator.options, placed.shape(placed.operator.inputs[0])
+    size = int(options["filter_height"]), int(options["filter_width"])
+    top, bottom, left, right = placed.sides
+    image = shape[1] - top - bottom, shape[2] - left - right
+    window = window_of(options, size, image, placed.sides)
+    inner, activation = call(window, image), placed.activation
+    return lambda x: activate(inner(x), activation), placed.operator.inputs
+
+
+def _max_pool(placed: Placed) -> Made:
+    functional = torch_module().nn.functional
+
+    def call(window: Window, _: tuple[int, int]) -> Call:
+        if _pads_itself(window):
+            return lambda x: functional.max_pool2d(x, window.size, window.stride, window.padding)
+        return lambda x: functional.max_pool2d(
+            functional.pad(x, window.around, value=float("-inf")), window.size, window.stride
+        )
+
+    return _pool(placed, call)
+
+
+def _average_pool(placed: Placed) -> Made:
+    """Return a mean over what of the window lies on the image, as TFLite takes it."""
+    torch = torch_module()
+    functional = torch.nn.functional
+
+    def call(window: Window, image: tuple[int, int]) -> Call:
+        if _pads_itself(window):
+            return lambda x: functional.avg_pool2d(
+                x, window.size, window.stride, window.padding, count_include_pad=False
+            )
+        ones = torch.ones((1, 1, *image), device=placed.weights.device)
+        share = functional.avg_pool2d(functional.pad(ones, window.around), window.size, window.stride)
+        return lambda x: functional.avg_pool2d(functional.pad(x, window.around), window.size, window.stride) / share
+
+    return _pool(placed, call)
+
+
+def _pads_itself(window: Window) -> bool:
+    """Return whether PyTorch's pooling can add what is around the image."""
+    return window.even and all(2 * n <= k for n, k in zip(window.padding, window.size, strict=True))
+
+
+def _binary(placed: Placed) -> Made:
+    torch, operator = torch_module(), placed.operator
+    function = {"ADD": torch.add, "SUB": torch.sub, "MUL": torch.mul}[operator.kind]
+    activation, rank = placed.activation, len(placed.shape(operator.outputs[0]))
+    fixed, moving = _fixed(placed, rank)
+    rising = [len(placed.shape(t)) for t in moving]
+
+    def run(*given: Any) -> Any:
+        values = iter(x if r == rank else held(_wide(x, rank), rank) for x, r in zip(given, rising, strict=True))
+        a, b = (next(values) if value is None else value for value in fixed)
+        return activate(function(a, b), activation)
+
+    return run, moving
+
+
+def _fixed(placed: Placed, rank: int) -> tuple[list[Any], list[int]]:
+    """Return for each input its value where it is a constant, else None; and the inputs that are none."""
+    tensors, inputs = placed.weights.graph.tensors, placed.operator.inputs
+    fixed = [held(_wide(placed.weights[t], rank), rank) if tensors[t].constant else None for t in inputs]
+    return fixed, [t for t, value in zip(inputs, fixed, strict=True) if value is None]
+
+
+def _wide(value: Any, rank: int) -> Any:
+    """Return a value with dimensions of 1 before its own, as broadcasting adds them."""
+    return value.reshape((1,) * (rank - value.dim()) + tuple(value.shape))
+
+
+def _concatenation(placed: Placed) -> Made:
+    torch, operator = torch_module(), placed.operator
+    rank = len(placed.shape(operator.outputs[0]))
+    axis, activation = axis_of(int(operator.options["axis"]), rank), placed.activation
+    fixed, moving = _fixed(placed, rank)
+
+    def run(*given: Any) -> Any:
+        values = iter(given)
+        joined = [next(values) if value is None else value for value in fixed]
+        return activate(torch.cat(joined, axis), activation)
+
+    return run, moving
+
+
+def _mean(placed: Placed) -> Made:
+    operator = placed.operator
+    rank, after = (len(placed.shape(t)) for t in (operator.inputs[0], operator.outputs[0]))
+    axes = [a % rank for a in placed.weights.whole_numbers(operator.inputs[1])]
+    # Of an image, what is left is in the file's order unless it is an image, too, or its channels alone.
+    if rank == 4 and (after not in {2, 4} or (after == 2 and sorted(axes) != [1, 2])):
+        return lambda x: x.permute(_TO_LAST).mean(axes), operator.inputs[:1]
+    where = [axis_of(a, rank) for a in axes]
+    keep = bool(operator.options.get("keep_dims")) and after == rank
+    return lambda x: x.mean(where, keepdim=keep), operator.inputs[:1]
+
+
+def _pad(placed: Placed) -> Made:
+    operator, functional = placed.operator, torch_module().nn.functional
+    rank = len(placed.shape(operator.inputs[0]))
+    amounts = placed.weights.whole_numbers(operator.inputs[1])
+    around = [0] * (2 * rank)
+    for axis in range(rank):
+        # PyTorch names the last dimension first.
+        place = 2 * (rank - 1 - axis_of(axis, rank))
+        around[place : place + 2] = amounts[2 * axis : 2 * axis + 2]
+    return lambda x: functional.pad(x, around), operator.inputs[:1]
+
+
+def _slice(placed: Placed) -> Made:
+    operator = placed.operator
+    shape = placed.shape(operator.inputs[0])
+    begins, sizes = (placed.weights.whole_numbers(operator.inputs[i]) for i in (1, 2))
+    cuts = [slice(0, None)] * len(shape)
+    for axis, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
+        cuts[axis_of(axis, len(shape))] = slice(begin, shape[axis] if size == -1 else begin + size)
+    where = tuple(cuts)
+    return lambda x: x[where], operator.inputs[:1]
+
+
+def _reshape(placed: Placed) -> Made:
+    operator = placed.operator
+    before, after = placed.shape(operator.inputs[0]), placed.shape(operator.outputs[0])
+    change = same_memory(len(before), len(after))
+    return lambda x: change(x, after), operator.inputs[:1]
+
+
+def _transpose(placed: Placed) -> Made:
+    operator = placed.operator
+    order = placed.weights.whole_numbers(operator.inputs[1])
+    rank = len(order)
+    return lambda x: held(as_in_file(x).permute(order).contiguous(), rank), operator.inputs[:1]
+
+
+def _softmax(placed: Placed) -> Made:
+    operator, torch = placed.operator, torch_module()
+    axis = axis_of(-1, len(placed.shape(operator.inputs[0])))
+    beta = float(operator.options.get("beta", 1.0))
+    return lambda x: torch.softmax(x if beta == 1.0 else x * beta, axis), operator.inputs[:1]
+
+
+def _map(function: Callable[[Any], Call]) -> Callable[[Placed], Made]:
+    return lambda placed: (function(torch_module()), placed.operator.inputs[:1])
+
+
+MAKERS: Mapping[str, Callable[[Placed], Made]] = {
+    "MAX_POOL_2D": _max_pool,
+    "AVERAGE_POOL_2D": _average_pool,
+    **dict.fromkeys(("ADD", "SUB", "MUL"), _binary),
+    "CONCATENATION": _concatenation,
+    "MEAN": _mean,
+    "PAD": _pad,
+    **dict.fromkeys(("RESHAPE", "SQUEEZE"), _reshape),
+    "SLICE": _slice,
+    "TRANSPOSE": _transpose,
+    "SOFTMAX": _softmax,
+    "RELU": _map(lambda torch: torch.relu),
+    "RELU6": _map(lambda torch: torch.nn.functional.relu6),
+    "LOGISTIC": _map(lambda torch: torch.sigmoid),
+    "TANH": _map(lambda torch: torch.tanh),
+    "HARD_SWISH": _map(lambda torch: torch.nn.functional.hardswish),
+}
+
 
 Choose = Callable[[Conv | Dense], str]
 """Tells which of the ways to compute something is to be taken."""
 
-_IMAGES_FIRST = (0, 3, 1, 2)
 _ROWS, _COLUMNS = slice(2, 4), slice(4, 6)
 
 
@@ -121,7 +526,7 @@ class _Lowering:
         image, sides = self.pads.get(operator.inputs[0], (operator.inputs[0], (0, 0, 0, 0)))
         batch, height, width, channels = graph.tensors[image].shape
         tensor = operator.inputs[1]
-        weight, order = self.weights[tensor], _IMAGES_FIRST
+        weight, order = self.weights[tensor], _TO_FIRST
         if operator.kind == "DEPTHWISE_CONV_2D":  # 1, H, W, C times the multiplier
             weight, order = self.weights.arranged(tensor, (3, 1, 2, 0)), (3, 0, 1, 2)
         bias = self._bias(operator, int(weight.shape[0]))
@@ -136,10 +541,7 @@ class _Lowering:
         weight = self.weights[operator.inputs[1]]
         outputs, inputs = (int(n) for n in weight.shape)
         data, result = (self.graph.tensors[t].shape for t in (operator.inputs[0], operator.outputs[0]))
-        rows = 1
-        for size in data:
-            rows *= size
-        rows //= inputs
+        rows = prod(data) // inputs
         dense = Dense(weight, self._bias(operator, outputs), operator.options.get("fused_activation", "NONE"), rows)
         inner, flatten, back = self._chosen(dense), same_memory(len(data), 2), same_memory(2, len(result))
         return lambda x: back(inner(flatten(x, (rows, inputs))), result)

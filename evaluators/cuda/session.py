@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
-from evaluators.cuda.bench import Bench, Loaded
-from evaluators.cuda.client import Client
-from evaluators.cuda.devices import check_streams, find_gpu, parse_stream, platform_of
-from evaluators.cuda.reference import References
-from evaluators.cuda.settings import EXTRA, MAX_INSTANCES, tolerance
-from evaluators.cuda.support import refused
+from evaluators.cuda.client import Bench, Client, Loaded
+from evaluators.cuda.devices import EXTRA, MAX_INSTANCES, check_streams, find_gpu, parse_stream, platform_of, tolerance
+from evaluators.cuda.lowering import refused
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import LaneLaw, Setting
+from search_spaces.chain import chain_plan
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, needs
@@ -36,6 +35,35 @@ if TYPE_CHECKING:
     from evaluators.workload.outcome import Objective
     from search_spaces.joined_graph import JoinedGraph
     from search_spaces.workload import Workload
+
+Outputs = list[NDArray[np.generic]]
+
+
+class References:
+    """Outputs of models for the inputs that sessions make from a seed; each is computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Outputs] = {}
+
+    def outputs(self, graph: Graph) -> Outputs:
+        """Return a model's outputs.
+
+        Raises:
+            UnavailableError: LiteRT cannot run here.
+        """
+        from evaluators.litert.processors import make_processor, usable_cores
+        from evaluators.litert.session import LitertEvaluator
+
+        key = graph.digest, graph.source.content_digest() if graph.source is not None else ""
+        if key not in self._known:
+            core = make_processor(f"cpu{usable_cores()[0]}")
+            with LitertEvaluator().prepare(Platform("reference", (core,))) as session:
+                loaded: Any = session.load(graph, chain_plan(graph, (), [core.name]))
+                with closing(loaded) as candidate:
+                    candidate.run(1)
+                    self._known[key] = [np.array(each) for each in candidate.outputs()]
+        return self._known[key]
+
 
 INPUT_SEED = 0
 _RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; how near is near enough, others say
@@ -82,11 +110,8 @@ class CudaEvaluator(Evaluator):
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:
         """See :class:`~evaluators.base.Evaluator`; PyTorch's own messages go to ``scratch/runtime.log``."""
-        bench = Bench(self._client(platform, 1, scratch), platform.limits)
-        try:
+        with closing(Bench(self._client(platform, 1, scratch), platform.limits)) as bench:
             yield CudaSession(platform, bench)
-        finally:
-            bench.close()
 
     @contextmanager
     def host(
@@ -108,11 +133,8 @@ class CudaEvaluator(Evaluator):
             )
         lanes = replace(platform, processors=lanes_of(platform))
         busy = min(_BUSY, len(workload.instances))
-        bench = Bench(self._client(lanes, busy, scratch), platform.limits)
-        try:
+        with closing(Bench(self._client(lanes, busy, scratch), platform.limits)) as bench:
             yield CudaWorkload(workload, joined, platform, objective, bench)
-        finally:
-            bench.close()
 
 
 class CudaSession(Session):
@@ -148,12 +170,13 @@ class CudaSession(Session):
         inputs = tensors.model_inputs(graph, INPUT_SEED)
         owner = f"fresh {next(self._numbers)}" if fresh else ""
         loaded = self._bench.take(lowered.graph, jobs, owner, owner, inputs, needs(lowered.plan, lowered.graph))
-        compare = lambda: self._compared(loaded, graph, allowed)  # noqa: E731
+
+        def compare() -> Agreement:
+            outputs = self._bench.outputs(loaded)
+            return tensors.agreement(graph, outputs, self._references.outputs(graph), allowed)
+
         candidate = CudaCandidate(self._bench, loaded, lowered.plan, self._platform, compare)
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
-
-    def _compared(self, loaded: Loaded, graph: Graph, allowed: float) -> Agreement:
-        return tensors.agreement(graph, self._bench.outputs(loaded), self._references.outputs(graph), allowed)
 
 
 class CudaCandidate(Candidate):

@@ -1,7 +1,13 @@
-"""The process that computes: it holds models, weights and captured jobs, and runs workloads on its streams.
+"""The process that computes: models, weights and captured jobs on streams, which one loop keeps busy.
 
-Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.worker.wire`). A failed kernel poisons the
-whole process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
+process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+
+The host's loop: the desk says which job goes to which stream, the streams say which job has ended (seed 001).
+
+One thread does both. It starts a job by replaying its graph and looks at the events of the busy lanes in turns, so a
+stream never waits for more than a few microseconds of Python; launching kernel by kernel from a thread for each model
+loses to the interpreter's lock instead.
 """
 
 from __future__ import annotations
@@ -10,26 +16,177 @@ import gc
 import os
 import socket
 import sys
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from evaluators.cuda.hosting import attend
-from evaluators.cuda.instance import Capturing, Instance, as_function
-from evaluators.cuda.lowering import Choose, plainly
-from evaluators.cuda.settings import MAX_INSTANCES, MAX_STREAMS, torch_module
-from evaluators.cuda.streams import CudaStreams, Streams, Threads
-from evaluators.cuda.tuning import Tuning
-from evaluators.cuda.weights import Weights
+from evaluators.cuda.devices import MAX_INSTANCES, MAX_STREAMS, torch_module
+from evaluators.cuda.instance import Capturing, Instance, Tuning, as_function
+from evaluators.cuda.lowering import Choose, Weights, plainly
 from evaluators.litert.worker import wire
-from evaluators.workload.scheduler import QueueClient, Scheduler
+from evaluators.workload.scheduler import NEVER_NS, QueueClient, Scheduler
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.models.litert import read_model
+
+_LOOK_S = 20e-6
+
+
+class Streams(Protocol):
+    """Lanes by number; each runs one piece of work at a time."""
+
+    def start(self, lane: int, work: Any) -> None:
+        """Begin work on a lane that is free."""
+        ...
+
+    def finished(self, lane: int) -> bool:
+        """Return whether the work on a lane is done and what it computed can be read.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        ...
+
+    def idle(self) -> None:
+        """Called where nothing has ended since the last look."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class CudaStreams:
+    """Streams of the GPU; work is a captured graph, and an event behind it tells its end."""
+
+    def __init__(self, count: int) -> None:
+        torch = torch_module()
+        self._torch = torch
+        self._streams = [torch.cuda.Stream() for _ in range(count)]
+        self._events = [torch.cuda.Event() for _ in range(count)]
+
+    def start(self, lane: int, work: Any) -> None:
+        """See :class:`Streams`."""
+        self._torch.cuda.set_stream(self._streams[lane])
+        work.replay()
+        self._events[lane].record(self._streams[lane])
+
+    def finished(self, lane: int) -> bool:
+        """See :class:`Streams`."""
+        return bool(self._events[lane].query())
+
+    def idle(self) -> None:
+        """See :class:`Streams`; looking again at once is what makes an end known soon."""
+
+    def close(self) -> None:
+        """See :class:`Streams`."""
+        self._torch.cuda.synchronize()
+
+
+class Threads:
+    """Threads of this process; work is a function."""
+
+    def __init__(self, count: int) -> None:
+        self._pools = [ThreadPoolExecutor(1, f"stream{i}") for i in range(count)]
+        self._running: list[Future[Any] | None] = [None] * count
+
+    def start(self, lane: int, work: Callable[[], Any]) -> None:
+        """See :class:`Streams`."""
+        self._running[lane] = self._pools[lane].submit(work)
+
+    def finished(self, lane: int) -> bool:
+        """See :class:`Streams`."""
+        running = self._running[lane]
+        if running is None or not running.done():
+            return False
+        running.result()
+        return True
+
+    def idle(self) -> None:
+        """See :class:`Streams`; threads want the core that we look from."""
+        time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """See :class:`Streams`."""
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
+
+
+_NEAR_NS = 2_000_000
+_NAP_S = 1e-3
+
+
+def attend(
+    desk: Scheduler,
+    work: Sequence[Sequence[Any]],
+    streams: Streams,
+    limit_s: float,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> None:
+    """Run what comes to a desk until all of it is done.
+
+    Args:
+        desk: whose run is not begun.
+        work: of each seat, of each of its jobs: what streams start.
+        limit_s: a job that takes longer has failed.
+
+    Raises:
+        UnavailableError: a job failed, or took too long.
+    """
+    lanes = sorted({lane for seat in desk.clients for lanes in seat.lanes for lane in lanes})
+    busy: dict[int, int] = {}  # lane → when its job began
+    limit_ns = int(limit_s * 1e9)
+    desk.begin(clock())
+    look = True
+    while True:
+        if look or desk.next_arrival_ns() <= clock():
+            desk.arrive(clock())
+            for number, lane in desk.start(clock()):
+                seat, job = desk.whose(number)
+                streams.start(lane, work[seat][job])
+                busy[lane] = clock()
+            if desk.over:
+                return
+        look = False
+        for lane in lanes:
+            if lane in busy and _ended(streams, lane):
+                del busy[lane]
+                desk.finish(lane, clock())
+                look = True
+                break  # what became ready is started before any other lane is looked at
+        if look:
+            continue
+        now_ns = clock()
+        for lane, began_ns in busy.items():
+            if now_ns - began_ns > limit_ns:
+                raise UnavailableError(f"a job on stream {lane} took longer than {limit_s:g} s")
+        _pause(desk, streams, now_ns, waits=not busy)
+
+
+def _ended(streams: Streams, lane: int) -> bool:
+    try:
+        return streams.finished(lane)
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnavailableError(f"a job on stream {lane} failed: {lines[0]}") from error
+
+
+def _pause(desk: Scheduler, streams: Streams, now_ns: int, *, waits: bool) -> None:
+    if not waits:
+        streams.idle()
+        return
+    next_ns = desk.next_arrival_ns()
+    if next_ns == NEVER_NS:
+        raise UnavailableError("the jobs of the workload wait for each other for ever")
+    if next_ns - now_ns > _NEAR_NS:
+        time.sleep(min((next_ns - now_ns - _NEAR_NS) * 1e-9, _NAP_S))
+
 
 _MOST_KEPT = 64  # instances that nobody uses at the moment
 
@@ -73,16 +230,8 @@ class Worker:
         Raises:
             UnavailableError: it cannot be done.
         """
-        ask: Callable[[Mapping[str, Any], bytes], Answer] = {
-            "model": self._model,
-            "load": self._load,
-            "drop": self._drop,
-            "forget": self._forget,
-            "inputs": self._inputs,
-            "outputs": self._outputs,
-            "run": self._run,
-            "facts": self._facts,
-        }[head["op"]]
+        known = ("model", "load", "drop", "forget", "inputs", "outputs", "run", "facts")
+        ask: Callable[[Mapping[str, Any], bytes], Answer] = getattr(self, f"_{known[known.index(head['op'])]}")
         return ask(head, payload)
 
     def _model(self, head: Mapping[str, Any], _: bytes) -> Answer:
@@ -135,9 +284,7 @@ class Worker:
     def _choose(self, precision: str) -> Choose:
         if not self._tunes:
             return plainly
-        if precision not in self._tunings:
-            self._tunings[precision] = Tuning(precision, self._busy, self._known)
-        return self._tunings[precision]
+        return self._tunings.setdefault(precision, Tuning(precision, self._busy, self._known))
 
     def _new_choices(self) -> dict[str, str]:
         return {key: way for t in self._tunings.values() for key, way in t.chosen.items() if key not in self._known}

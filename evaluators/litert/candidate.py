@@ -19,7 +19,7 @@ from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.litert.stages import TakenStages
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

@@ -2,7 +2,7 @@
 
 Every inference in flight has memory of its own, a frame. The parent writes the inputs of inference ``i`` into frame
 ``i mod frames`` once the inference that had it before is out, posts to the stages that read them, and waits for the
-stages that nobody waits for. Workers wait for each other as :mod:`evaluators.pipelining` lays down.
+stages that nobody waits for. Workers wait for each other as :mod:`evaluators.schedule` lays down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evaluators.litert import tensors
 from evaluators.litert.program import LOG_NBYTES, ONE_FRAME, Binding, Layout
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
-from evaluators.pipelining import arcs, needs_of, rounds
+from evaluators.schedule import arcs, needs_of, rounds
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan

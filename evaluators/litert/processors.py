@@ -24,11 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.cgroup import core_quota
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.processor_names import ProcessorName, parse_processor, processor_options
 from evaluators.litert.worker.openvino import computes_natively, find_devices
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
+from evaluators.machine import core_quota
 from search_spaces.allowed_code import allow, is_allowed
 from search_spaces.errors import UnavailableError, UsageError, shown
 from search_spaces.platform import Platform, Processor, with_cpu

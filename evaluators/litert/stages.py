@@ -27,10 +27,8 @@ from evaluators.machine import available_nbytes
 from evaluators.workload.setting import HOST
 from search_spaces.errors import UnavailableError
 from search_spaces.graph import Graph, Tensor
-from search_spaces.models.flattened import flattened
-from search_spaces.models.joined import JoinedModel, join
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
-from search_spaces.models.stages import StageModel, cut_stage, handing_out, packing_model
+from search_spaces.models.stages import JoinedModel, StageModel, cut_stage, flattened, handing_out, join, packing_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from evaluators.cgroup import throttled_s
+from evaluators.machine import throttled_s
 from search_spaces.wording import percent
 
 _PROC = Path("/proc")
@@ -81,13 +81,7 @@ class Disturbance:
 
     def __add__(self, other: Disturbance) -> Disturbance:
         """Return the disturbance of both stretches together."""
-        return Disturbance(
-            self.lasted_s + other.lasted_s,
-            self.waited_s + other.waited_s,
-            self.switches + other.switches,
-            self.stolen_s + other.stolen_s,
-            self.throttled_s + other.throttled_s,
-        )
+        return Disturbance(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     def to_json(self) -> dict[str, float]:
         """Return plain values; zeros are left out."""

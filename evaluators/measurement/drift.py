@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from evaluators.base import Candidate
 from evaluators.measurement.disturbance import RunFilter
-from evaluators.racing import noise
 from evaluators.samples import Samples
+from evaluators.sampling import noise
 
 SHARE = 0.05
 """Measuring the reference plan takes at most this share of the time that other measurements take."""

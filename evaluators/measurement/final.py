@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -331,15 +333,11 @@ class Final:
 
     @property
     def _table(self) -> _Levels:
-        rows = max((len(s.levels) for s in self.standings), default=0)
-        table = np.full((rows, len(self.standings)), np.nan)
-        for column, standing in enumerate(self.standings):
-            for row, level in enumerate(standing.levels):
-                table[row, column] = np.nan if level is None else level
+        rows = list(zip_longest(*(s.levels for s in self.standings)))
+        table = np.array(rows, np.float64).reshape(-1, len(self.standings))
         numbers = np.full(table.shape, -1)
         for column, standing in enumerate(self.standings):
-            for row, number in enumerate(standing.instances):
-                numbers[row, column] = -1 if number is None else number
+            numbers[: len(standing.instances), column] = [-1 if n is None else n for n in standing.instances]
         return _Levels(table, numbers, exact=self.exact)
 
     def to_json(self) -> dict[str, Any]:
@@ -460,42 +458,31 @@ class _Levels:
         return 2.0 * float((kept**2).sum()) / freedom, freedom
 
 
-@dataclass(slots=True)
-class _Turn:
-    """One turn of a plan: log seconds, share of it without a core."""
+def _levels_of(turns: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[dict[int, float], dict[int, Array]]:
+    """Return each plan's log level in a round, without what all turns of a block share, and its turns as they were.
 
-    log_s: float
-    lost: float
-
-
-@dataclass(slots=True)
-class _Round:
-    """The turns of a round: for each plan one a block, None where it failed."""
-
-    turns: dict[int, list[_Turn]] = field(default_factory=dict)
-
-    def levels(self) -> tuple[dict[int, float], dict[int, Array]]:
-        """Return each plan's log level, without what all turns of a block share, and its turns as they were."""
-        plans = [i for i, turns in self.turns.items() if turns]
-        blocks = max((len(self.turns[i]) for i in plans), default=0)
-        log_s = np.full((blocks, len(plans)), np.nan)
-        lost = np.full((blocks, len(plans)), np.inf)
-        for column, plan in enumerate(plans):
-            for row, turn in enumerate(self.turns[plan]):
-                log_s[row, column], lost[row, column] = turn.log_s, turn.lost
-        present = np.isfinite(log_s)
-        for level in LEVELS:
-            kept = present & (lost <= level)
-            if (kept.sum(axis=0) * 2 >= present.sum(axis=0)).all():
-                log_s = np.where(kept, log_s, np.nan)
-                break
-        middle = np.nanmedian(log_s, axis=0)
-        for _ in range(3):  # median polish: blocks share what the machine did meanwhile
-            shared = _median_of_rows(log_s - middle)
-            shared = shared - np.nanmedian(shared)
-            middle = np.nanmedian(log_s - shared[:, None], axis=0)
-        turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
-        return {plan: float(middle[c]) for c, plan in enumerate(plans)}, turns
+    Args:
+        turns: of each plan, one a block until it failed: log seconds, and the share of it without a core.
+    """
+    plans = [i for i, made in turns.items() if made]
+    blocks = max((len(turns[i]) for i in plans), default=0)
+    log_s = np.full((blocks, len(plans)), np.nan)
+    lost = np.full((blocks, len(plans)), np.inf)
+    for column, plan in enumerate(plans):
+        log_s[: len(turns[plan]), column], lost[: len(turns[plan]), column] = np.transpose(turns[plan])
+    present = np.isfinite(log_s)
+    for level in LEVELS:
+        kept = present & (lost <= level)
+        if (kept.sum(axis=0) * 2 >= present.sum(axis=0)).all():
+            log_s = np.where(kept, log_s, np.nan)
+            break
+    middle = np.nanmedian(log_s, axis=0)
+    for _ in range(3):  # median polish: blocks share what the machine did meanwhile
+        shared = _median_of_rows(log_s - middle)
+        shared = shared - np.nanmedian(shared)
+        middle = np.nanmedian(log_s - shared[:, None], axis=0)
+    kept_turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
+    return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns
 
 
 def run_final(
@@ -531,7 +518,7 @@ def run_final(
     """
     if not loads:
         raise UsageError("a final needs at least one plan")
-    return _Runner(loads, reuse, policy, rng, counters, watched, progress, computed=computed).run(conditions)
+    return _Runner(loads, reuse, policy, rng, RunFilter(counters), watched, progress, computed=computed).run(conditions)
 
 
 class _Runner:
@@ -543,23 +530,21 @@ class _Runner:
         reuse: Mapping[int, Load],
         policy: FinalPolicy,
         rng: np.random.Generator,
-        counters: Callable[[], Counters] | None,
+        runs: RunFilter,
         watched: Callable[[Final], Iterable[int]],
         progress: Callable[[str], None],
         *,
         computed: bool,
     ) -> None:
         self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
-        self._computed = computed
-        self._filter, self._watched, self._progress = RunFilter(counters), watched, progress
-        count = len(loads)
-        self._racing = set(range(count))  # may still be the fastest
-        self._running = list(range(count))  # are measured in the next round
+        self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
+        self._racing = set(range(len(loads)))  # may still be the fastest
+        self._running = list(range(len(loads)))  # are measured in the next round
         self._levels: list[dict[int, float]] = []
         self._turns: list[dict[int, Array]] = []
-        self._stages: dict[int, list[Array]] = {i: [] for i in range(count)}
+        self._stages: dict[int, list[Array]] = defaultdict(list)
+        self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
-        self._failures: dict[int, list[str]] = {i: [] for i in range(count)}
         self._typical_s: dict[int, float] = {}
         self._best_s: dict[int, float] = {}
         self._load_s: dict[int, float] = {}
@@ -567,8 +552,7 @@ class _Runner:
         self._instances: dict[int, int] = {}
         self._used: list[dict[int, int]] = []
         self._loaded = policy.loaded
-        self._spent_s = 0.0
-        self._turns_made, self._disturbed = 0, 0
+        self._spent_s, self._turns_made, self._disturbed = 0.0, 0, 0
 
     def run(self, conditions: Callable[[], Mapping[str, Any]]) -> Final:
         try:
@@ -586,30 +570,29 @@ class _Runner:
         done = len(self._levels)
         self._progress(f"final comparison, round {done + 1}: {plural(len(self._running), 'plan')}")
         order = [self._running[0], *map(int, self._rng.permutation(self._running[1:]))] if done else self._running
-        hub, rest = order[0], list(order[1:])
+        hub = order[0]
         if done:
             hub = self._levels_table().fastest([i for i in self._running if self._seen(i)] or [hub])
-            rest = [i for i in order if i != hub]
-        found = _Round({i: [] for i in self._running})
+        rest = [i for i in order if i != hub]
         self._used.append({})
         levels: dict[int, float] = {}
         turns: dict[int, Array] = {}
         first = True
         while first or rest:
-            if not (first or done or self._spent_s < _ADMITTED * self._policy.max_s or self._admitted(turns)):
+            late = self._spent_s >= _ADMITTED * self._policy.max_s
+            if not (first or done) and late and len(turns) >= self._policy.least:
                 break  # no time for the less promising ones
             group, rest = [hub, *rest[: self._loaded - 1]], rest[self._loaded - 1 :]
-            found = _Round({i: [] for i in group})
-            self._group(group, found)
-            if any(found.turns.values()):
-                level, turned = found.levels()
+            made = self._group(group)
+            if any(made.values()):
+                level, turned = _levels_of(made)
                 shift = levels[hub] - level[hub] if hub in levels and hub in level else 0.0
                 levels |= {i: value + shift for i, value in level.items() if i not in levels}
                 turns |= {i: value + shift for i, value in turned.items() if i not in turns}
             first = False
-        left_out = [i for i in rest if not done]
-        self._racing -= set(left_out)
-        self._running = [i for i in self._running if i not in left_out]
+        if not done:
+            self._racing -= set(rest)
+            self._running = [i for i in self._running if i not in rest]
         self._levels.append(levels)
         self._turns.append(turns)
         if not done and levels:
@@ -617,12 +600,9 @@ class _Runner:
             # The fastest turn of a plan that something disturbs all the time tells most.
             self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _PRUNE}
 
-    def _admitted(self, turns: Mapping[int, Array]) -> bool:
-        """Return whether plans are admitted whatever the time, since there are so few yet."""
-        return len(turns) < self._policy.least
-
-    def _group(self, group: Sequence[int], found: _Round) -> None:
-        """Build some plans, run blocks of turns, and give them back; a plan that fails has no turn."""
+    def _group(self, group: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
+        """Build some plans, run blocks of turns, and give them back; return the turns, none of a plan that fails."""
+        turns: dict[int, list[tuple[float, float]]] = {i: [] for i in group}
         built: dict[int, Candidate] = {}
         try:
             for plan in map(int, self._rng.permutation(list(group))):
@@ -630,12 +610,13 @@ class _Runner:
                     built[plan] = candidate
                     if candidate in (kept := self._kept.get(plan, [])):
                         self._used[-1][plan] = kept.index(candidate)
-            self._blocks(built, found)
+            self._blocks(built, turns)
         finally:
             for plan, candidate in built.items():
                 if candidate not in self._kept.get(plan, ()):
                     with suppress(UnavailableError):
                         candidate.close()
+        return turns
 
     def _build(self, plan: int, built: Mapping[int, Candidate]) -> Candidate | None:
         kept = self._kept.get(plan, [])
@@ -685,7 +666,7 @@ class _Runner:
         expected_s = self._load_s.get(plan, max(known, default=self._policy.slow_load_s))
         return self._spent_s + expected_s <= _REBUILT * self._policy.max_s
 
-    def _blocks(self, built: dict[int, Candidate], found: _Round) -> None:
+    def _blocks(self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]]) -> None:
         policy = self._policy
         # Of slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
@@ -697,7 +678,7 @@ class _Runner:
                 if plan not in built:
                     continue
                 try:
-                    found.turns[plan].append(self._turn(plan, built[plan]))
+                    turns[plan].append(self._turn(plan, built[plan]))
                 except UnavailableError as error:
                     self._failed(plan, error)
                     lost = built.pop(plan)
@@ -711,12 +692,12 @@ class _Runner:
             if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.5 * loading_s):
                 count = min(count + 1, policy.max_blocks)
 
-    def _turn(self, plan: int, candidate: Candidate) -> _Turn:
+    def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
         """Return the least disturbed of a few tries at a turn: the first one, unless counters say that it waited."""
         log_s, lost = self._filter.run(lambda: self._try(plan, candidate))
         self._turns_made += 1
         self._disturbed += lost > QUIET
-        return _Turn(log_s, lost)
+        return log_s, lost
 
     def _try(self, plan: int, candidate: Candidate) -> float:
         """Return the median log seconds of the measured runs of a turn."""
@@ -769,26 +750,22 @@ class _Runner:
         return any(plan in levels for levels in self._levels)
 
     def _levels_table(self) -> _Levels:
-        table = np.full((len(self._levels), len(self._loads)), np.nan)
-        for row, levels in enumerate(self._levels):
-            for plan, level in levels.items():
-                table[row, plan] = level
-        numbers = np.full(table.shape, -1)
-        for row, used in enumerate(self._used[: len(self._levels)]):
-            for plan, number in used.items():
-                numbers[row, plan] = number
-        return _Levels(table, numbers, exact=self._exact())
+        plans = range(len(self._loads))
+        rows = [[levels.get(plan, np.nan) for plan in plans] for levels in self._levels]
+        numbers = [[used.get(plan, -1) for plan in plans] for used in self._used[: len(rows)]]
+        table = np.array(rows, np.float64).reshape(-1, len(plans))
+        return _Levels(table, np.array(numbers, np.int64).reshape(table.shape), exact=self._exact())
 
     def _exact(self) -> bool:
         """Return whether rebuilt instances repeat each other to the last bit: they are computed, not measured."""
         if not self._computed:
             return False
-        seen: dict[int, set[float]] = {}
+        seen: dict[int, set[float]] = defaultdict(set)
         for turns in self._turns:
             for plan, values in turns.items():
-                seen.setdefault(plan, set()).update(map(float, np.round(values, 12)))
+                seen[plan].update(map(float, np.round(values, 12)))
         rebuilt = [i for i in seen if self._instances.get(i, 2) >= 2]
-        again = any(len([1 for ls in self._levels if i in ls]) >= 2 for i in rebuilt)
+        again = any(sum(i in levels for levels in self._levels) >= 2 for i in rebuilt)
         return again and all(len(values) == 1 for values in seen.values())
 
     def _eliminate(self) -> None:
@@ -821,21 +798,15 @@ class _Runner:
         policy, done = self._policy, len(self._levels)
         if done < 2:
             return False
-        table = self._levels_table()
-        if not any(self._seen(i) for i in self._racing):
-            return True
-        if table.exact or len(self._running) == 1:
-            return True
-        if done >= policy.max_rounds:
+        table, racing = self._levels_table(), [i for i in self._racing if self._seen(i)]
+        if not racing or table.exact or len(self._running) == 1 or done >= policy.max_rounds:
             return True
         share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
         if self._spent_s >= policy.max_s + share * policy.disturbed_s:
             return True
-        if done < policy.min_rounds:
-            return False
-        seen = [i for i in self._running if self._seen(i)]
-        best = table.fastest([i for i in self._racing if self._seen(i)])
-        return all(self._settled(table, i, best) for i in seen if i != best)
+        best = table.fastest(racing)
+        seen = (i for i in self._running if self._seen(i) and i != best)
+        return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
 
     def _final(self, under: dict[str, Any]) -> Final:
         """Return the standings, all in the state of the machine in which the fastest plan was measured."""
@@ -901,3 +872,100 @@ def _student(level: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.5 + level / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many times faster a candidate is than a baseline.
+
+    Attributes:
+        speedup: latency of the baseline over that of the candidate; above 1 the candidate is faster.
+        ci95: the 95 % interval of ``speedup``, over rebuilt instances; of predictions, with the model's error.
+        baseline, candidate: the median of each turn, in the state of the machine that both share.
+        rounds: how many times both were rebuilt.
+        stage_s: median seconds of each stage of the baseline, and of the candidate.
+        model_sigma: relative standard deviation of ``speedup`` where it is a prediction, else None.
+        disturbance: what kept the measuring threads off their cores.
+        repeated: how many turns were repeated for it.
+    """
+
+    speedup: float
+    ci95: tuple[float, float]
+    baseline: Samples
+    candidate: Samples
+    rounds: int
+    stage_s: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    model_sigma: float | None = None
+    disturbance: Disturbance = NOTHING
+    repeated: int = 0
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes that both are equally fast."""
+        return not self.ci95[0] <= 1.0 <= self.ci95[1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as plain values, what can be derived included."""
+        return {
+            "speedup": self.speedup,
+            "ci95": list(self.ci95),
+            "significant": self.significant,
+            "rounds": self.rounds,
+            "baseline": self.baseline.to_json(),
+            "candidate": self.candidate.to_json(),
+            "stage_s": [list(stages) for stages in self.stage_s],
+            "disturbance": self.disturbance.to_json(),
+            "repeated": self.repeated,
+            **({} if self.model_sigma is None else {"model_sigma": self.model_sigma}),
+        }
+
+
+def compare(
+    load_baseline: Load,
+    load_candidate: Load,
+    policy: FinalPolicy,
+    rng: np.random.Generator,
+    conditions: Callable[[], Mapping[str, Any]] = dict,
+    counters: Callable[[], Counters] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Measure two plans against each other until their ratio is known well enough; see :mod:`.final`.
+
+    Raises:
+        UnavailableError: a plan cannot be built, or failed.
+    """
+    found = run_final(
+        (load_baseline, load_candidate),
+        policy,
+        rng,
+        conditions=conditions,
+        counters=counters,
+        watched=lambda _: (0, 1),
+        computed=counters is None,
+        progress=progress,
+    )
+    return comparison_of(found, 0, 1)
+
+
+def comparison_of(found: Final, baseline: int, candidate: int) -> Comparison:
+    """Return the comparison of two plans of a final.
+
+    Raises:
+        UnavailableError: one of them failed.
+    """
+    one, other = found.standings[baseline], found.standings[candidate]
+    if one.failure or other.failure or one.samples is None or other.samples is None:
+        raise UnavailableError(one.failure or other.failure or "a plan was not measured in the final")
+    ratio = found.ratio(baseline, candidate)
+    sigma = found.model_sigma(baseline, candidate)
+    return Comparison(
+        ratio.value,
+        (ratio.low, ratio.high),
+        one.samples,
+        other.samples,
+        found.rounds,
+        (one.stage_s, other.stage_s),
+        sigma if found.predicted else None,
+        found.disturbance,
+        found.repeated,
+    )

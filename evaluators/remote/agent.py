@@ -30,7 +30,7 @@ from evaluators.workload.outcome import OBJECTIVES
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.joined_graph import JoinedGraph, merge
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest
 from search_spaces.models.litert import read_model
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform, Processor, with_cpu

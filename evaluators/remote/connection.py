@@ -24,7 +24,7 @@ from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
 from evaluators.remote.devices import Device
 from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError
 from search_spaces.graph import Graph
-from search_spaces.models.atomic import replacing
+from search_spaces.models.files import replacing
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.plan import Plan

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from evaluators.remote.wire import DIGEST, WireError
-from search_spaces.models.atomic import replacing
 from search_spaces.models.cache import prune
+from search_spaces.models.files import replacing
 
 MAX_FILE_NBYTES = 8 << 30
 MAX_STORE_NBYTES = 32 << 30

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Agreement, Batch, Capabilities
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from evaluators.workload.outcome import Outcome, Request
 from search_spaces.bounded import parsed_json
 from search_spaces.errors import OptimizeError, UnavailableError, UsageError, shown

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, Session
-from evaluators.cost_model.simulate import Law, Task, run_tasks
+from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
+from evaluators.schedule import Law, Task, run_tasks, timeline
 from evaluators.table.table import Table, read_table
-from evaluators.tabulated import PartCosts
 from evaluators.testing import Noise, SyntheticCandidate
-from evaluators.timeline import Event, Timeline
 from search_spaces.errors import UnavailableError, UsageError
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan
@@ -162,9 +160,8 @@ class TableSession(Session):
                 raise UnavailableError(f"{name!r} has {self._memory_bytes[lane]:g} B of memory, not {kept[lane]:g}")
         tasks = self._tasks(graph, plan, lanes)
         spans = run_tasks(tasks, Law.of(self._platform))
-        events = [Event(i, s.processor, *span) for i, (s, span) in enumerate(zip(plan.stages, spans, strict=True))]
-        timeline = Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
-        return SyntheticCandidate(timeline, _EXACT, np.random.default_rng(0))
+        ran = timeline(spans, [stage.processor for stage in plan.stages])
+        return SyntheticCandidate(ran, _EXACT, np.random.default_rng(0))
 
     def _tasks(self, graph: Graph, plan: Plan, lanes: dict[str, int]) -> list[Task]:
         """Return the stages; what a stage is handed takes its own lane's time."""

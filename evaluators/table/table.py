@@ -39,7 +39,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,10 +185,7 @@ def read_table(path: Path) -> Table:
     """
     root = parsed(path, "a table of times")
     known = ("name", "unit", "objective", "max_stages", "one_part_per_device", "devices", "transfers", "networks")
-    fields = root.fields("a table", known)
-    for key in ("devices", "networks"):
-        if key not in fields:
-            raise root.error(f"a table must have {key!r}")
+    fields = _fields(root, "a table", known, ("devices", "networks"))
     scale = _choice(fields["unit"], "the unit", tuple(_UNITS)) if "unit" in fields else "s"
     devices = tuple(_device(e, _UNITS[scale]) for e in fields["devices"].each("devices"))
     reader = _Reader(_UNITS[scale], devices)
@@ -203,8 +200,20 @@ def read_table(path: Path) -> Table:
         objective = "period"
     most = _whole(fields["max_stages"], "max_stages") if "max_stages" in fields else None
     name = fields["name"].text("the table's name") if "name" in fields else path.stem
-    once = "one_part_per_device" in fields and _truth(fields["one_part_per_device"], "one_part_per_device")
+    once = "one_part_per_device" in fields
+    if once:
+        once = _choice(fields["one_part_per_device"], "one_part_per_device", ("true", "false")) == "true"
     return Table(name, objective, most, once, devices, networks)
+
+
+def _fields(
+    entry: Value, what: str, known: Sequence[str], needed: Sequence[str], verb: str = "have"
+) -> dict[str, Value]:
+    fields = entry.fields(what, known)
+    for key in needed:
+        if key not in fields:
+            raise entry.error(f"{what} must {verb} {key!r}")
+    return fields
 
 
 def _device(entry: Value, scale: float) -> Device:
@@ -239,10 +248,8 @@ class _Reader:
         """Return seconds and seconds per byte for each pair of kinds."""
         found: dict[Pair, tuple[float, float]] = {}
         for one in entry.each("transfers"):
-            fields = one.fields("a transfer", ("from", "to", "takes", "bandwidth_bytes_per_s"))
-            for key in ("from", "to"):
-                if key not in fields:
-                    raise one.error(f"a transfer must say {key!r}")
+            known = ("from", "to", "takes", "bandwidth_bytes_per_s")
+            fields = _fields(one, "a transfer", known, ("from", "to"), "say")
             pair = self._kind(fields["from"]), self._kind(fields["to"])
             if pair in found:
                 raise one.error(f"the transfer from {pair[0]} to {pair[1]} is given twice")
@@ -252,10 +259,7 @@ class _Reader:
         return found
 
     def network(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[str, tuple[TimedOperator, ...]]:
-        fields = entry.fields("a network", ("name", "operators"))
-        for key in ("name", "operators"):
-            if key not in fields:
-                raise entry.error(f"a network must have {key!r}")
+        fields = _fields(entry, "a network", ("name", "operators"), ("name", "operators"))
         name, rows = fields["name"].text("the network's name"), fields["operators"]
         if rows.node.id == "scalar":
             return name, self._rows(rows, usual)
@@ -268,10 +272,7 @@ class _Reader:
         self, entry: Value, usual: dict[Pair, tuple[float, float]], before: Sequence[TimedOperator]
     ) -> TimedOperator:
         known = ("name", "times", "reads", "memory_bytes", "output_bytes", "transfers")
-        fields = entry.fields("an operator", known)
-        for key in ("name", "times"):
-            if key not in fields:
-                raise entry.error(f"an operator must have {key!r}")
+        fields = _fields(entry, "an operator", known, ("name", "times"))
         name = fields["name"].text("the operator's name")
         times = fields["times"].fields("times", [d.kind for d in self.devices])
         for device in self.devices:
@@ -279,8 +280,6 @@ class _Reader:
                 hint = f"give its time, or `{_NEVER}` where {device.kind} cannot run it"
                 raise fields["times"].error(f"operator {name!r} has no time on {device.kind!r}", hint)
         seconds = {kind: self._time(value, f"the time of {name!r} on {kind!r}") for kind, value in times.items()}
-        if all(math.isinf(s) for s in seconds.values()):
-            raise fields["times"].error(f"operator {name!r} runs on no processor")
         own = self.transfers(fields["transfers"]) if "transfers" in fields else {}
         nbytes = fields["output_bytes"].number("output_bytes") if "output_bytes" in fields else 0.0
         kept = fields["memory_bytes"].number("memory_bytes") if "memory_bytes" in fields else 0.0
@@ -290,8 +289,7 @@ class _Reader:
             empty = listed.node.id == "sequence" and not listed.node.value
             words = [] if empty else [(e, e.text("what an operator reads")) for e in listed.each("reads")]
             reads = tuple(_position(word, name, before, where) for where, word in words)
-        prices = {pair: takes + nbytes * rate for pair, (takes, rate) in {**usual, **own}.items()}
-        return TimedOperator(name, seconds, kept, nbytes, prices, tuple(sorted(set(reads))))
+        return _operator(name, seconds, kept, nbytes, {**usual, **own}, reads, fields["times"])
 
     def _rows(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[TimedOperator, ...]:
         """Return the operators of a CSV file."""
@@ -326,15 +324,12 @@ class _Reader:
             raise row.error("an operator must have a name")
         kinds = [d.kind for d in self.devices]
         seconds = {k: math.inf if row.text(k) == _NEVER else row.number(k, None) * self.scale for k in kinds}
-        if all(math.isinf(s) for s in seconds.values()):
-            raise row.error(f"operator {name!r} runs on no processor")
         nbytes = row.number("output_bytes", 0.0)
         words = row.text("reads").split()
         reads: tuple[int, ...] = (len(before) - 1,) if before and not words else ()
         if words and words != ["-"]:
             reads = tuple(_position(word, name, before, row) for word in words)
-        prices = {pair: takes + nbytes * rate for pair, (takes, rate) in usual.items()}
-        return TimedOperator(name, seconds, row.number("memory_bytes", 0.0), nbytes, prices, tuple(sorted(set(reads))))
+        return _operator(name, seconds, row.number("memory_bytes", 0.0), nbytes, usual, reads, row)
 
     def _time(self, value: Value, what: str) -> float:
         return math.inf if value.node.value == _NEVER else value.number(what) * self.scale
@@ -372,6 +367,21 @@ class _Row:
         return found
 
 
+def _operator(
+    name: str,
+    seconds: dict[str, float],
+    kept: float,
+    nbytes: float,
+    transfers: Mapping[Pair, tuple[float, float]],
+    reads: Sequence[int],
+    where: Value | _Row,
+) -> TimedOperator:
+    if all(math.isinf(s) for s in seconds.values()):
+        raise where.error(f"operator {name!r} runs on no processor")
+    prices = {pair: takes + nbytes * rate for pair, (takes, rate) in transfers.items()}
+    return TimedOperator(name, seconds, kept, nbytes, prices, tuple(sorted(set(reads))))
+
+
 def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Value | _Row) -> int:
     """Return the position of the operator that another one reads."""
     found = [i for i, operator in enumerate(before) if operator.name == word]
@@ -392,10 +402,6 @@ def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:
     return text
 
 
-def _truth(value: Value, what: str) -> bool:
-    return _choice(value, what, ("true", "false")) == "true"
-
-
 def _whole(value: Value, what: str) -> int:
     number = value.number(what, above=1.0)
     if number != int(number):
@@ -411,8 +417,7 @@ def check_objective(name: str | None, table: Table) -> Objective:
     """
     if name is None:
         return table.objective
-    if name == "latency":
-        return "latency"
-    if name == "period":
-        return "period"
-    raise UsageError(f"--objective {name}: a table has the objectives latency and period")
+    known: tuple[Objective, ...] = get_args(Objective)
+    if name not in known:
+        raise UsageError(f"--objective {name}: a table has the objectives latency and period")
+    return known[known.index(name)]

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
 from evaluators.energy import powers_w
-from evaluators.footprint import peak_nbytes
-from evaluators.objectives import TAIL, Objective, Pricing, find_objective
+from evaluators.objectives import TAIL, Objective, Pricing, find_objective, peak_nbytes
 from evaluators.workload.host import WorkloadCandidate, WorkloadSession
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome

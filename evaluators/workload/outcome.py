@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from evaluators.workload.scheduler import FAILED, REJECTED, Scheduler
 from search_spaces.errors import UnavailableError
 

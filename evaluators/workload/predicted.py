@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Batch, Capabilities, Session
-from evaluators.prediction import Prediction
+from evaluators.simulated import Prediction
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import LaneLaw, Setting, setting

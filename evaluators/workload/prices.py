@@ -24,7 +24,7 @@ from search_spaces.graph import Graph
 from search_spaces.plan import LayerRanks
 from search_spaces.platform import Processor
 from search_spaces.rewrites.lower import Lowered
-from search_spaces.rewrites.tucker_layers import Ranks
+from search_spaces.rewrites.tucker import Ranks
 
 _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
 _LEAST_S = 1e-7

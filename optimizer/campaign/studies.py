@@ -23,7 +23,7 @@ from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
 from optimizer.config import StudyConfig, option, parse_config
 from optimizer.samplers import make_sampler
 from search_spaces.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.plugins import find_entry

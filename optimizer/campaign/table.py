@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.cost_model.files import find_profile
 from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators
 from evaluators.cost_model.indicators import explained as explained_by
+from evaluators.cost_model.profile import find_profile
 from evaluators.objectives import LATENCY, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import read_document, write_atomic

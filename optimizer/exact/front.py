@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.footprint import most_alive_nbytes
+from evaluators.objectives import most_alive_nbytes
 from optimizer.exact.chain_costs import ChainCosts, exclusive_groups
 from optimizer.exact.chain_tables import Lanes, part_costs
 from search_spaces.errors import InfeasibleError, UnavailableError
@@ -85,7 +85,7 @@ def busiest(name: str, costs: ChainCosts) -> Criterion:
 
 
 def memory(name: str, graph: Graph, platform: Platform) -> Criterion:
-    """Return the gigabytes of weights and of the largest stage on each lane; see :mod:`evaluators.footprint`."""
+    """Return the gigabytes of weights and of the largest stage on each lane; see :mod:`evaluators.objectives`."""
     count, lanes = len(graph.operators), len(platform.processors)
     peaks = np.full((count + 1, count + 1), np.inf)
     for first in range(count):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Timeline
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from search_spaces.graph import Graph
 from search_spaces.plan import Plan, Stage, canonical

@@ -15,8 +15,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from evaluators.cost_model.chains import lane_words
-from evaluators.tabulated import PartCosts
+from evaluators.base import PartCosts
+from evaluators.cost_model.plans import lane_words
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts, Seconds

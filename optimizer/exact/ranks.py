@@ -19,8 +19,8 @@ from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
 from search_spaces.chain import chain_plan
 from search_spaces.plan import Plan
 from search_spaces.platform import Platform
-from search_spaces.rewrites.tucker_choices import RankChoices
-from search_spaces.rewrites.tucker_layers import Ranks, ranks_of
+from search_spaces.rewrites.tucker import Ranks, ranks_of
+from search_spaces.rewrites.tucker_ranks import RankChoices
 
 _STEPS = 24
 _NEAR = 1e-3  # relative: what is so near the bound is not worth another step
@@ -117,7 +117,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
     """Return the best chain with ranks whose expected error is at most ``most_error``.
 
     Args:
-        most_error: see :meth:`~search_spaces.rewrites.tucker_choices.RankChoices.error`.
+        most_error: see :meth:`~search_spaces.rewrites.tucker_ranks.RankChoices.error`.
 
     Raises:
         InfeasibleError: no chain fits at all.

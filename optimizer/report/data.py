@@ -9,12 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluators.cost_model.simulate import Law, Task, run_tasks, timeline
 from evaluators.objectives import LATENCY, Objective, find_objective
-from evaluators.pipelining import in_rounds, needs_of, rounds
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
-from evaluators.timeline import Event, Timeline
+from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts

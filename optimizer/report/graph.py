@@ -20,7 +20,7 @@ from search_spaces.branches import BranchGroup, walk
 from search_spaces.cuts import CutPoint
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph, Tensor
-from search_spaces.models.atomic import replacing
+from search_spaces.models.files import replacing
 from search_spaces.wording import human_bytes
 
 CALLER = -1  # the row, and the origin of wires, of the model's inputs

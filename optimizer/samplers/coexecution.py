@@ -14,7 +14,7 @@ from operator import itemgetter
 from statistics import geometric_mean, median
 
 from evaluators.samples import Measurement
-from evaluators.timeline import Timeline
+from evaluators.schedule import Timeline
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.samplers.auto import Problem
 from search_spaces.coexecution import AXES, CoexecutionSpace, How, Part

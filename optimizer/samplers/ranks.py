@@ -19,7 +19,7 @@ from optimizer.samplers.auto import Problem
 from search_spaces.chain import chain_plan
 from search_spaces.errors import PlanError
 from search_spaces.plan import Plan, canonical
-from search_spaces.rewrites.tucker_layers import ranks_of
+from search_spaces.rewrites.tucker import ranks_of
 
 _BEST = 3
 _STEADY = 0.1  # relative: a correction that moves by less does not move the optimum

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.cost_model.chains import all_chains
+from evaluators.cost_model.plans import all_chains
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
@@ -151,10 +151,10 @@ class ChainRegion:
 
     def _all(self) -> Chains:
         found = []
-        for batch in all_chains(self._count, self._platform, self._most):
-            size, parts = batch.lanes.shape
+        for cuts, lanes in all_chains(self._count, self._platform, self._most):
+            size, parts = lanes.shape
             chains = self._chains([((), ())] * size)
-            chains.borders[:, 1:parts], chains.lanes[:, :parts] = batch.cuts, batch.lanes
+            chains.borders[:, 1:parts], chains.lanes[:, :parts] = cuts, lanes
             found.append(chains)
         return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.lanes for f in found]))
 

@@ -18,23 +18,37 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Evaluator, Session
-from evaluators.cost_model.calibrate_cuts import CutProfile, time_cuts
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
-from evaluators.cost_model.calibrate_pairs import is_of, pairs, time_contention, time_link
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
     MOST_NETS,
     Fits,
-    Timed,
     build_profile,
     errors_on_models,
     next_network,
 )
-from evaluators.cost_model.calibrate_time import Bench
-from evaluators.cost_model.files import SUFFIXES, profile_digest, read_profile, to_json
+from evaluators.cost_model.calibrate_time import (
+    Bench,
+    CutProfile,
+    Timed,
+    is_of,
+    pairs,
+    time_contention,
+    time_cuts,
+    time_link,
+)
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
 from evaluators.cost_model.plans import PlanSimulator
-from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.profile import (
+    SUFFIXES,
+    ContentionProfile,
+    CostProfile,
+    LinkProfile,
+    ProcessorProfile,
+    profile_digest,
+    read_profile,
+    to_json,
+)
 from evaluators.cost_model.transfers import prices, profile_key
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
@@ -309,7 +323,7 @@ def refine(file: Path, run: Path) -> Calibration:
     """
     profile, platform = read_profile(file)
     graph, runs = _run(run)
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
     before = [simulator.latency_s(plan) for plan, _ in runs]
     rows = _stages(profile, platform, simulator, runs)
     if not any(len(of) >= LEAST_STAGES for of in rows.values()):
@@ -322,7 +336,7 @@ def refine(file: Path, run: Path) -> Calibration:
         if len(of) >= LEAST_STAGES:
             processors[key] = _scaled(processors[key], of)
     refined = replace(profile, processors=processors)
-    simulator = PlanSimulator(graph, platform, prices(refined, graph, platform, warn=False))
+    simulator = PlanSimulator(graph, platform, prices(refined, graph, platform))
     after = [simulator.latency_s(plan) for plan, _ in runs]
     measured = [measurement.median_s for _, measurement in runs]
     step = {

@@ -17,9 +17,8 @@ import numpy as np
 from evaluators.base import Batch, Candidate
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
-from evaluators.measurement.comparison import compare
 from evaluators.measurement.disturbance import TaskCounters, in_words
-from evaluators.measurement.final import FinalPolicy, Ratio
+from evaluators.measurement.final import FinalPolicy, Ratio, compare
 from optimizer.console import interval_ms, slower_text
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.errors import RunFolderError, UnavailableError

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evaluators.android.adb import phones
-from evaluators.cgroup import core_quota
-from evaluators.cost_model.files import find_profile, shipped_profiles
+from evaluators.cost_model.profile import find_profile, shipped_profiles
 from evaluators.litert.adapters import Adapter, driver_files, find_adapters, vulkan_version
 from evaluators.litert.processors import (
     dispatch_libraries,
@@ -28,7 +27,7 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.worker.openvino import find_devices, other_versions
 from evaluators.litert.worker.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.workers import Request, Workers
-from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, machine_state
+from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, core_quota, machine_state
 from evaluators.remote.devices import agents, devices_file
 from search_spaces.errors import OptimizeError, UnavailableError
 from search_spaces.graph import Graph

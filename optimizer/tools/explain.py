@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from evaluators.energy import OPTION, powers_w
-from evaluators.footprint import peak_nbytes
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, Pricing, find_objective
+from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, peak_nbytes
 from evaluators.registry import make_evaluator
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome

@@ -25,11 +25,9 @@ from search_spaces.intensity import operator_costs, parameter_total
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo.names import is_name, parse_name
-from search_spaces.rewrites.operator_split import split_operators
-from search_spaces.rewrites.splits import Axis, Split, extent
-from search_spaces.rewrites.tucker import decompose, outline
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, find_layer, tucker_layers
-from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, Ratio, choose_ranks, parse_rule
+from search_spaces.rewrites.splits import Axis, Split, extent, split_operators
+from search_spaces.rewrites.tucker import Layer, Ranks, decompose, find_layer, outline, tucker_layers
+from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, choose_ranks, parse_rule
 from search_spaces.wording import human_bytes, percent
 
 SCHEMA_VERSION = 1
@@ -262,7 +260,7 @@ def rewrite_tucker(request: Request) -> Rewritten:
     _check_out(request.out, graph)
     given = _given_ranks(graph, request.ranks)
     choices = choose_ranks(graph, Choosing(rule, given, request.multiple, request.most, request.even_larger))
-    _check_some(choices, name, random=is_name(name) and not isinstance(rule, Ratio))
+    _check_some(choices, name, random=is_name(name) and rule.looks)
     prices = _price(graph, choices, request.platform) if request.platform is not None else None
     if prices is not None and not request.even_slower:
         choices = _only_faster(choices, prices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,27 @@ from search_spaces.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from search_spaces.graph import Graph
+
+
+INPUT_SHAPE = "--input-shape"
+
+
+def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return name → shape; a name may hold ``=`` itself.
+
+    Raises:
+        ValueError: a text is no such thing, or names an input again.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        parts = sizes.split(",")
+        if not (name and all(p.isascii() and p.isdigit() and len(p) < 11 and 0 < int(p) < 1 << 31 for p in parts)):
+            raise ValueError("must be a name and sizes of at least 1, as name=1,224,224,3")
+        if name in found:
+            raise ValueError(f"gives the input {name!r} two shapes")
+        found[name] = tuple(int(p) for p in parts)
+    return found
 
 
 def load(
@@ -39,7 +60,6 @@ def load(
         ModelError: there is neither such a model nor such a file, or the file is no usable model.
         UsageError: an input cannot have the shape given, or the cache folder cannot be written.
     """
-    from search_spaces.models.input_shapes import OPTION, parse_input_shapes
     from search_spaces.models.inputs import read_inputs
     from search_spaces.models.shapes import fix_shapes, size_outputs
     from search_spaces.models.source import check_custom_ops
@@ -47,7 +67,7 @@ def load(
     try:
         shapes = parse_input_shapes(input_shapes)
     except ValueError as error:
-        raise UsageError(f"{OPTION} {' '.join(input_shapes)}: {error}") from None
+        raise UsageError(f"{INPUT_SHAPE} {' '.join(input_shapes)}: {error}") from None
     graph = fix_shapes(_read(source, signature), shapes)
     if graph.source is not None and (inputs is not None or custom_ops is not None):
         given = tuple(read_inputs(inputs, [graph.tensors[t] for t in graph.inputs])) if inputs is not None else ()
@@ -62,7 +82,8 @@ def _read(source: str, signature: str | None) -> Graph:
     from search_spaces.models.litert import read_model
     from search_spaces.models.zoo.names import ZOO, is_name, nearest, parse_name
 
-    if is_name(source) and not _is_file_in_folder(source):
+    # ``vgg16/model.tflite`` is a file in a folder of a model's name, and no size.
+    if is_name(source) and not (source.endswith(".tflite") or (os.sep in source and Path(source).is_file())):
         from search_spaces.models.cache import cached
         from search_spaces.models.zoo import VERSION, write
 
@@ -73,7 +94,7 @@ def _read(source: str, signature: str | None) -> Graph:
 
     if (kind := kind_of(source)) is not None:
         return read_model(converted(source, kind), source, signature)
-    if _looks_like_path(source):
+    if source.endswith(".tflite") or os.sep in source or os.path.lexists(source):
         return read_model(Path(source), signature=signature)
     from search_spaces.models.plugin import built, model_names
 
@@ -81,12 +102,3 @@ def _read(source: str, signature: str | None) -> Graph:
         return read_model(built(source), source, signature)
     hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
     raise ModelError(f"no model or file is called {source!r}", hint)
-
-
-def _is_file_in_folder(source: str) -> bool:
-    """Tell ``vgg16/model.tflite``, a file in a folder of a model's name, from a size."""
-    return source.endswith(".tflite") or (source.count(os.sep) > 0 and Path(source).is_file())
-
-
-def _looks_like_path(source: str) -> bool:
-    return source.endswith(".tflite") or os.sep in source or os.path.lexists(source)

@@ -12,8 +12,7 @@ neither placed nor handed over.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from search_spaces.graph import Graph, Operator
@@ -84,73 +83,54 @@ def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
     return found
 
 
-def _atoms(raw: Graph, placed: Iterable[int], traits: Sequence[Traits]) -> list[tuple[int, ...]]:
+def _atoms(raw: Graph, placed: Sequence[int], traits: Sequence[Traits]) -> list[tuple[int, ...]]:
     """Return the operators that are placed as a whole together, each ascending."""
-    leader = {i: i for i in placed}
-
-    def find(index: int) -> int:
-        while leader[index] != index:
-            leader[index] = leader[leader[index]]
-            index = leader[index]
-        return index
-
-    keepers: dict[str | int, int] = {}
-    for index in leader:
+    bound: dict[str | int, list[int]] = {}
+    for index in placed:
         operator = raw.operators[index]
         bonds: set[str | int] = {*traits[index].states}
-        for tensor in (*operator.inputs, *operator.outputs):
-            if tensor != -1 and (raw.tensors[tensor].variable or _has_no_size(raw, tensor)):
-                bonds.add(tensor)
+        bonds |= {t for t in (*operator.inputs, *operator.outputs) if t != -1 and _binds(raw, t)}
         for bond in bonds:
-            leader[find(index)] = find(keepers.setdefault(bond, index))
-    members: dict[int, list[int]] = {}
-    for index in leader:
-        members.setdefault(find(index), []).append(index)
-    if len(members) == len(leader):
-        return [(index,) for index in leader]
-    return _without_circles(raw, members, {index: find(index) for index in leader})
-
-
-def _has_no_size(raw: Graph, tensor: int) -> bool:
-    """Tell whether a tensor is computed by an operator and cannot be handed over, its size being unknown."""
-    found = raw.tensors[tensor]
-    return tensor in raw.producer and (not has_fixed_size(found.dtype) or any(d < 0 for d in found.shape))
-
-
-def _without_circles(
-    raw: Graph, members: Mapping[int, Sequence[int]], leader: Mapping[int, int]
-) -> list[tuple[int, ...]]:
-    """Join atoms that depend on each other in a circle: what lies between two bound operators is bound to them."""
+            bound.setdefault(bond, []).append(index)
+    if all(len(members) == 1 for members in bound.values()):
+        return [(index,) for index in placed]
     import networkx as nx
+    from networkx.utils import UnionFind
 
+    joined = UnionFind(placed)
+    for members in bound.values():
+        joined.union(*members)
+    # Atoms that depend on each other in a circle are one: what lies between two bound operators is bound to them.
     quotient: nx.DiGraph[int] = nx.DiGraph()
-    quotient.add_nodes_from(members)
-    quotient.add_edges_from((leader[b], a) for i, a in leader.items() for b in raw.predecessors(i) if b in leader)
-    return [
-        tuple(sorted(i for a in joined for i in members[a])) for joined in nx.strongly_connected_components(quotient)
-    ]
+    quotient.add_nodes_from(joined[index] for index in placed)
+    known = set(placed)
+    quotient.add_edges_from((joined[b], joined[i]) for i in placed for b in raw.predecessors(i) if b in known)
+    part_of = {leader: n for n, part in enumerate(nx.strongly_connected_components(quotient)) for leader in part}
+    atoms: dict[int, list[int]] = {}
+    for index in placed:
+        atoms.setdefault(part_of[joined[index]], []).append(index)
+    return [tuple(atom) for atom in atoms.values()]
+
+
+def _binds(raw: Graph, tensor: int) -> bool:
+    """Tell whether a tensor is a state, or is computed and cannot be handed over since its size is unknown."""
+    found = raw.tensors[tensor]
+    unsized = not has_fixed_size(found.dtype) or any(d < 0 for d in found.shape)
+    return found.variable or (tensor in raw.producer and unsized)
 
 
 def _ordered(raw: Graph, atoms: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the atoms in the topological order that is nearest to the file's."""
+    if all(len(atom) == 1 for atom in atoms):
+        return sorted(atoms)
+    import networkx as nx
+
     place = {operator: number for number, atom in enumerate(atoms) for operator in atom}
-    needs = [{place[b] for o in a for b in raw.predecessors(o) if b in place} - {n} for n, a in enumerate(atoms)]
-    followers: list[list[int]] = [[] for _ in atoms]
-    for number, before in enumerate(needs):
-        for other in before:
-            followers[other].append(number)
-    open_needs = [len(before) for before in needs]
-    ready = [(atom[0], number) for number, atom in enumerate(atoms) if not open_needs[number]]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        _, number = heapq.heappop(ready)
-        ordered.append(atoms[number])
-        for other in followers[number]:
-            open_needs[other] -= 1
-            if not open_needs[other]:
-                heapq.heappush(ready, (atoms[other][0], other))
-    return ordered
+    edges = ((place[b], n) for n, a in enumerate(atoms) for o in a for b in raw.predecessors(o) if b in place)
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(range(len(atoms)))
+    order.add_edges_from((one, other) for one, other in edges if one != other)
+    return [atoms[n] for n in nx.lexicographical_topological_sort(order, key=lambda n: atoms[n][0])]
 
 
 def _group(raw: Graph, atom: Sequence[int]) -> Operator:

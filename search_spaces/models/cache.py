@@ -15,8 +15,7 @@ from pathlib import Path
 
 from search_spaces.bounded import parsed_json, read_bounded
 from search_spaces.errors import UsageError
-from search_spaces.models.atomic import replacing
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest, replacing
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_CACHE"
 SCHEMA_VERSION = 1

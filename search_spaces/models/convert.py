@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from search_spaces.allowed_code import is_allowed
 from search_spaces.errors import ModelError, UnavailableError
 from search_spaces.models.cache import cached
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest
 
 TOLERANCE = 1e-4
 """Of outputs, relative to the largest value of each."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+
+from search_spaces.graph import Graph
 
 
 def enumerators(enum: type) -> dict[int, str]:
@@ -17,28 +20,16 @@ def enumerators(enum: type) -> dict[int, str]:
 DTYPES: Mapping[int, str] = {value: name.lower() for value, name in enumerators(schema.TensorType).items()}
 
 # Types without an entry (string, resource, variant) have elements of no fixed size.
-_BITS: dict[str, int] = {
-    "bool": 8,
-    "int2": 2,
-    "int4": 4,
-    "uint4": 4,
-    "int8": 8,
-    "uint8": 8,
-    "float8_e4m3fn": 8,
-    "float8_e5m2": 8,
-    "int16": 16,
-    "uint16": 16,
-    "float16": 16,
-    "bfloat16": 16,
-    "int32": 32,
-    "uint32": 32,
-    "float32": 32,
-    "int64": 64,
-    "uint64": 64,
-    "float64": 64,
-    "complex64": 64,
-    "complex128": 128,
+_NAMES: Mapping[int, str] = {
+    2: "int2",
+    4: "int4 uint4",
+    8: "bool int8 uint8 float8_e4m3fn float8_e5m2",
+    16: "int16 uint16 float16 bfloat16",
+    32: "int32 uint32 float32",
+    64: "int64 uint64 float64 complex64",
+    128: "complex128",
 }
+_BITS = {name: bits for bits, names in _NAMES.items() for name in names.split()}
 
 
 def has_fixed_size(dtype: str) -> bool:
@@ -59,3 +50,18 @@ def tensor_nbytes(shape: Sequence[int], dtype: str) -> int:
     """
     count = prod(1 if size < 0 else size for size in shape)
     return (count * _BITS.get(dtype, 0) + 7) // 8
+
+
+def integers(graph: Graph, tensor: int) -> list[int] | None:
+    """Return the elements of a constant of whole numbers (axes, paddings, shapes), or None where they are not known.
+
+    Only what is kept with the structure is looked at (:data:`~search_spaces.models.flatbuffer.SMALL_NBYTES`).
+    """
+    held = graph.tensors[tensor]
+    if graph.source is None or not held.constant or held.dtype not in {"int32", "int64"}:
+        return None
+    buffers = graph.source.schema.buffers
+    data = buffers[held.buffer].data if 0 < held.buffer < len(buffers) else None
+    if data is None or len(data) < held.nbytes:
+        return None
+    return [int(v) for v in np.frombuffer(bytes(np.asarray(data, np.uint8)), held.dtype)]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from search_spaces.bounded import read_bounded
 from search_spaces.errors import UsageError, shown
 from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.models.atomic import replacing
-from search_spaces.models.constants import integers
+from search_spaces.models.dtypes import integers
+from search_spaces.models.files import replacing
 
 OPTION = "--input"
 MAX_NBYTES = 1 << 30
@@ -206,20 +206,12 @@ def _ascending(graph: Graph, operator: Operator) -> Wanted:
     return np.arange(count) * (made[0] if made else 1) // max(1, count)
 
 
-def _segment(graph: Graph, operator: Operator) -> Wanted:
-    return 0, (_shape(graph, operator, 0, output=True) or (1,))[0]
-
-
 def _distinct(graph: Graph, operator: Operator) -> Wanted:
     """Return places of a dense tensor, in order, none twice."""
     places, made = _shape(graph, operator, 0), _shape(graph, operator, 0, output=True)
     count = places[0] if places else 1
     flat = np.arange(count) * max(1, prod(made) // max(1, count)) % max(1, prod(made))
     return np.stack(np.unravel_index(flat, made or (1,)), axis=-1) if len(places) == 2 else flat
-
-
-def _permutation(graph: Graph, operator: Operator) -> Wanted:
-    return np.arange(len(_shape(graph, operator, 0)))
 
 
 def _range(position: int) -> _Rule:
@@ -233,6 +225,10 @@ def _range(position: int) -> _Rule:
         return np.array([(start, start + size * step, step)[position]])
 
     return rule
+
+
+def _segment(graph: Graph, operator: Operator) -> Wanted:
+    return 0, (_shape(graph, operator, 0, output=True) or (1,))[0]
 
 
 def _reversed(graph: Graph, operator: Operator) -> Wanted:
@@ -250,8 +246,7 @@ def _depth(graph: Graph, operator: Operator) -> int:
     return made[axis] if -len(made) <= axis < len(made) else 1
 
 
-_SHIFT = _between(0, 8)
-_ALL, _TO_RESIZE = _declared(), _declared(slice(1, 3))
+_ALL = _declared()
 
 # Kind and position of an input → what it may be.
 _RULES: Mapping[tuple[str, int], _Rule] = {
@@ -265,48 +260,33 @@ _RULES: Mapping[tuple[str, int], _Rule] = {
     ("ONE_HOT", 0): lambda graph, operator: (0, _depth(graph, operator)),
     ("ONE_HOT", 1): lambda graph, operator: np.array([_depth(graph, operator)]),
     ("SPARSE_TO_DENSE", 0): _distinct,
-    ("SPARSE_TO_DENSE", 1): _ALL,
     ("SEGMENT_SUM", 1): _ascending,
     **{(f"UNSORTED_SEGMENT_{k}", 1): _segment for k in ("SUM", "PROD", "MAX", "MIN")},
     **{(f"UNSORTED_SEGMENT_{k}", 2): _declared(0) for k in ("SUM", "PROD", "MAX", "MIN")},
     ("REVERSE_SEQUENCE", 1): _reversed,
-    ("DYNAMIC_UPDATE_SLICE", 2): _value(0),
-    ("SLICE", 1): _value(0),
-    ("SLICE", 2): _ALL,
-    ("STRIDED_SLICE", 1): _value(0),
-    ("STRIDED_SLICE", 2): _ALL,
-    ("STRIDED_SLICE", 3): _value(1),
-    ("RESHAPE", 1): _ALL,
-    ("FILL", 0): _ALL,
-    ("BROADCAST_TO", 1): _ALL,
-    ("BROADCAST_ARGS", 0): _value(1),
-    ("BROADCAST_ARGS", 1): _value(1),
-    ("RANDOM_UNIFORM", 0): _ALL,
-    ("RANDOM_STANDARD_NORMAL", 0): _ALL,
-    ("TRANSPOSE_CONV", 0): _ALL,
-    ("CONV_3D_TRANSPOSE", 0): _ALL,
-    ("RESIZE_BILINEAR", 1): _TO_RESIZE,
-    ("RESIZE_NEAREST_NEIGHBOR", 1): _TO_RESIZE,
+    **dict.fromkeys((("SLICE", 1), ("STRIDED_SLICE", 1), ("DYNAMIC_UPDATE_SLICE", 2), ("SPLIT", 0)), _value(0)),
+    **dict.fromkeys((("STRIDED_SLICE", 3), ("BROADCAST_ARGS", 0), ("BROADCAST_ARGS", 1)), _value(1)),
+    **{(kind, 0): _ALL for kind in ("FILL", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")},
+    **{(kind, 0): _ALL for kind in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")},
+    **{(kind, 1): _ALL for kind in ("RESHAPE", "BROADCAST_TO", "SPARSE_TO_DENSE")},
+    **{(kind, 2): _ALL for kind in ("SLICE", "STRIDED_SLICE")},
+    **{(kind, 1): _declared(slice(1, 3)) for kind in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")},
     ("TILE", 1): _ratio,
     **{(kind, 1): _padding for kind in ("PAD", "PADV2", "MIRROR_PAD")},
-    ("TOPK_V2", 1): _declared(-1),
-    ("MULTINOMIAL", 1): _declared(-1),
-    ("NON_MAX_SUPPRESSION_V4", 2): _declared(0),
-    ("NON_MAX_SUPPRESSION_V5", 2): _declared(0),
+    **{(kind, 1): _declared(-1) for kind in ("TOPK_V2", "MULTINOMIAL")},
+    **{(f"NON_MAX_SUPPRESSION_V{v}", 2): _declared(0) for v in (4, 5)},
     **{(f"NON_MAX_SUPPRESSION_V{v}", p): _between(0.0, 1.0) for v in (4, 5) for p in (1, 3, 4, 5)},
-    ("TRANSPOSE", 1): _permutation,
+    ("TRANSPOSE", 1): lambda g, o: np.arange(len(_shape(g, o, 0))),
     **{(kind, 1): _value(0) for kind in ("EXPAND_DIMS", "CUMSUM", "REVERSE_V2", "ARG_MAX", "ARG_MIN")},
     **{(kind, 1): _value(0) for kind in ("MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN")},
     **{(kind, 1): _value(0) for kind in ("REDUCE_ANY", "REDUCE_ALL")},
-    ("SPLIT", 0): _value(0),
     **{("RANGE", position): _range(position) for position in range(3)},
     **{(kind, 1): _between(1, 8) for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")},
     ("POW", 0): _between(0, 8),
     ("POW", 1): _between(0, 4),
-    ("RIGHT_SHIFT", 1): _SHIFT,
-    ("STABLEHLO_SHIFT_LEFT", 1): _SHIFT,
+    **{(kind, 1): _between(0, 8) for kind in ("RIGHT_SHIFT", "STABLEHLO_SHIFT_LEFT")},
     **{(kind, 0): _between(0.0, 100.0) for kind in ("LOG", "SQRT", "RSQRT")},
-}  # fmt: skip
+}
 
 
 def write_inputs(path: Path, graph: Graph) -> None:

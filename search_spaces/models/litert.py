@@ -1,10 +1,18 @@
-"""Read a ``.tflite`` file as a :class:`~search_spaces.graph.Graph`, leaving its weights where they are."""
+"""Read a ``.tflite`` file as a :class:`~search_spaces.graph.Graph`: checked, and with its weights left where they are.
+
+Operators whose inputs and outputs do not go together: the runtime trusts the file, and writes beyond what it gave.
+
+Only what follows without doubt is checked: how many tensors common operators take, and the shapes that they make of
+known shapes. The kernels of LiteRT require the same.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +22,289 @@ from ai_edge_litert import schema_py_generated as schema
 from search_spaces.errors import ModelError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.atoms import Traits, arrange
-from search_spaces.models.checks import check_blocks, check_references, check_sparsity
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
-from search_spaces.models.operator_checks import check_operator
-from search_spaces.models.options import plain_options
-from search_spaces.models.signatures import select_signature
 from search_spaces.models.source import Extent, ModelSource
-from search_spaces.models.subgraphs import called, check_calls, operator_states
+from search_spaces.models.subgraphs import called, check_calls, operator_states, select_signature
+
+MAX_ELEMENTS = 64  # longer lists are tables of data, not settings
+
+# Field of the schema → the values that it may have by name. A field without an entry is a number, or a list of them.
+_ENUMERATIONS: Mapping[str, Mapping[int, str]] = {
+    "padding": enumerators(schema.Padding),
+    "fusedActivationFunction": enumerators(schema.ActivationFunctionType),
+    "weightsFormat": enumerators(schema.FullyConnectedOptionsWeightsFormat),
+    "kernelType": enumerators(schema.LSTMKernelType),
+    "combiner": enumerators(schema.CombinerType),
+    "mode": enumerators(schema.MirrorPadMode),
+    "reduceFunction": enumerators(schema.ReduceWindowFunction),
+    **dict.fromkeys(("inDataType", "outDataType", "outType", "idxOutType", "quantizedBiasType"), DTYPES),
+}
+
+_RENAMED: Mapping[str, str] = {"fusedActivationFunction": "fused_activation"}
+
+
+def plain_options(operator: Any) -> dict[str, Any]:
+    """Return the builtin options of a schema ``OperatorT``: numbers, names of enumerators, tuples of numbers.
+
+    The schema's ``strideH`` becomes ``stride_h``, its ``fusedActivationFunction`` ``fused_activation``.
+
+    Raises:
+        ValueError: an enumeration has a value that the installed schema does not know.
+    """
+    found: dict[str, Any] = {}
+    for options in (operator.builtinOptions, operator.builtinOptions2):
+        for field, value in vars(options).items() if options is not None else ():
+            plain = _plain(field, value)
+            if plain is not None:
+                found[_RENAMED.get(field) or re.sub(r"(?<!^)(?=[A-Z])", "_", field).lower()] = plain
+    return found
+
+
+def _plain(field: str, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist()) if value.size <= MAX_ELEMENTS else None
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (bool, float)):
+        return value
+    if not isinstance(value, int):
+        return None
+    names = _ENUMERATIONS.get(field)
+    if names is None:
+        return value
+    if value not in names:
+        raise ValueError(f"option {field} has the value {value}, which the installed schema does not know")
+    return names[value]
+
+
+def check_references(source: ModelSource) -> None:
+    """Check that signatures and metadata refer to what is there.
+
+    Raises:
+        ValueError: one does not.
+    """
+    model = source.schema
+    buffers = len(model.buffers)
+    for number in model.metadataBuffer if model.metadataBuffer is not None else ():
+        if not 0 <= number < buffers:
+            raise ValueError(f"its metadata is in buffer {number} of {buffers}")
+    for entry in model.metadata or ():
+        if not 0 <= entry.buffer < buffers:
+            raise ValueError(f"metadata {shown(entry.name)} is in buffer {entry.buffer} of {buffers}")
+    for signature in model.signatureDefs or ():
+        if not 0 <= signature.subgraphIndex < len(model.subgraphs):
+            raise ValueError(f"a signature is for subgraph {signature.subgraphIndex} of {len(model.subgraphs)}")
+        tensors = len(model.subgraphs[signature.subgraphIndex].tensors or ())
+        for entry in (*(signature.inputs or ()), *(signature.outputs or ())):
+            if not 0 <= entry.tensorIndex < tensors:
+                key = shown(signature.signatureKey)
+                raise ValueError(f"signature {key} names tensor {entry.tensorIndex} of {tensors}")
+
+
+def block_scales(tensor: Any) -> tuple[int, ...]:
+    """Return the tensor that holds the scales of one quantised by blocks; empty for any other."""
+    held = tensor.quantization
+    blockwise = schema.QuantizationDetails.BlockwiseQuantization
+    if held is None or held.detailsType != blockwise or held.details is None:
+        return ()
+    return (int(held.details.scales),)
+
+
+def check_blocks(subgraph: Any, index: int, sizes: Mapping[int, int]) -> None:
+    """Check that the scales of a tensor that is quantised by blocks are there.
+
+    Args:
+        sizes: buffer → bytes that it holds.
+
+    Raises:
+        ValueError: they are not.
+    """
+    tensor = subgraph.tensors[index]
+    for scales in block_scales(tensor):
+        details = tensor.quantization.details
+        count = prod(_numbers(tensor.shape))
+        if not 0 <= scales < len(subgraph.tensors) or details.blockSize < 1 or count % details.blockSize:
+            raise ValueError(f"tensor {index} is quantised by blocks of {details.blockSize} with scales {scales}")
+        held = subgraph.tensors[scales]
+        elements = prod(_numbers(held.shape))
+        half = held.type == schema.TensorType.FLOAT16
+        if not half or elements != count // details.blockSize or sizes.get(held.buffer, 0) < 2 * elements:
+            raise ValueError(f"tensor {index} is quantised by blocks, and its scales (tensor {scales}) do not fit")
+        if details.zeroPoints > 0:
+            raise ValueError(f"tensor {index} is quantised by blocks with zero points, which the runtime does not read")
+
+
+def check_sparsity(sparsity: Any, shape: Sequence[int], bits: int, nbytes: int) -> None:
+    """Check that a sparse tensor's data can be unfolded to its shape.
+
+    Dimensions are stored in ``traversalOrder``, each dense (all of its places) or sparse (a list of places for each
+    place of the dimension before); blocks are further dimensions that subdivide those of ``blockMap``.
+
+    Args:
+        sparsity: the schema's ``SparsityParametersT``.
+        shape: of the tensor.
+        bits: of an element.
+        nbytes: of the data that is there.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    order, blocks = _numbers(sparsity.traversalOrder), _numbers(sparsity.blockMap)
+    levels = sparsity.dimMetadata or []
+    rank = len(shape)
+    if sorted(order) != list(range(rank + len(blocks))) or len(levels) != len(order):
+        raise ValueError("is sparse in other dimensions than it has")
+    if any(not 0 <= b < rank for b in blocks) or len(set(blocks)) != len(blocks):
+        raise ValueError("is sparse in blocks of other dimensions than it has")
+    sizes = [*shape, *(1 for _ in blocks)]
+    for dimension, level in zip(order, levels, strict=True):
+        if dimension >= rank:
+            sizes[dimension] = size = level.denseSize
+            divided = blocks[dimension - rank]
+            if level.format != schema.DimensionType.DENSE or size < 1 or shape[divided] % size:
+                raise ValueError("is sparse in blocks that do not fill it")
+            sizes[divided] = shape[divided] // size
+    places = 1
+    for dimension, level in zip(order, levels, strict=True):
+        places = _places(level, sizes[dimension], places)
+        if places * bits > 8 * nbytes:
+            raise ValueError(f"is sparse and needs more than the {nbytes} bytes that it has")
+
+
+def _places(level: Any, size: int, before: int) -> int:
+    """Return how many places there are after one more dimension."""
+    if level.format == schema.DimensionType.DENSE:
+        if level.denseSize != size:
+            raise ValueError(f"is sparse with a dimension of {level.denseSize} in place of {size}")
+        return before * size
+    segments = _numbers(level.arraySegments.values if level.arraySegments is not None else None)
+    indices = _numbers(level.arrayIndices.values if level.arrayIndices is not None else None)
+    if (
+        len(segments) != before + 1
+        or segments[0]
+        or segments != sorted(segments)
+        or segments[-1] != len(indices)
+        or any(not 0 <= i < size for i in indices)
+    ):
+        raise ValueError("is sparse with places outside of its shape")
+    return len(indices)
+
+
+def _numbers(vector: Any) -> list[int]:
+    return [] if vector is None else [int(v) for v in vector]
+
+
+Shape = tuple[int, ...]
+_Rule = Callable[[Operator, Sequence[Shape]], Shape | int | None]
+
+
+def check_operator(operator: Operator, tensors: Sequence[Tensor]) -> None:
+    """Check one operator.
+
+    Args:
+        operator: of known kind or not; its tensors exist.
+        tensors: of its subgraph.
+
+    Raises:
+        ValueError: it has too few or too many tensors, or makes another shape than its output is said to have.
+    """
+    found = _CHECKS.get(operator.kind)
+    if found is None:
+        return
+    least, most, outputs, rule = found
+    if not least <= len(operator.inputs) <= most or len(operator.outputs) != outputs:
+        raise ValueError(f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs")
+    if rule is None:
+        return
+    needed = operator.inputs[:least]
+    if -1 in needed:
+        raise ValueError(f"lacks input {needed.index(-1)}")
+    shapes = [tensors[t].shape for t in operator.inputs if t != -1]
+    declared = tensors[operator.outputs[0]].shape
+    if not declared or any(d < 0 for shape in (*shapes, declared) for d in shape):
+        return  # no dimensions may stand for unknown ones
+    made = rule(operator, shapes)
+    if made is not None and made != (prod(declared) if isinstance(made, int) else declared):
+        text = f"{made} elements" if isinstance(made, int) else f"the shape {made}"
+        raise ValueError(f"makes {text} and its output is said to have the shape {declared}")
+
+
+def _broadcast(_: Operator, shapes: Sequence[Shape]) -> Shape:
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True)
+    made = tuple(next((d for d in column if d != 1), 1) for column in columns)
+    if any(d not in (1, m) for s in shapes for d, m in zip(reversed(s), reversed(made), strict=False)):
+        raise ValueError(f"cannot combine the shapes {' and '.join(map(str, shapes))}")
+    return made
+
+
+def _fully_connected(_: Operator, shapes: Sequence[Shape]) -> int | None:
+    weights = shapes[1]
+    if len(weights) != 2 or not weights[1] or prod(shapes[0]) % weights[1]:
+        raise ValueError(f"cannot multiply {shapes[0]} by weights of {weights}")
+    return prod(shapes[0]) // weights[1] * weights[0]
+
+
+def _convolution(operator: Operator, shapes: Sequence[Shape]) -> Shape:
+    _four(shapes[0], shapes[1])
+    _, height, width, _ = shapes[1]
+    channels = shapes[1][3 if operator.kind == "DEPTHWISE_CONV_2D" else 0]
+    return _window(operator, shapes[0], (height, width), channels)
+
+
+def _pool(operator: Operator, shapes: Sequence[Shape]) -> Shape:
+    _four(shapes[0])
+    size = (operator.options.get("filter_height", 0), operator.options.get("filter_width", 0))
+    return _window(operator, shapes[0], size, shapes[0][3])
+
+
+def _four(*shapes: Shape) -> None:
+    wrong = next((s for s in shapes if len(s) != 4), None)
+    if wrong is not None:
+        raise ValueError(f"takes four dimensions, not {wrong}")
+
+
+def _window(operator: Operator, shape: Shape, kernel: tuple[int, int], channels: int) -> Shape:
+    options = operator.options
+    strides = options.get("stride_h", 0), options.get("stride_w", 0)
+    dilations = options.get("dilation_h_factor", 1), options.get("dilation_w_factor", 1)
+    if min(*strides, *dilations, *kernel) < 1:
+        raise ValueError(f"has a window of {kernel} with strides of {strides}")
+    lost = [0 if options.get("padding") == "SAME" else (k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    height, width = (-(-(n - less) // s) for n, less, s in zip(shape[1:3], lost, strides, strict=True))
+    return shape[0], height, width, channels
+
+
+_UNARY = """ABS CAST CEIL COS DENSIFY DEQUANTIZE ELU EXP FLOOR GELU HARD_SWISH L2_NORMALIZATION LEAKY_RELU LOG
+LOGICAL_NOT LOGISTIC LOG_SOFTMAX NEG QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIGN SIN SOFTMAX SQRT
+SQUARE TANH ZEROS_LIKE""".split()  # noqa: SIM905 - as in intensity.py
+
+_BINARY = """ADD DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR MAXIMUM
+MINIMUM MUL NOT_EQUAL POW SQUARED_DIFFERENCE SUB""".split()  # noqa: SIM905 - as in intensity.py
+
+_MANY = 1 << 31
+
+# Kind → fewest and most inputs, outputs, and what shape (or how many elements) the output has.
+_CHECKS: Mapping[str, tuple[int, int, int, _Rule | None]] = {
+    **dict.fromkeys(_UNARY, (1, 1, 1, lambda _, shapes: shapes[0])),
+    **dict.fromkeys(_BINARY, (2, 2, 1, _broadcast)),
+    "ASSIGN_VARIABLE": (2, 2, 0, None),
+    "AVERAGE_POOL_2D": (1, 1, 1, _pool),
+    "CALL_ONCE": (0, 0, 0, None),
+    "CONCATENATION": (1, _MANY, 1, lambda _, shapes: sum(map(prod, shapes))),
+    "CONV_2D": (2, 3, 1, _convolution),
+    "DEPTHWISE_CONV_2D": (2, 3, 1, _convolution),
+    "FULLY_CONNECTED": (2, 3, 1, _fully_connected),
+    "L2_POOL_2D": (1, 1, 1, _pool),
+    "MAX_POOL_2D": (1, 1, 1, _pool),
+    "MEAN": (2, 2, 1, None),
+    "READ_VARIABLE": (1, 1, 1, None),
+    "RESHAPE": (1, 2, 1, lambda _, shapes: prod(shapes[0])),
+    "TRANSPOSE": (2, 2, 1, lambda _, shapes: prod(shapes[0])),
+    "VAR_HANDLE": (0, 0, 1, None),
+}
+
 
 VERSION = 3  # of the schema; the runtime admits no other
 MAX_RANK = 64

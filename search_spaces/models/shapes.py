@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from search_spaces.errors import ModelError, UsageError
 from search_spaces.graph import Graph, Operator
+from search_spaces.models import INPUT_SHAPE
 from search_spaces.models.atoms import IMPURE
 from search_spaces.models.dtypes import enumerators, has_fixed_size, tensor_nbytes
-from search_spaces.models.input_shapes import OPTION
 from search_spaces.models.inputs import MAX_NBYTES, drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
 from search_spaces.models.source import ModelSource
@@ -157,19 +157,19 @@ def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
     names = [graph.tensors[t].name for t in graph.inputs]
     for name, shape in shapes.items():
         if name not in names:
-            raise UsageError(f"{OPTION} {name}=…: the model has no such input", f"it has: {', '.join(names)}")
+            raise UsageError(f"{INPUT_SHAPE} {name}=…: the model has no such input", f"it has: {', '.join(names)}")
         tensor = graph.tensors[graph.inputs[names.index(name)]]
         if len(shape) != len(tensor.shape) or any(d not in (-1, s) for d, s in zip(tensor.shape, shape, strict=True)):
-            raise UsageError(f"{OPTION} {name}={_shown(shape)}: the input has the shape {_shown(tensor.shape)}")
+            raise UsageError(f"{INPUT_SHAPE} {name}={_shown(shape)}: the input has the shape {_shown(tensor.shape)}")
         if tensor_nbytes(shape, tensor.dtype) > MAX_TENSOR_NBYTES:
-            raise UsageError(f"{OPTION} {name}={_shown(shape)}: that is more than any machine holds")
+            raise UsageError(f"{INPUT_SHAPE} {name}={_shown(shape)}: that is more than any machine holds")
     wanted = {}
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
         if -1 in tensor.shape:
             stored = shapes.get(tensor.name) or _stored(graph, index)
             if tensor.name not in shapes:
-                told, example = _shown(tensor.shape), f"{OPTION} {tensor.name}={_shown(stored)}"
+                told, example = _shown(tensor.shape), f"{INPUT_SHAPE} {tensor.name}={_shown(stored)}"
                 _LOGGER.warning("input %r has open dimensions (%s): they are as in %s", tensor.name, told, example)
             wanted[position] = stored
     return wanted
@@ -256,7 +256,7 @@ def _ask(
     if "error" in answer:
         raise ModelError(
             f"{source.path}: the runtime cannot run the model with these shapes: {answer['error']}",
-            f"give others: {OPTION} name=1,224,224,3",
+            f"give others: {INPUT_SHAPE} name=1,224,224,3",
         )
     return answer
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from search_spaces.allowed_code import is_allowed
 from search_spaces.errors import ModelError, UsageError
-from search_spaces.models.digests import file_digest
+from search_spaces.models.files import file_digest
 
 _LOGGER = logging.getLogger("partition_optimizer")
 
@@ -115,6 +115,24 @@ class ModelSource:
     def file_operators(self, operators: Iterable[int]) -> list[int]:
         """Return the operators of the main subgraph that operators of the graph stand for, in their order."""
         return [i for o in operators for i in self.operators[o]] if self.operators else list(operators)
+
+    def read(self, extent: Extent) -> bytes:
+        """Return the bytes of an extent.
+
+        Raises:
+            ModelError: the file is gone or unreadable.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(extent.offset)
+                return file.read(extent.nbytes)
+        except OSError as error:
+            raise ModelError(f"{self.path}: {error.strerror}") from error
+
+    def buffer_bytes(self, buffer: int) -> bytes:
+        """Return the data of a buffer, wherever it lies; errors as of :meth:`read`."""
+        extent = self.extents.get(buffer)
+        return bytes(np.asarray(self.schema.buffers[buffer].data, np.uint8)) if extent is None else self.read(extent)
 
     def content_digest(self) -> str:
         """Return the SHA-256 (hex) of the whole file, weights included (about 0.4 s for 553 MB).

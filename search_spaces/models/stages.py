@@ -1,7 +1,14 @@
-"""Cut a stage out of a model: a valid ``.tflite`` of its own, as a file or as a view of the model's file.
+"""Cut stages out of a model, or join several: a valid ``.tflite`` each, as a file or as a view of the model's file.
 
 A stage keeps the numbers of the model's buffers. Unused ones are left empty (a few bytes each), and what is keyed by
 buffer number, such as packed weights, serves the stage as it serves the whole model.
+
+Say to a graphics adapter what a FULLY_CONNECTED operator over more than two dimensions leaves unsaid.
+
+Converters fold the RESHAPE before a dense layer into the layer, which then reads (1, 7, 7, 512) as a row of 25,088
+numbers. LiteRT's kernels for the CPU do so; its accelerator for graphics adapters (WebGPU, LiteRT 2.3.0) takes the
+operator and computes something else, without a word: outputs of VGG and AlexNet were off by 98 % of the largest value.
+With the RESHAPE spelled out it is right.
 """
 
 from __future__ import annotations
@@ -9,9 +16,11 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -19,12 +28,17 @@ from numpy.typing import NDArray
 
 from search_spaces.errors import ModelError
 from search_spaces.graph import Boundary, Graph
-from search_spaces.models.checks import block_scales
-from search_spaces.models.digests import file_digest
-from search_spaces.models.signatures import stage_signatures
+from search_spaces.models.files import file_digest
+from search_spaces.models.flatbuffer import MAX_NBYTES, pack_header, point_at, point_outside, write_into, write_model
+from search_spaces.models.litert import block_scales
 from search_spaces.models.source import ModelSource
-from search_spaces.models.subgraphs import reached, renumbered
-from search_spaces.models.writer import MAX_NBYTES, pack_header, point_at, point_outside, write_model
+from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
+
+
+def in_pages(nbytes: int) -> int:
+    """Return ``nbytes`` rounded up to whole pages."""
+    return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
 
 _KEPT_METADATA = (b"min_runtime_version",)
 MAX_INSIDE_NBYTES = MAX_NBYTES - (64 << 20)  # weights within a flatbuffer leave room for the structure
@@ -60,16 +74,7 @@ class StageModel:
 
         The header is a whole number of pages long, so the file can be mapped behind it and no weight is copied.
         """
-        outside = {b for b in self.buffers if not self.source.extents[b].inline}
-        header, fields = pack_header(self.schema, self.buffers, outside)
-        begin = -(-len(header) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        for buffer, field in fields.items():
-            extent = self.source.extents[buffer]
-            if buffer in outside:
-                point_outside(header, field, begin + extent.offset, extent.nbytes)
-            else:
-                point_at(header, field, begin + extent.offset - 4)
-        return bytes(header).ljust(begin, b"\0")
+        return _view(self.schema, (self.source,), dict.fromkeys(self.buffers, 0))
 
     def write(self, path: Path) -> str:
         """Write the stage as a stand-alone file and return its SHA-256 (hex).
@@ -80,9 +85,10 @@ class StageModel:
             ModelError: the model's file is gone or has changed.
             UsageError: the folder cannot be written, or the disk is full.
         """
-        with Mapped(self.source) as weights:
+        with mapped(self.source) as weights:
             outside = self.weight_nbytes > MAX_INSIDE_NBYTES
-            write_model(self.schema, _Blobs(self, weights), path, outside=outside)
+            blobs = _Blobs((self.source,), (weights,), dict.fromkeys(self.buffers, 0))
+            write_model(self.schema, blobs, path, outside=outside)
         return file_digest(path)
 
 
@@ -227,47 +233,219 @@ def _indices(vector: Any) -> list[int]:
     return [] if vector is None else [int(t) for t in vector]
 
 
-class Mapped:
-    """A model's file in memory, read-only.
+@contextmanager
+def mapped(source: ModelSource) -> Iterator[memoryview]:
+    """Map a model's file into memory, read-only.
 
     Raises:
         ModelError: the file is gone or has changed.
     """
-
-    def __init__(self, source: ModelSource) -> None:
-        self._source = source
-
-    def __enter__(self) -> memoryview:
-        try:
-            with self._source.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{self._source.path}: {error}") from error
-        if len(self._map) != self._source.nbytes:
-            raise ModelError(f"{self._source.path}: the file changed while it was in use", "start again")
-        self._view = memoryview(self._map)
-        return self._view
-
-    def __exit__(self, *_: object) -> None:
-        self._view.release()
-        self._map.close()
+    try:
+        with source.path.open("rb") as file:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{source.path}: {error}") from error
+    if len(whole) != source.nbytes:
+        raise ModelError(f"{source.path}: the file changed while it was in use", "start again")
+    with whole, memoryview(whole) as view:
+        yield view
 
 
 class _Blobs(Mapping[int, memoryview]):
-    """The stage's weights by buffer number, sliced when they are asked for."""
+    """Weights by buffer number, sliced when they are asked for, so that no slice outlives its file's mapping."""
 
-    def __init__(self, stage: StageModel, weights: memoryview) -> None:
-        self._stage = stage
-        self._weights = weights
+    def __init__(
+        self, sources: Sequence[ModelSource], weights: Sequence[memoryview], buffers: Mapping[int, int]
+    ) -> None:
+        self._sources, self._weights, self._buffers = sources, weights, buffers
 
     def __getitem__(self, buffer: int) -> memoryview:
-        if buffer not in self._stage.buffers:
-            raise KeyError(buffer)
-        extent = self._stage.source.extents[buffer]
-        return self._weights[extent.offset : extent.offset + extent.nbytes]
+        which = self._buffers[buffer]
+        extent = self._sources[which].extents[buffer]
+        return self._weights[which][extent.offset : extent.offset + extent.nbytes]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._stage.buffers)
+        return iter(self._buffers)
 
     def __len__(self) -> int:
-        return len(self._stage.buffers)
+        return len(self._buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedModel:
+    """Stages whose signatures ``stage_0``, ``stage_1`` … are in the order in which they were given.
+
+    Attributes:
+        schema: the schema's ``ModelT``, without weights.
+        sources: the files that hold the weights.
+        buffers: number of a buffer → the source that holds it, as a position in ``sources``.
+    """
+
+    schema: Any
+    sources: tuple[ModelSource, ...]
+    buffers: Mapping[int, int]
+
+    def view(self) -> bytes:
+        """Return a header such that header and files, one behind the other in memory, are the model.
+
+        The header is a whole number of pages long and each file begins on a page, so that the files can be mapped
+        and no weight is copied.
+        """
+        return _view(self.schema, self.sources, self.buffers)
+
+    def write_into(self, file: BinaryIO) -> None:
+        """Write the model, the weights that it reads included, to an open, empty file.
+
+        Raises:
+            ModelError: a file that holds weights is gone or has changed.
+            OSError: the file cannot be written.
+        """
+        nbytes = sum(self.sources[s].extents[b].nbytes for b, s in self.buffers.items())
+        with ExitStack() as stack:
+            weights = [stack.enter_context(mapped(source)) for source in self.sources]
+            blobs = _Blobs(self.sources, weights, self.buffers)
+            write_into(file, self.schema, blobs, self.sources[0].path.name, outside=nbytes > MAX_INSIDE_NBYTES)
+
+
+def _view(model: Any, sources: Sequence[ModelSource], buffers: Mapping[int, int]) -> bytes:
+    """Return the header of a model whose weights lie in files behind it, each from a page on.
+
+    Args:
+        buffers: number of a buffer → the source that holds it, as a position in ``sources``.
+    """
+    outside = {b for b, s in buffers.items() if not sources[s].extents[b].inline}
+    header, fields = pack_header(model, buffers.keys(), outside)
+    begins = [in_pages(len(header))]
+    for source in sources:
+        begins.append(begins[-1] + in_pages(source.nbytes))
+    for buffer, field in fields.items():
+        extent, begin = sources[buffers[buffer]].extents[buffer], begins[buffers[buffer]]
+        if buffer in outside:
+            point_outside(header, field, begin + extent.offset, extent.nbytes)
+        else:
+            point_at(header, field, begin + extent.offset - 4)
+    return bytes(header).ljust(begins[0], b"\0")
+
+
+def join(stages: Sequence[StageModel]) -> JoinedModel:
+    """Join stages that were cut from one model, or read from stage files of one model.
+
+    Raises:
+        ModelError: they are not of one model.
+    """
+    by_id = {id(stage.source): stage.source for stage in stages}
+    sources = tuple(by_id.values())
+    number_of = {key: i for i, key in enumerate(by_id)}
+    joined = copy.copy(stages[0].schema)
+    joined.metadata = joined.metadataBuffer = None
+    joined.operatorCodes, joined.signatureDefs = [], []
+    mains: list[Any] = []
+    bodies: list[Any] = []
+    codes: dict[tuple[Any, ...], int] = {}
+    for index, stage in enumerate(stages):
+        code_of = {}
+        for number, code in enumerate(stage.schema.operatorCodes):
+            key = (code.builtinCode, code.deprecatedBuiltinCode, code.customCode, code.version)
+            if key not in codes:
+                codes[key] = len(codes)
+                joined.operatorCodes.append(code)
+            code_of[number] = codes[key]
+        main, *called = stage.schema.subgraphs
+        numbers = {i: len(stages) + len(bodies) + i - 1 for i in range(1, len(called) + 1)}
+        for subgraph, found in ((main, mains), *((body, bodies) for body in called)):
+            moved = copy.copy(subgraph)
+            moved.operators = [renumbered(o, code_of, numbers) for o in subgraph.operators or ()]
+            found.append(moved)
+        signature = schema.SignatureDefT(signatureKey=b"stage_%d" % index, subgraphIndex=index)
+        signature.inputs = [schema.TensorMapT(name=b"i%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.inputs)]
+        signature.outputs = [schema.TensorMapT(name=b"o%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.outputs)]
+        joined.signatureDefs.append(signature)
+    joined.subgraphs = [*mains, *bodies]
+    longest: list[Any] = max((stage.schema.buffers for stage in stages), key=len)
+    joined.buffers = list(longest)
+    buffers: dict[int, int] = {}
+    for stage in stages:
+        for buffer, held in enumerate(stage.schema.buffers if stage.source.fixed else ()):
+            if held.data is not None:  # no file has it: see ModelSource.fixed
+                joined.buffers[buffer] = held
+        for buffer in stage.buffers:
+            holder = sources[buffers.setdefault(buffer, number_of[id(stage.source)])]
+            if holder.extents[buffer].nbytes != stage.source.extents[buffer].nbytes:
+                raise ModelError(f"{holder.path} and {stage.source.path} are no stages of one model")
+    return JoinedModel(joined, sources, buffers)
+
+
+_DENSE, _RESHAPE = schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.RESHAPE
+
+
+def flattened(model: Any) -> Any:
+    """Return a model (``ModelT``) in which dense layers that flatten their input read the output of a RESHAPE.
+
+    Inputs, outputs and what is computed stay the same; the model itself is returned where there is nothing to do.
+    """
+    found = copy.copy(model)
+    found.operatorCodes = list(model.operatorCodes)
+    found.subgraphs = [_spelled_out(found, subgraph) for subgraph in model.subgraphs]
+    changed = any(new is not old for new, old in zip(found.subgraphs, model.subgraphs, strict=True))
+    return found if changed else model
+
+
+def _spelled_out(model: Any, subgraph: Any) -> Any:
+    tensors, operators = list(subgraph.tensors or ()), []
+    flat: dict[tuple[int, tuple[int, int]], int] = {}
+    for operator in subgraph.operators or ():
+        shape = _flat_shape(model, subgraph, operator)
+        if shape is None:
+            operators.append(operator)
+            continue
+        source = int(operator.inputs[0])
+        if (source, shape) not in flat:
+            flat[source, shape] = len(tensors)
+            tensors.append(_row(tensors[source], shape))
+            operators.append(_reshape(model, source, flat[source, shape], shape))
+        moved = copy.copy(operator)
+        moved.inputs = [flat[source, shape], *(int(t) for t in operator.inputs[1:])]
+        operators.append(moved)
+    if not flat:
+        return subgraph
+    found = copy.copy(subgraph)
+    found.tensors, found.operators = tensors, operators
+    return found
+
+
+def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | None:
+    """Return the rows and columns as which a dense layer reads its input, or None where nothing has to be said."""
+    if model.operatorCodes[operator.opcodeIndex].builtinCode != _DENSE:
+        return None
+    if operator.builtinOptions is not None and operator.builtinOptions.keepNumDims:
+        return None
+    read = subgraph.tensors[int(operator.inputs[0])]
+    weights = subgraph.tensors[int(operator.inputs[1])]
+    shape = [int(d) for d in (() if read.shape is None else read.shape)]
+    columns = int(weights.shape[-1]) if weights.shape is not None and len(weights.shape) == 2 else 0
+    known = all(d > 0 for d in shape) and (read.shapeSignature is None or all(d >= 0 for d in read.shapeSignature))
+    if len(shape) <= 2 or not known or columns <= 0 or prod(shape) % columns:
+        return None
+    return prod(shape) // columns, columns
+
+
+def _row(tensor: Any, shape: tuple[int, int]) -> Any:
+    row = copy.copy(tensor)
+    row.shape, row.shapeSignature, row.buffer, row.isVariable = list(shape), None, 0, False
+    return row
+
+
+def _reshape(model: Any, source: int, target: int, shape: tuple[int, int]) -> Any:
+    numbers = [i for i, code in enumerate(model.operatorCodes) if code.builtinCode == _RESHAPE]
+    if not numbers:
+        numbers.append(len(model.operatorCodes))
+        model.operatorCodes.append(
+            schema.OperatorCodeT(deprecatedBuiltinCode=_RESHAPE, builtinCode=_RESHAPE, version=1)
+        )
+    return schema.OperatorT(
+        opcodeIndex=numbers[0],
+        inputs=[source],
+        outputs=[target],
+        builtinOptionsType=schema.BuiltinOptions.ReshapeOptions,
+        builtinOptions=schema.ReshapeOptionsT(newShape=list(shape)),
+    )

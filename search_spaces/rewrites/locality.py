@@ -1,14 +1,138 @@
-"""What an operator reads for a part of what it writes, along height or channels."""
+"""What an operator reads for a part of what it writes, along height or channels, and how windows move over rows.
+
+Which rows of its input a window operator reads for some rows of its output.
+
+Row ``r`` of the output looks at the rows from ``r * stride - before`` on. What lies outside the input is padding. All
+ranges are half-open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from search_spaces.errors import RewriteError
 from search_spaces.graph import Graph, Operator
-from search_spaces.models.constants import integers
-from search_spaces.rewrites.windows import Range, Slice, Window, padding, transposed
+from search_spaces.models.dtypes import integers
+
+Range = tuple[int, int]
+
+
+class Rows(NamedTuple):
+    """What some rows of the output need.
+
+    Attributes:
+        read: rows of the input.
+        before, after: rows of padding above and below them.
+    """
+
+    read: Range
+    before: int
+    after: int
+
+
+class Slice(NamedTuple):
+    """Rows of the input on which an operator that pads by itself (SAME) computes the rows wanted, and others.
+
+    Attributes:
+        read: rows of the input.
+        skip: rows of what comes out that are not wanted, at its beginning.
+        rows: how many rows come out.
+    """
+
+    read: Range
+    skip: int
+    rows: int
+
+
+def padding(size: int, stride: int, rows_in: int, rows_out: int) -> Range:
+    """Return how many rows the schema's SAME padding adds above and below; ``size`` counts the gaps of dilation."""
+    total = max((rows_out - 1) * stride + size - rows_in, 0)
+    return total // 2, total - total // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window that slides over one axis.
+
+    Attributes:
+        size: rows that it spans, the gaps of a dilated one included.
+        stride: rows from one position to the next.
+        rows_in, rows_out: of the whole operator.
+        same: whether it pads (SAME).
+    """
+
+    size: int
+    stride: int
+    rows_in: int
+    rows_out: int
+    same: bool
+
+    @property
+    def before(self) -> int:
+        """Rows of padding above the whole input."""
+        return padding(self.size, self.stride, self.rows_in, self.rows_out)[0] if self.same else 0
+
+    def needs(self, rows: Range) -> Rows:
+        """Return what rows of the output need of the input, and the padding around that."""
+        first = rows[0] * self.stride - self.before
+        last = (rows[1] - 1) * self.stride - self.before + self.size
+        return Rows((max(first, 0), min(last, self.rows_in)), max(0, -first), max(0, last - self.rows_in))
+
+    def pads_alike(self, rows: Range) -> bool:
+        """Return whether SAME, asked on just the rows that are needed, pads as those need it."""
+        found = self.needs(rows)
+        count = found.read[1] - found.read[0]
+        made = -(-count // self.stride)
+        wanted = found.before, found.after
+        return self.same and made == rows[1] - rows[0] and padding(self.size, self.stride, count, made) == wanted
+
+    def same_slice(self, rows: Range) -> Slice:
+        """Return the fewest rows of the input on which SAME computes the rows wanted.
+
+        Padding must not stand where the input has rows, so some rows more may have to be computed.
+        """
+        read = self.needs(rows).read
+        reach = 2 * (self.size + self.stride)
+        for extra in range(2 * reach + 1):
+            for above in range(max(0, extra - reach), min(extra, reach) + 1):
+                found = self._try(read[0] - above, read[1] + extra - above, rows)
+                if found is not None:
+                    return found
+        return Slice((0, self.rows_in), rows[0], self.rows_out)
+
+    def _try(self, first: int, last: int, rows: Range) -> Slice | None:
+        if first < 0 or last > self.rows_in:
+            return None
+        made = -(-(last - first) // self.stride)
+        start = first - padding(self.size, self.stride, last - first, made)[0]
+        shift = rows[0] * self.stride - self.before - start
+        skip = shift // self.stride
+        wanted = rows[1] - rows[0]
+        if shift % self.stride or skip < 0 or skip + wanted > made:
+            return None
+        begin = rows[0] * self.stride - self.before
+        end = (rows[1] - 1) * self.stride - self.before + self.size
+        if (first > 0 and begin < first) or (last < self.rows_in and end > last):
+            return None
+        return Slice((first, last), skip, made)
+
+
+def transposed(size: int, stride: int, rows_in: int, rows_out: int, rows: Range, *, same: bool) -> Slice:
+    """Return the rows of the input from which a transposed convolution computes rows of its output, and some more.
+
+    The runtime pads as the convolution from its output to its input would.
+    """
+    before = padding(size, stride, rows_out, -(-rows_out // stride))[0] if same else 0
+    first = min(max(0, -(-(rows[0] + before - size + 1) // stride)), rows[0] // stride, rows_in - 1)
+    last = max(first + 1, min(rows_in, (rows[1] - 1 + before) // stride + 1))
+    short = rows_in * stride - rows_out  # negative where windows reach beyond the last stride
+    while last < rows_in and last * stride - short < rows[1]:
+        last += 1
+    return Slice((first, last), rows[0] - first * stride, (last - first) * stride - short)
+
 
 Axis = Literal["height", "channels"]
 
@@ -147,22 +271,13 @@ def _paddings(graph: Graph, operator: Operator) -> list[int]:
     return found
 
 
-def _convolution_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    read = window(graph, operator).needs(rows).read
-    return (Part(1, *read), *(None for _ in operator.inputs[1:]))
+def _only(operator: Operator, place: int, part: Part) -> tuple[Need, ...]:
+    """Return the needs of an operator that reads a part of one input, and all others whole."""
+    return tuple(part if i == place else None for i in range(len(operator.inputs)))
 
 
-def _pool_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return (Part(1, *pool_slice(graph, operator, rows).read),)
-
-
-def _transposed_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    read = transposed_slice(graph, operator, rows).read
-    return (None, None, Part(1, *read), *(None for _ in operator.inputs[3:]))
-
-
-def _pad_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return (Part(1, *padded_rows(graph, operator, rows)[0]), *(None for _ in operator.inputs[1:]))
+def _bias(tensors: Sequence[int], rows: Range) -> list[Need]:
+    return [Part(0, *rows) if t != -1 else None for t in tensors]
 
 
 def _mean_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
@@ -174,17 +289,10 @@ def _mean_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...
     return (Part(1, *rows), None)
 
 
-def _elementwise_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return _elementwise(graph, operator, rows, 1)
-
-
-def _elementwise_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return _elementwise(graph, operator, rows, len(graph.tensors[operator.outputs[0]].shape) - 1)
-
-
 def _elementwise(graph: Graph, operator: Operator, rows: Range, dimension: int) -> tuple[Need, ...]:
     """Return what broadcasting reads: dimensions are counted from the last one, and one of size 1 serves all."""
     shape = graph.tensors[operator.outputs[0]].shape
+    dimension %= len(shape)
     found: list[Need] = []
     for index in operator.inputs:
         tensor = graph.tensors[index]
@@ -218,7 +326,7 @@ def _concatenation(dimension: int) -> _Rule:
 def _convolution_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
     weights = graph.tensors[operator.inputs[1]].shape
     groups = graph.tensors[operator.inputs[0]].shape[3] // max(1, weights[3])
-    bias = [Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]]
+    bias = _bias(operator.inputs[2:], rows)
     if groups == 1:
         return (None, Part(0, *rows), *bias)
     each = weights[0] // groups
@@ -232,28 +340,20 @@ def _depthwise_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[
     times = graph.tensors[operator.outputs[0]].shape[3] // graph.tensors[operator.inputs[0]].shape[3]
     if rows[0] % times or rows[1] % times:
         raise ValueError(f"a cut must lie at a multiple of its {times} filters for each channel")
-    bias = [Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]]
+    bias = _bias(operator.inputs[2:], rows)
     return (Part(3, rows[0] // times, rows[1] // times), Part(3, *rows), *bias)
 
 
 def _dense_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
     if not graph.tensors[operator.inputs[1]].constant:
         raise ValueError("its weights are computed")
-    return (None, Part(0, *rows), *(Part(0, *rows) if t != -1 else None for t in operator.inputs[2:]))
-
-
-def _transposed_channels(_: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-    return (None, Part(0, *rows), None, *(Part(0, *rows) if t != -1 else None for t in operator.inputs[3:]))
-
-
-def _pool_channels(_: Graph, __: Operator, rows: Range) -> tuple[Need, ...]:
-    return (Part(3, *rows),)
+    return (None, Part(0, *rows), *_bias(operator.inputs[2:], rows))
 
 
 def _pad_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
     if any(_paddings(graph, operator)[6:]):
         raise ValueError("it adds channels")
-    return (Part(3, *rows), *(None for _ in operator.inputs[1:]))
+    return _only(operator, 0, Part(3, *rows))
 
 
 def _mean_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
@@ -268,23 +368,23 @@ _Rule = Callable[[Graph, Operator, Range], tuple[Need, ...]]
 
 _RULES: Mapping[Axis, Mapping[str, _Rule]] = {
     "height": {
-        **dict.fromkeys(ELEMENTWISE, _elementwise_rows),
-        **dict.fromkeys(CONVOLUTIONS, _convolution_rows),
-        **dict.fromkeys(POOLS, _pool_rows),
+        **dict.fromkeys(ELEMENTWISE, partial(_elementwise, dimension=1)),
+        **dict.fromkeys(CONVOLUTIONS, lambda g, o, rows: _only(o, 0, Part(1, *window(g, o).needs(rows).read))),
+        **dict.fromkeys(POOLS, lambda g, o, rows: _only(o, 0, Part(1, *pool_slice(g, o, rows).read))),
         "CONCATENATION": _concatenation(1),
         "MEAN": _mean_rows,
-        "PAD": _pad_rows,
-        "TRANSPOSE_CONV": _transposed_rows,
+        "PAD": lambda g, o, rows: _only(o, 0, Part(1, *padded_rows(g, o, rows)[0])),
+        "TRANSPOSE_CONV": lambda g, o, rows: _only(o, 2, Part(1, *transposed_slice(g, o, rows).read)),
     },
     "channels": {
-        **dict.fromkeys(ELEMENTWISE, _elementwise_channels),
-        **dict.fromkeys(POOLS, _pool_channels),
+        **dict.fromkeys(ELEMENTWISE, partial(_elementwise, dimension=-1)),
+        **dict.fromkeys(POOLS, lambda _, o, rows: _only(o, 0, Part(3, *rows))),
         "CONCATENATION": _concatenation(-1),
         "CONV_2D": _convolution_channels,
         "DEPTHWISE_CONV_2D": _depthwise_channels,
         "FULLY_CONNECTED": _dense_channels,
         "MEAN": _mean_channels,
         "PAD": _pad_channels,
-        "TRANSPOSE_CONV": _transposed_channels,
+        "TRANSPOSE_CONV": lambda _, o, rows: (None, Part(0, *rows), None, *_bias(o.inputs[3:], rows)),
     },
 }

@@ -21,10 +21,8 @@ from search_spaces.errors import PlanError
 from search_spaces.graph import Graph
 from search_spaces.plan import LayerRanks, Plan, Stage
 from search_spaces.platform import Platform
-from search_spaces.rewrites.operator_split import SplitGraph, split_operators
-from search_spaces.rewrites.splits import Split, extent
-from search_spaces.rewrites.tucker import Triple, TuckerGraph, decompose, outline
-from search_spaces.rewrites.tucker_layers import Ranks, ranks_of
+from search_spaces.rewrites.splits import Split, SplitGraph, extent, split_operators
+from search_spaces.rewrites.tucker import Ranks, Triple, TuckerGraph, decompose, outline, ranks_of
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
 
 _KEPT = 64

@@ -15,7 +15,6 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError
 from search_spaces.graph import Graph
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
@@ -68,14 +67,21 @@ class Structure:
         return self._floats[value]
 
     def _constant(self, values: NDArray[Any]) -> int:
+        data, whole = np.frombuffer(values.tobytes(), np.uint8), values.dtype == np.int32
+        return self._made(values.shape, data, f"split/constant_{len(self.tensors)}".encode(), whole=whole)
+
+    def _made(
+        self, shape: tuple[int, ...], data: NDArray[np.uint8] | DeferredBytes, name: bytes, *, whole: bool = False
+    ) -> int:
+        """Add a constant of floats, or of whole numbers, and return its number."""
         made = schema.TensorT(
-            shape=np.array(values.shape, np.int32),
-            type=schema.TensorType.INT32 if values.dtype == np.int32 else schema.TensorType.FLOAT32,
-            buffer=self._data(np.frombuffer(values.tobytes(), np.uint8)),
-            name=f"split/constant_{len(self.tensors)}".encode(),
+            shape=np.array(shape, np.int32),
+            type=schema.TensorType.INT32 if whole else schema.TensorType.FLOAT32,
+            buffer=self._data(data),
+            name=name,
             hasRank=True,
         )
-        return self._add(made, values.shape)
+        return self._add(made, shape)
 
     def weights(self, shape: tuple[int, ...], values: Callable[[], NDArray[np.float32]], name: bytes) -> int:
         """Add a constant of floats, and return its number; ``values`` is called when somebody reads them."""
@@ -83,14 +89,7 @@ class Structure:
         def compute() -> NDArray[np.uint8]:
             return np.frombuffer(np.ascontiguousarray(values(), np.float32).tobytes(), np.uint8)
 
-        made = schema.TensorT(
-            shape=np.array(shape, np.int32),
-            type=schema.TensorType.FLOAT32,
-            buffer=self._data(DeferredBytes(4 * prod(shape), compute)),
-            name=name,
-            hasRank=True,
-        )
-        return self._add(made, shape)
+        return self._made(shape, DeferredBytes(4 * prod(shape), compute), name)
 
     def part(self, tensor: int, part: Part) -> int:
         """Return a part of a constant as a constant; equal ones are one tensor."""
@@ -115,31 +114,18 @@ class Structure:
         leads = prod(shape[: part.dimension]) == 1
         if extent is not None and leads and nbytes > _COPIED_NBYTES:
             self._extents[len(self._buffers)] = Extent(extent.offset + part.first * each, nbytes, inline=False)
-            return self._empty()
+            return self._data(None)
         data = self._buffers[int(self.tensors[tensor].buffer)].data
 
         def compute() -> NDArray[np.uint8]:
-            whole = np.asarray(data, np.uint8) if extent is None else self._read(extent)
+            whole = np.asarray(data, np.uint8) if extent is None else np.frombuffer(self.source.read(extent), np.uint8)
             rows = whole[: prod(shape[: part.dimension]) * shape[part.dimension] * each]
             rows = rows.reshape(-1, shape[part.dimension], each)[:, part.first : part.last]
             return np.ascontiguousarray(rows).reshape(-1)
 
         return self._data(DeferredBytes(prod(shape[: part.dimension]) * nbytes, compute))
 
-    def _read(self, extent: Extent) -> NDArray[np.uint8]:
-        try:
-            with self.source.path.open("rb") as file:
-                file.seek(extent.offset)
-                data = file.read(extent.nbytes)
-        except OSError as error:
-            raise ModelError(f"{self.source.path}: {error.strerror}") from error
-        return np.frombuffer(data, np.uint8)
-
-    def _empty(self) -> int:
-        self._buffers.append(schema.BufferT())
-        return len(self._buffers) - 1
-
-    def _data(self, data: NDArray[np.uint8] | DeferredBytes) -> int:
+    def _data(self, data: NDArray[np.uint8] | DeferredBytes | None) -> int:
         self._buffers.append(schema.BufferT(data=data))
         return len(self._buffers) - 1
 

@@ -4,37 +4,281 @@ A filter of ``h·w·I·O`` weights becomes ``1·1·I·R``, ``h·w·R·S`` and ``
 padding and the dilation; the last one has the bias and the activation. The first one adds nothing to zeros, so that
 padding commutes with it. A grouped convolution becomes three grouped ones, each group decomposed by itself. All other
 weights stay where they are in the model's file.
+
+Tucker-2: a filter as two matrices on its channel axes and a smaller filter between them.
+
+De Lathauwer, De Moor, Vandewalle: "A Multilinear Singular Value Decomposition" (HOSVD) and "On the Best Rank-1 and
+Rank-(R1, R2, …, RN) Approximation of Higher-Order Tensors" (HOOI), SIAM J. Matrix Anal. Appl. 21 (2000). For
+convolutions: Kim et al. 2016, arXiv:1511.06530.
+
+Singular vectors of an unfolding are eigenvectors of its Gram matrix, which has one row per channel.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError, RewriteError
+from search_spaces.errors import ModelError, RewriteError, shown
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.litert import graph_of
 from search_spaces.models.source import ModelSource
+from search_spaces.plan import Plan
 from search_spaces.rewrites.structure import Structure
-from search_spaces.rewrites.tucker_factors import factor
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, read_filters, tucker_layers
+
+Array = NDArray[np.float64]
+
+OUTPUTS, INPUTS = 0, 3
+"""Axes of a filter, which is ``(outputs, height, width, inputs)``."""
+
+_SWEEPS = 8
+_GAIN = 1e-5  # of the filter's energy: a sweep that finds less is the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """A filter ``(O, h, w, I)`` as three: ``last · core · first``.
+
+    Attributes:
+        first: shape ``(r_in, I)``, rows orthonormal.
+        core: shape ``(r_out, h, w, r_in)``.
+        last: shape ``(O, r_out)``, columns orthonormal.
+    """
+
+    first: Array
+    core: Array
+    last: Array
+
+    def whole(self) -> Array:
+        """Return the filter that the three stand for."""
+        return _times(_times(self.core, self.last.T, OUTPUTS), self.first, INPUTS)
+
+
+def spectrum(kernel: Array, axis: int) -> Array:
+    """Return the squared singular values of a filter's unfolding along a channel axis, descending; one a channel."""
+    found: Array = np.maximum(np.linalg.eigvalsh(_gram(kernel, axis))[::-1], 0.0).astype(np.float64)
+    return found
+
+
+def factor(kernel: Array, inputs: int, outputs: int, *, sweeps: int = _SWEEPS) -> Factors:
+    """Return a filter's factors of the given ranks: HOSVD, made better by HOOI sweeps while they find more.
+
+    Args:
+        kernel: shape ``(O, h, w, I)``.
+        inputs, outputs: ranks, from 1 to the channels.
+        sweeps: at most; 0 for HOSVD alone.
+    """
+    first = _leading(_gram(kernel, INPUTS), inputs)
+    last = _leading(_gram(kernel, OUTPUTS), outputs)
+    core = _times(_times(kernel, first, INPUTS), last, OUTPUTS)
+    energy = float((kernel**2).sum())
+    held = float((core**2).sum())
+    for _ in range(sweeps):
+        if held >= energy * (1 - _GAIN):
+            break
+        last_of = _times(kernel, last, OUTPUTS)
+        better_first = _leading(_gram(last_of, INPUTS), inputs)
+        first_of = _times(kernel, better_first, INPUTS)
+        better_last = _leading(_gram(first_of, OUTPUTS), outputs)
+        better = _times(first_of, better_last, OUTPUTS)
+        now = float((better**2).sum())
+        if now <= held:
+            break
+        first, last, core, gained, held = better_first, better_last, better, now - held, now
+        if gained < energy * _GAIN:
+            break
+    return Factors(first.T, core, last)
+
+
+def _gram(kernel: Array, axis: int) -> Array:
+    rows = np.moveaxis(kernel, axis, 0).reshape(kernel.shape[axis], -1)
+    product: Array = rows @ rows.T
+    return product
+
+
+def _leading(gram: Array, count: int) -> Array:
+    """Return the eigenvectors of the largest eigenvalues as columns; of each, the largest entry is positive."""
+    vectors: Array = np.linalg.eigh(gram)[1][:, ::-1][:, :count]
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
+    return vectors * np.where(largest < 0, -1.0, 1.0)
+
+
+def _times(kernel: Array, matrix: Array, axis: int) -> Array:
+    """Multiply an axis of ``n`` entries by a matrix ``(n, m)``, so that it has ``m``."""
+    product: Array = np.moveaxis(np.tensordot(kernel, matrix, axes=(axis, 0)), -1, axis)
+    return product
+
+
+Filter = NDArray[np.float64]
+
+_WIDTHS: Mapping[str, str] = {"float32": "<f4", "float16": "<f2"}
+
+
+class Ranks(NamedTuple):
+    """The channels between the three convolutions of a triple, of each group: after the first, and before the last."""
+
+    inputs: int
+    outputs: int
+
+    def __str__(self) -> str:
+        return f"{self.inputs}x{self.outputs}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A convolution larger than 1 by 1.
+
+    Attributes:
+        operator: its number in the graph.
+        name: of its output tensor.
+        kernel: height and width of its filter.
+        groups: 1 unless it is grouped.
+        inputs, outputs: channels of one group.
+        pixels: how many it reads, and how many it writes, in one inference.
+    """
+
+    operator: int
+    name: str
+    kernel: tuple[int, int]
+    groups: int
+    inputs: int
+    outputs: int
+    pixels: tuple[int, int]
+
+    @property
+    def full(self) -> Ranks:
+        """The ranks at which nothing is lost."""
+        return Ranks(self.inputs, self.outputs)
+
+    def macs(self, ranks: Ranks | None = None) -> int:
+        """Return its multiply-accumulates, or those of the three convolutions that take its place."""
+        before, after = self.pixels
+        if ranks is None:
+            return after * self.groups * self.outputs * self.inputs * prod(self.kernel)
+        core = ranks.inputs * ranks.outputs * prod(self.kernel)
+        return self.groups * (before * self.inputs * ranks.inputs + after * (core + ranks.outputs * self.outputs))
+
+    def check(self, ranks: Ranks) -> Ranks:
+        """Return the ranks, which must be from 1 to the channels.
+
+        Raises:
+            RewriteError: they are not.
+        """
+        for rank, channels, what in zip(ranks, self.full, ("input", "output"), strict=True):
+            if not 1 <= rank <= channels:
+                of = f"{channels} {what} channels" + (" in a group" if self.groups > 1 else "")
+                raise RewriteError(
+                    f"operator {self.operator} ({shown(self.name)}): rank {rank} cannot be had of {of}",
+                    f"give 1 to {channels}",
+                )
+        return ranks
+
+
+def ranks_of(plan: Plan) -> dict[int, Ranks]:
+    """Return operator → ranks of a plan's triples."""
+    return {operator: Ranks(*both) for operator, *both in plan.ranks}
+
+
+def tucker_layers(graph: Graph) -> tuple[Layer, ...]:
+    """Return the convolutions larger than 1 by 1; depthwise ones are none, whichever operator they are written as.
+
+    Raises:
+        RewriteError: there is none, or the model is quantised: its weights would be rounded a second time.
+    """
+    found = []
+    for index, operator in enumerate(graph.operators):
+        if operator.kind != "CONV_2D":
+            continue
+        data, weights = (graph.tensors[t] for t in operator.inputs[:2])
+        output = graph.tensors[operator.outputs[0]]
+        kernel = weights.shape[1], weights.shape[2]
+        if kernel == (1, 1) or not weights.constant:
+            continue
+        if weights.dtype != "float32":
+            raise RewriteError(
+                f"{graph.name!r} is quantised: the weights of operator {index} are {weights.dtype}",
+                "decompose the float32 model; a model of ours then becomes int8 where MODEL ends in :int8",
+            )
+        channels = weights.shape[3]
+        groups = data.shape[3] // max(1, channels)
+        if groups > 1 and channels == 1:
+            continue
+        pixels = _pixels(data), _pixels(output)
+        outputs = weights.shape[0] // max(1, groups)
+        found.append(Layer(index, output.name, kernel, groups, channels, outputs, pixels))
+    if not found:
+        raise RewriteError(f"{graph.name!r} has no convolution larger than 1x1", "there is nothing to decompose")
+    return tuple(found)
+
+
+def find_layer(layers: tuple[Layer, ...], word: str) -> Layer:
+    """Return the layer that a person means by an operator's number or the name of its output.
+
+    Raises:
+        RewriteError: there is none, or several have this name.
+    """
+    named = [x for x in layers if x.name == word] or [x for x in layers if str(x.operator) == word]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        numbers = ", ".join(str(x.operator) for x in named)
+        raise RewriteError(f"several layers are called {shown(word)}", f"give one by its number: {numbers}")
+    near = get_close_matches(word, [x.name for x in layers], n=1)
+    raise RewriteError(
+        f"there is no convolution larger than 1x1 called {shown(word)}",
+        f"did you mean {near[0]}?" if near else f"the first is {shown(layers[0].name)}, operator {layers[0].operator}",
+    )
+
+
+def read_filters(graph: Graph, layer: Layer) -> Filter:
+    """Return the weights of a layer, shape ``(groups, outputs, height, width, inputs)``.
+
+    Raises:
+        RewriteError: they are sparse, or computed by something else than a change from float16.
+        ModelError: the model has no file, or the file cannot be read.
+    """
+    if graph.source is None:
+        raise ModelError(f"model {graph.name!r} has no file to take weights from")
+    source, tensor = graph.source, graph.operators[layer.operator].inputs[1]
+    main = source.schema.subgraphs[0]
+    if tensor in source.recipes:
+        recipe = main.operators[source.recipes[tensor]]
+        held = int(recipe.inputs[0])
+        known = len(recipe.inputs) == 1 and held not in source.recipes
+    else:
+        held, known = tensor, True
+    dtype = _WIDTHS.get(graph.tensors[held].dtype)
+    if not known or dtype is None or main.tensors[held].sparsity is not None:
+        raise RewriteError(
+            f"operator {layer.operator} ({shown(layer.name)}): its weights are computed or sparse",
+            "give a model with plain float32 weights",
+        )
+    shape = (layer.groups, layer.outputs, *layer.kernel, layer.inputs)
+    values = np.frombuffer(source.buffer_bytes(int(main.tensors[held].buffer)), dtype, prod(shape))
+    if not np.isfinite(values).all():
+        raise RewriteError(f"operator {layer.operator} ({shown(layer.name)}): a weight is not finite")
+    return values.reshape(shape).astype(np.float64)
+
+
+def _pixels(tensor: Tensor) -> int:
+    return prod(max(1, size) for size in tensor.shape[:3])
+
 
 Weights = NDArray[np.float32]
 
 _VALID, _NO_ACTIVATION = 1, 0  # schema.Padding, schema.ActivationFunctionType
 _POINTWISE = {"padding": _VALID, "strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1}
-_PLAIN_POINTWISE: Mapping[str, Any] = {
-    "padding": "VALID",
-    "stride_w": 1,
-    "stride_h": 1,
-    "dilation_w_factor": 1,
-    "dilation_h_factor": 1,
+_PLAIN_POINTWISE: Mapping[str, Any] = {re.sub("(?=[A-Z])", "_", k).lower(): v for k, v in _POINTWISE.items()} | {
+    "padding": "VALID"
 }
 
 
@@ -210,16 +454,16 @@ def _outlined(tensors: list[Tensor], operator: Operator, layer: Layer, ranks: Ra
         tensors.append(Tensor(f"{layer.name}/{part}", shape, "float32", nbytes, constant))
         return len(tensors) - 1
 
-    first = [add("first/kernel", count, 1, 1, layer.inputs), add("first/bias", count)]
+    first = [data, add("first/kernel", count, 1, 1, layer.inputs), add("first/bias", count)]
     core = [add("core/kernel", filters, *layer.kernel, ranks.inputs), add("core/bias", filters)]
-    last = add("last/kernel", layer.groups * layer.outputs, 1, 1, ranks.outputs)
+    last = [add("last/kernel", layer.groups * layer.outputs, 1, 1, ranks.outputs), *operator.inputs[2:]]
     narrow = add("first", *tensors[data].shape[:3], count, constant=False)
     between = add("core", *tensors[output].shape[:3], filters, constant=False)
-    linear = {"fused_activation": "NONE"}
+    own, linear = operator.options, {"fused_activation": "NONE"}
     return [
-        Operator("CONV_2D", (data, *first), (narrow,), {**operator.options, **_PLAIN_POINTWISE, **linear}),
-        Operator("CONV_2D", (narrow, *core), (between,), {**operator.options, **linear}),
-        Operator("CONV_2D", (between, last, *operator.inputs[2:]), (output,), {**operator.options, **_PLAIN_POINTWISE}),
+        Operator("CONV_2D", tuple(first), (narrow,), {**own, **_PLAIN_POINTWISE, **linear}),
+        Operator("CONV_2D", (narrow, *core), (between,), {**own, **linear}),
+        Operator("CONV_2D", (between, *last), (output,), {**own, **_PLAIN_POINTWISE}),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which ranks a Tucker decomposition takes: the same share of all channels, or what the weights themselves tell.
+"""Which ranks a Tucker decomposition takes or may take: a share of all channels, or what the weights themselves tell.
 
 ::
 
@@ -12,23 +12,105 @@ multiples of what kernels like, those that weights tell are rounded up.
 
 Seed 001 tells what its ranks saved and not which they were. :data:`SEED_001` is fitted to that: one rule for all layers
 of its four networks that saves as much of each within 0.7 percentage points.
+
+The rank of a matrix under noise, with nothing to choose: empirical variational Bayes matrix factorisation.
+
+Nakajima, Sugiyama, Babacan, Tomioka: "Global Analytic Solution of Fully-observed Variational Bayesian Matrix
+Factorization", Journal of Machine Learning Research 14 (2013); the equations below are theirs. A matrix is taken to be
+a product of two factors plus normal noise; the priors' and the noise's variances come from the matrix itself.
+
+Which ranks a model's convolutions may get, and what is lost with them, as far as the filters tell (seed 001).
+
+A layer larger than 1 by 1 may stay as it is, or become the triple of some share of its channels, rounded down to what
+kernels work on at a time. Triples of no fewer multiply-accumulates are not offered. How far the outputs are then off is
+told beforehand by the filters: what their unfoldings lose at these ranks, relative, and of several layers the root of
+the sum of squares, as if what they lose were independent and passed on undiminished. That is an estimate; only a run
+tells.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from math import floor
-from typing import ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from search_spaces.errors import UsageError
 from search_spaces.graph import Graph
-from search_spaces.rewrites.tucker_factors import INPUTS, OUTPUTS, spectrum
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, read_filters, tucker_layers
-from search_spaces.rewrites.vbmf import evbmf_rank
+from search_spaces.plan import LayerRanks, Plan
+from search_spaces.rewrites.tucker import INPUTS, OUTPUTS, Layer, Ranks, ranks_of, read_filters, spectrum, tucker_layers
+
+Array = NDArray[np.float64]
+
+_GRID = 400
+_REFINEMENTS = 3
+_NOISELESS = 1e-12  # of the largest squared singular value: below lies what arithmetic leaves of zero
+
+
+def evbmf_rank(squared: Array, shape: tuple[int, int]) -> int:
+    """Return how many components of a matrix are more than noise; 0 where all is noise.
+
+    Args:
+        squared: its squared singular values, descending, ``min(shape)`` of them.
+        shape: rows and columns.
+    """
+    rows, columns = min(shape), max(shape)
+    if len(squared) != rows:
+        raise ValueError(f"a matrix of {shape[0]} by {shape[1]} has {rows} singular values, not {len(squared)}")
+    largest = float(squared[0]) if rows else 0.0
+    if largest <= 0:
+        return 0
+    known = np.maximum(squared, largest * _NOISELESS)
+    least = _least_component(rows / columns)
+    noise = _noise_variance(known, rows, columns, least)
+    return int(np.count_nonzero(known > columns * noise * least))
+
+
+@cache
+def _least_component(alpha: float) -> float:
+    """Return how large a squared singular value, over columns times noise variance, must be to count (theorem 2)."""
+
+    def phi(z: float) -> float:
+        return math.log1p(z) / z - 0.5
+
+    tau = float(brentq(lambda t: phi(t) + phi(t / alpha), 1e-9, 10.0))
+    return (1 + tau) * (1 + alpha / tau)
+
+
+def _noise_variance(squared: Array, rows: int, columns: int, least: float) -> float:
+    """Return the noise variance that makes the matrix most likely: the minimum of the free energy (theorem 3).
+
+    It has one variable and may have several minima, so that a grid is searched, and around its best point finer ones.
+    """
+    alpha = rows / columns
+    most = max(0, math.ceil(rows / (1 + alpha)) - 1)  # components that there can be
+    upper = float(squared.sum()) / (rows * columns)
+    lower = max(float(squared[most]) / (columns * least), float(squared[most:].mean()) / columns)
+    low, high = math.log(min(lower, upper)), math.log(upper)
+    best = low
+    for _ in range(_REFINEMENTS):
+        grid = np.linspace(low, high, _GRID)
+        energies = _free_energy(squared[None, :] / (columns * np.exp(grid)[:, None]), alpha, least)
+        at = int(energies.argmin())
+        best, low, high = float(grid[at]), float(grid[max(0, at - 1)]), float(grid[min(_GRID - 1, at + 1)])
+    return math.exp(best)
+
+
+def _free_energy(x: Array, alpha: float, least: float) -> Array:
+    """Return the free energy for each row of normalised squared singular values, up to a constant."""
+    signal = x > least
+    inside = np.where(signal, x, least) - (1 + alpha)
+    tau = 0.5 * (inside + np.sqrt(np.maximum(inside**2 - 4 * alpha, 0.0)))
+    gain = np.log1p(tau) + alpha * np.log1p(tau / alpha) - tau
+    energies: Array = (x - np.log(x) + np.where(signal, gain, 0.0)).sum(axis=1)
+    return energies
+
 
 Spectrum = NDArray[np.float64]
 Spectra = Callable[[], Iterator[tuple[Spectrum, Spectrum]]]
@@ -43,84 +125,60 @@ _HAIR = 1e-9
 RULES = "ratio:SHARE or ratio:IN,OUT, energy:SHARE, vbmf, given"
 
 
-class Rule(Protocol):
-    """Chooses the ranks of a layer; its text is what a person writes for it.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Chooses the ranks of a layer.
 
     Attributes:
+        text: what a person writes for it.
+        ranks: returns the ranks of a layer, before rounding; None to leave it as it is.
         least: whether fewer ranks would not do, so that they are rounded up; else more would not, and it is down.
+        looks: whether it looks at the weights.
+        why_not: why a layer that gets no ranks stays as it is.
     """
 
-    @property
-    def least(self) -> bool:
-        """See above."""
-        ...
-
-    def ranks(self, layer: Layer, spectra: Spectra) -> Ranks | None:
-        """Return the ranks, before rounding; None to leave the layer as it is."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The same share of the channels everywhere; weights are not looked at."""
-
-    inputs: float
-    outputs: float
-    least: ClassVar[bool] = False
-
-    def ranks(self, layer: Layer, _: Spectra) -> Ranks:
-        """See :class:`Rule`."""
-        return Ranks(floor(self.inputs * layer.inputs + _HAIR), floor(self.outputs * layer.outputs + _HAIR))
+    text: str
+    ranks: Callable[[Layer, Spectra], Ranks | None]
+    least: bool = True
+    looks: bool = True
+    why_not: str = "no ranks are given"
 
     def __str__(self) -> str:
-        return f"ratio:{self.inputs:g}" + (f",{self.outputs:g}" if self.inputs != self.outputs else "")
+        return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """As few ranks as keep a share of the energy of each unfolding."""
+def ratio(inputs: float, outputs: float) -> Rule:
+    """Return the rule of the same share of the channels everywhere; weights are not looked at."""
+    text = f"ratio:{inputs:g}" + (f",{outputs:g}" if inputs != outputs else "")
 
-    share: float
-    least: ClassVar[bool] = True
+    def ranks(layer: Layer, _: Spectra) -> Ranks:
+        return Ranks(floor(inputs * layer.inputs + _HAIR), floor(outputs * layer.outputs + _HAIR))
 
-    def ranks(self, _: Layer, spectra: Spectra) -> Ranks:
-        """See :class:`Rule`."""
-        found = [[energy_rank(squared, self.share) for squared in pair] for pair in spectra()]
+    return Rule(text, ranks, least=False, looks=False)
+
+
+def energy(share: float) -> Rule:
+    """Return the rule of as few ranks as keep a share of the energy of each unfolding."""
+
+    def ranks(_: Layer, spectra: Spectra) -> Ranks:
+        found = [[energy_rank(squared, share) for squared in pair] for pair in spectra()]
         return Ranks(*np.max(found, axis=0).tolist())
 
-    def __str__(self) -> str:
-        return f"energy:{self.share:g}"
+    return Rule(f"energy:{share:g}", ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class Vbmf:
-    """As many ranks as variational Bayes finds above the noise; a layer that is nothing but noise is left alone."""
-
-    least: ClassVar[bool] = True
-
-    def ranks(self, layer: Layer, spectra: Spectra) -> Ranks | None:
-        """See :class:`Rule`."""
-        area = layer.kernel[0] * layer.kernel[1]
-        shapes = (layer.inputs, layer.outputs * area), (layer.outputs, layer.inputs * area)
-        found = [[evbmf_rank(s[: min(x)], x) for s, x in zip(pair, shapes, strict=True)] for pair in spectra()]
-        inputs, outputs = np.max(found, axis=0).tolist()
-        return Ranks(inputs, outputs) if inputs and outputs else None
-
-    def __str__(self) -> str:
-        return "vbmf"
+def _above_noise(layer: Layer, spectra: Spectra) -> Ranks | None:
+    area = layer.kernel[0] * layer.kernel[1]
+    shapes = (layer.inputs, layer.outputs * area), (layer.outputs, layer.inputs * area)
+    found = [[evbmf_rank(s[: min(x)], x) for s, x in zip(pair, shapes, strict=True)] for pair in spectra()]
+    inputs, outputs = np.max(found, axis=0).tolist()
+    return Ranks(inputs, outputs) if inputs and outputs else None
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """None but those that are given layer by layer."""
-
-    least: ClassVar[bool] = True
-
-    def ranks(self, _: Layer, __: Spectra) -> None:
-        """See :class:`Rule`."""
-
-    def __str__(self) -> str:
-        return "given"
+VBMF = Rule("vbmf", _above_noise, why_not="its weights are nothing but noise")
+"""As many ranks as variational Bayes finds above the noise; a layer that is nothing but noise is left alone."""
+GIVEN = Rule("given", lambda _, __: None)
+"""None but those that are given layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +214,7 @@ class Choosing:
     even_larger: bool = False
 
 
-SEED_001 = Choosing(Ratio(0.38, 0.49), multiple=16, most=112)
+SEED_001 = Choosing(ratio(0.38, 0.49), multiple=16, most=112)
 """MACs of VGG16 −81.7 %, ResNet152 −38.8 %, Inception v3 −62.2 %, RegNetY-32GF −35.2 %; seed 001 has −81, −38.6,
 −62.8, −35.8 %."""
 
@@ -169,7 +227,7 @@ def parse_rule(text: str) -> Rule:
     """
     name, colon, value = text.partition(":")
     if not colon and name in ("vbmf", "given"):
-        return Vbmf() if name == "vbmf" else Given()
+        return VBMF if name == "vbmf" else GIVEN
     if name not in ("ratio", "energy"):
         raise UsageError(f"--tucker {text}: there is no such rule", f"give one of: {RULES}")
     try:
@@ -178,7 +236,7 @@ def parse_rule(text: str) -> Rule:
         shares = []
     if not all(0 < share <= 1 for share in shares) or len(shares) not in ((1, 2) if name == "ratio" else (1,)):
         raise UsageError(f"--tucker {text}: the share must be above 0 and at most 1", f"as in {name}:0.5")
-    return Ratio(shares[0], shares[-1]) if name == "ratio" else Energy(shares[0])
+    return ratio(shares[0], shares[-1]) if name == "ratio" else energy(shares[0])
 
 
 def choose_ranks(graph: Graph, how: Choosing) -> tuple[Choice, ...]:
@@ -188,8 +246,7 @@ def choose_ranks(graph: Graph, how: Choosing) -> tuple[Choice, ...]:
         RewriteError: a rank is 0 or above the channels, there is nothing to decompose, or the model is quantised.
         ModelError: the rule looks at the weights and they cannot be read.
     """
-    layers = tucker_layers(graph)
-    return tuple(_choice(graph, layer, how) for layer in layers)
+    return tuple(_choice(graph, layer, how) for layer in tucker_layers(graph))
 
 
 def energy_rank(squared: Spectrum, share: float) -> int:
@@ -209,8 +266,7 @@ def _choice(graph: Graph, layer: Layer, how: Choosing) -> Choice:
 
     found = how.rule.ranks(layer, spectra)
     if found is None:
-        noise = "its weights are nothing but noise" if isinstance(how.rule, Vbmf) else "no ranks are given"
-        return Choice(layer, None, noise)
+        return Choice(layer, None, how.rule.why_not)
     ranks = Ranks(*(_rounded(rank, channels, how) for rank, channels in zip(found, layer.full, strict=True)))
     if layer.macs(ranks) >= layer.macs() and not how.even_larger:
         return Choice(layer, None, f"{ranks} would take no fewer multiply-accumulates")
@@ -222,3 +278,74 @@ def _rounded(rank: int, channels: int, how: Choosing) -> int:
         steps = -(-rank // how.multiple) if how.rule.least else rank // how.multiple
         rank = max(steps * how.multiple, min(how.multiple, _FEWEST))
     return min(rank, channels, channels if how.most is None else how.most)
+
+
+SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+"""Of the channels, on both sides of a layer."""
+
+
+class RankChoices:
+    """The triples that a model's layers may become; see the module.
+
+    Attributes:
+        layers: operator → the convolution.
+        options: operator → the ranks that it may get, ascending, where there are any.
+
+    Raises:
+        RewriteError: the model has no convolution larger than 1 by 1, or is quantised.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.layers = {layer.operator: layer for layer in tucker_layers(graph)}
+        offered = {operator: _offered(layer) for operator, layer in self.layers.items()}
+        self.options: Mapping[int, tuple[Ranks, ...]] = {o: found for o, found in offered.items() if found}
+        self._spectra: dict[int, list[tuple[Any, Any]]] = {}
+        self._losses: dict[tuple[int, Ranks], float] = {}
+
+    @cached_property
+    def places(self) -> Mapping[tuple[int, Ranks], int]:
+        """A number for each layer's each triple, counted through."""
+        return {key: i for i, key in enumerate((o, r) for o, found in self.options.items() for r in found)}
+
+    def loss(self, operator: int, ranks: Ranks) -> float:
+        """Return the square of a filter's relative error at some ranks, at most: what both its unfoldings lose.
+
+        Raises:
+            RewriteError: the weights are not there as plain numbers.
+            ModelError: the model has no file, or its file cannot be read.
+        """
+        if (operator, ranks) not in self._losses:
+            self._losses[operator, ranks] = self._loss(operator, ranks)
+        return self._losses[operator, ranks]
+
+    def _loss(self, operator: int, ranks: Ranks) -> float:
+        if operator not in self._spectra:
+            filters = read_filters(self.graph, self.layers[operator])
+            self._spectra[operator] = [(spectrum(f, INPUTS), spectrum(f, OUTPUTS)) for f in filters]
+        pairs = self._spectra[operator]
+        energy = sum(float(first.sum()) for first, _ in pairs)
+        lost = sum(float(a[ranks.inputs :].sum() + b[ranks.outputs :].sum()) for a, b in pairs)
+        return min(lost / energy, 1.0) if energy > 0.0 else 0.0
+
+    def error(self, plan: Plan) -> float:
+        """Return by how much the outputs of a plan are expected to be off, relative; see the module.
+
+        Raises:
+            RewriteError, ModelError: see :meth:`loss`.
+        """
+        return float(sum(self.loss(operator, ranks) for operator, ranks in ranks_of(plan).items()) ** 0.5)
+
+    def with_ranks(self, plan: Plan, ranks: Mapping[int, Ranks]) -> Plan:
+        """Return a plan with these ranks instead of its own."""
+        return replace(plan, ranks=tuple(LayerRanks(o, *ranks[o]) for o in sorted(ranks)))
+
+
+def _offered(layer: Layer) -> tuple[Ranks, ...]:
+    """Return the ranks that a layer may get, ascending: those of fewer multiply-accumulates."""
+    found = dict.fromkeys(Ranks(*(_share_of(share, channels) for channels in layer.full)) for share in SHARES)
+    return tuple(ranks for ranks in found if layer.macs(ranks) < layer.macs())
+
+
+def _share_of(share: float, channels: int) -> int:
+    return min(channels, max(MULTIPLE, int(share * channels) // MULTIPLE * MULTIPLE))

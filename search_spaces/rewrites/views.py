@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from search_spaces.graph import Graph, Operator
-from search_spaces.models.constants import integers
+from search_spaces.models.dtypes import integers
 from search_spaces.plan import Plan, Stage
 from search_spaces.platform import Platform
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.measurement.comparison import Comparison, compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from optimizer.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
 from search_spaces.coexecution import CoexecutionSpace

@@ -36,8 +36,7 @@ from search_spaces.chain import chain_plan
 from search_spaces.errors import OptimizeError
 from search_spaces.graph import Graph
 from search_spaces.models import load
-from search_spaces.models.flattened import flattened
-from search_spaces.models.stages import cut_stage
+from search_spaces.models.stages import cut_stage, flattened
 from search_spaces.platform import Platform, Processor
 
 TURN_S = 0.03

@@ -25,18 +25,21 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.calibrate_fit import fit_processor
-from evaluators.cost_model.calibrate_measure import reference_network
+from evaluators.cost_model.calibrate_kernels import visits
 from evaluators.cost_model.calibrate_nets import networks
-from evaluators.cost_model.columns import Array
-from evaluators.cost_model.features import OperatorFeatures, operator_features
-from evaluators.cost_model.fit import errors_of, nonnegative_prices
-from evaluators.cost_model.machine_match import operator_seconds
-from evaluators.cost_model.machine_passes import visits
-from evaluators.cost_model.pace import slowness, usual_times
+from evaluators.cost_model.calibrate_time import operator_seconds, reference_network
+from evaluators.cost_model.features import Array, OperatorFeatures, operator_features
+from evaluators.cost_model.fit import (
+    TimedModel,
+    awake,
+    errors_of,
+    fit_processor,
+    nonnegative_prices,
+    slowness,
+    usual_times,
+    waited_s,
+)
 from evaluators.cost_model.profile import CostProfile
-from evaluators.cost_model.timed_model import TimedModel
-from evaluators.cost_model.waiting import awake, waited_s
 from evaluators.litert.processors import make_processor
 from optimizer.provenance import provenance
 from search_spaces.errors import OptimizeError
@@ -136,7 +139,7 @@ def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedM
         graph = made[name].graph()
         features = operator_features(graph)
         seconds = operator_seconds(features, names, [float(s) for s in kernel_s], graph)
-        found.append(TimedModel(name, family(name), features, np.where(seconds > 0, seconds, np.nan), float(whole_s)))
+        found.append(TimedModel(name, family(name), features, float(whole_s), np.where(seconds > 0, seconds, np.nan)))
     return found
 
 
@@ -194,7 +197,7 @@ def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
         wait_s = waited_s(seen)
         for model, flops in zip(unseen, plain, strict=True):
-            each = profile.predict(model.features, lane, warn=False).seconds
+            each = profile.predict(model.features, lane).seconds
             alone_s = awake(model, wait_s).operator_s
             operators += [
                 (float(p), float(s)) for p, s, f in zip(each, alone_s, model.features, strict=True) if counts(f, s)

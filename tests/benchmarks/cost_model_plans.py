@@ -25,9 +25,7 @@ import networkx as nx
 import numpy as np
 
 from evaluators.base import Session
-from evaluators.cost_model.calibrate_measure import whole_plan
-from evaluators.cost_model.calibrate_pairs import pairs, time_contention, time_link
-from evaluators.cost_model.calibrate_time import Bench
+from evaluators.cost_model.calibrate_time import Bench, pairs, time_contention, time_link, whole_plan
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from search_spaces.graph import Graph

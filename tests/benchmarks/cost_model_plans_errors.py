@@ -24,12 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.cost_model.calibrate_fit import fit_processor
-from evaluators.cost_model.fit import errors_of
-from evaluators.cost_model.pace import slowness
+from evaluators.cost_model.fit import TimedModel, errors_of, fit_processor, slowness
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
-from evaluators.cost_model.timed_model import TimedModel
 from evaluators.cost_model.transfers import prices
 from optimizer.provenance import provenance
 from search_spaces.graph import Graph
@@ -117,7 +114,7 @@ class Fits:
         """Return a simulator on some processors' profiles, at the pace of the plans' run."""
         likes = {lane: self.platform[lane].like for lane in KINDS}
         profile = CostProfile("here", {likes[lane]: of for lane, of in fitted.items()}, self.links, self.contention)
-        table = prices(profile, graph, self.platform, warn=False)
+        table = prices(profile, graph, self.platform)
         families = {family(name) for name in names}
         kinds = [next(lane for lane in KINDS if likes[lane] == p.like) for p in self.platform.processors]
         slower = np.array([self.slower(kind, families) for kind in kinds])

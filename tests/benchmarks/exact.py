@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.files import find_profile
+from evaluators.cost_model.profile import find_profile
 from evaluators.cost_model.transfers import prices
 from evaluators.table.placement import read_placement
 from optimizer.exact.chain import best_chains
@@ -51,7 +51,7 @@ def phone_costs(graph: Graph, *, cheaper: float = 1.0) -> tuple[Platform, GraphC
     if found is None:
         raise SystemExit(f"there is no profile {DEVICE!r}")
     platform = found[1].restrict(LANES)
-    table = prices(found[0], graph, platform, warn=False)
+    table = prices(found[0], graph, platform)
     nbytes = np.array([t.nbytes for t in graph.tensors])[:, None, None]
     apart = 1.0 - np.eye(len(LANES))
     # The profile has no links: what a start costs is taken for a hand-over, and memory of 5 GB/s.

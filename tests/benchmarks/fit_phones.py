@@ -24,11 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.columns import Array
-from evaluators.cost_model.features import OperatorFeatures
-from evaluators.cost_model.files import to_json
+from evaluators.cost_model.features import Array, OperatorFeatures
 from evaluators.cost_model.fit import (
-    WholeModel,
+    TimedModel,
     cross_validated,
     errors_of,
     fit_operators,
@@ -38,7 +36,7 @@ from evaluators.cost_model.fit import (
     sum_of_kernels,
 )
 from evaluators.cost_model.phones import PHONES, PhoneModel, read_phones
-from evaluators.cost_model.profile import CostProfile, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, to_json
 from search_spaces.platform import Platform, Processor
 
 CHIPS = {
@@ -82,7 +80,7 @@ def predict_gpu(phone: str, processor: ProcessorProfile, model: PhoneModel) -> f
     return sum_of_kernels(processor, whole) + processor.dispatch_s * len(features) + processor.invocation_s
 
 
-def cpu_wholes(phone: str, cores: str, models: Sequence[PhoneModel]) -> list[WholeModel]:
+def cpu_wholes(phone: str, cores: str, models: Sequence[PhoneModel]) -> list[TimedModel]:
     """Return the float and the quantised models that were timed on a set of cores."""
     found = []
     for model in models:
@@ -92,14 +90,14 @@ def cpu_wholes(phone: str, cores: str, models: Sequence[PhoneModel]) -> list[Who
     return found
 
 
-def predict_cpu(processor: ProcessorProfile, whole: WholeModel) -> float:
+def predict_cpu(processor: ProcessorProfile, whole: TimedModel) -> float:
     """Predict a model end to end."""
     kernels = sum_of_kernels(processor, whole)
     return kernels + processor.dispatch_s * len(whole.features) + processor.invocation_s
 
 
-def _whole(model: PhoneModel, features: tuple[OperatorFeatures, ...], key: tuple[str, str, str]) -> WholeModel:
-    return WholeModel(model.name, model.family, features, model.end_to_end_s[key])
+def _whole(model: PhoneModel, features: tuple[OperatorFeatures, ...], key: tuple[str, str, str]) -> TimedModel:
+    return TimedModel(model.name, model.family, features, model.end_to_end_s[key])
 
 
 def _int8(feature: OperatorFeatures) -> OperatorFeatures:
@@ -135,7 +133,7 @@ def study_gpu(phone: str, models: Sequence[PhoneModel]) -> dict[str, Any]:
 def study_cpu(phone: str, cores: str, models: Sequence[PhoneModel]) -> dict[str, Any]:
     """Return the errors on models kept out, one by one and by family."""
     wholes = cpu_wholes(phone, cores, models)
-    times = np.array([w.seconds for w in wholes])
+    times = np.array([w.whole_s for w in wholes])
     macs = np.array([float(sum(f.macs for f in w.features)) for w in wholes])
     quant = np.array([w.features[0].dtype == "int8" for w in wholes])
     found: dict[str, Any] = {}

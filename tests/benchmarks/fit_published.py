@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from evaluators.cost_model.columns import Array
-from evaluators.cost_model.features import KERNELS, OperatorFeatures, operator_features
-from evaluators.cost_model.files import to_json
+from evaluators.cost_model.features import KERNELS, Array, OperatorFeatures, operator_features
 from evaluators.cost_model.fit import cross_validated, errors_of, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel
-from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile, to_json
 from search_spaces.cuts import every_layer, layer_length, layer_type, parameter_count
 from search_spaces.graph import Graph
 from search_spaces.models.zoo import draft
@@ -217,7 +215,7 @@ def _operators_left_out(profile: CostProfile, published: Mapping[str, Any], link
         input=(52, 52, 256),
         output=(52, 52, 128),
     )
-    predicted = {k: float(profile.predict([feature], k, warn=False).seconds[0]) * 1e3 for k in ("cpu", "gpu")}
+    predicted = {k: float(profile.predict([feature], k).seconds[0]) * 1e3 for k in ("cpu", "gpu")}
     shared = (feature.read_bytes + feature.written_bytes) / 2
     sharing = (link.latency_s + shared * link.copy_s_per_byte) * 1e3
     return {

@@ -20,8 +20,7 @@ import numpy as np
 
 from evaluators.base import Candidate
 from evaluators.litert.session import LitertEvaluator
-from evaluators.measurement.comparison import Comparison, compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from search_spaces.models import load
 from search_spaces.plan import Plan
 

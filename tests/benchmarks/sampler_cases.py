@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.chains import ChainSimulator, all_chains
+from evaluators.cost_model.plans import part_costs
 from evaluators.cost_model.session import CostModelEvaluator
+from optimizer.exact.least import chain_costs, least_chain
 from optimizer.profile import known_profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import AutoProposer, Problem
@@ -73,13 +74,11 @@ def study_of(network: str, device: str, processors: Sequence[str], seed: int) ->
     with evaluator.prepare(platform) as session:
         costs = known_profile(session.part_costs(graph), platform).costs(platform)
         simulator = session.simulator(graph)
-    chains, best_s, best = ChainSimulator(simulator), math.inf, None
-    for batch in all_chains(len(graph.operators), platform, MOST_STAGES):
-        latency_s = chains.latency_s(batch)
-        if latency_s.min() < best_s:
-            best_s, best = float(latency_s.min()), batch.plan(int(latency_s.argmin()), graph, platform)
-    if best is None:
+    least = chain_costs(platform, part_costs(simulator), least=True)
+    found = least_chain(graph, least, simulator.latency_s, MOST_STAGES)
+    if not found.proven:
         raise ValueError(network)
+    best_s, best = found.cost_s, found.plan
 
     def measure(plan: Plan) -> tuple[float, tuple[float, ...]]:
         timeline = simulator.run(plan)

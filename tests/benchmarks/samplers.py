@@ -34,9 +34,10 @@ from typing import Any
 import numpy as np
 import optuna
 
-from evaluators.cost_model.chains import ChainSimulator, all_chains
+from evaluators.cost_model.plans import part_costs
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.samples import Measurement, Samples
+from optimizer.exact.least import chain_costs, least_chain
 from optimizer.history import Trial
 from optimizer.profile import profile
 from optimizer.provenance import provenance
@@ -216,17 +217,19 @@ def lanes_of(device: str) -> tuple[CostModelEvaluator, Platform]:
 def zoo_study(source: str, device: str) -> Study:
     """Return a study of a model on a phone, where measuring gives what the cost model says.
 
-    What samplers may know is what a study learns when it times the operators one by one. The optimum comes from pricing
-    every plan of the space.
+    What samplers may know is what a study learns when it times the operators one by one. The optimum is proven by exact
+    search.
     """
     graph = load(source)
     evaluator, platform = lanes_of(device)
     with evaluator.prepare(platform) as session:
         costs = profile(session, graph, platform).costs(platform)
         simulator = session.simulator(graph)
-    chains = ChainSimulator(simulator)
-    batches = all_chains(len(graph.operators), platform, ZOO_STAGES)
-    best_s = min(float(chains.latency_s(batch).min()) for batch in batches)
+    least = chain_costs(platform, part_costs(simulator), least=True)
+    found = least_chain(graph, least, simulator.latency_s, ZOO_STAGES)
+    if not found.proven:
+        raise ValueError(source)
+    best_s = found.cost_s
 
     def measure(plan: Plan) -> tuple[float, tuple[float, ...]]:
         timeline = simulator.run(plan)

@@ -43,8 +43,7 @@ import numpy as np
 
 from evaluators.base import Candidate
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import FinalPolicy, compare
 from optimizer.devices import choose_platform
 from optimizer.provenance import provenance
 from search_spaces.chain import ChainSpace, chain_plan

@@ -21,8 +21,7 @@ import numpy as np
 
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.baselines import baselines
 from optimizer.provenance import provenance

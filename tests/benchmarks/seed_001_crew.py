@@ -33,8 +33,7 @@ def eager(path: Path, device: str) -> Callable[[], Any]:
     """Return what runs one inference of a model in plain PyTorch and waits for its result."""
     import torch
 
-    from evaluators.cuda.lowering import lower
-    from evaluators.cuda.weights import Weights
+    from evaluators.cuda.lowering import Weights, lower
     from search_spaces.models.litert import read_model
 
     graph = read_model(path)

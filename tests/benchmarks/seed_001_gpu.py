@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from evaluators.cuda.bench import Bench
+from evaluators.cuda.client import Bench
 from evaluators.cuda.client import Client as GpuProcess
 from evaluators.cuda.devices import platform_of
 from evaluators.cuda.session import CudaEvaluator

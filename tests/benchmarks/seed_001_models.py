@@ -16,8 +16,7 @@ from search_spaces.graph import Graph
 from search_spaces.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.tucker import Triple, TuckerGraph, decompose
-from search_spaces.rewrites.tucker_layers import Layer, Ranks, tucker_layers
+from search_spaces.rewrites.tucker import Layer, Ranks, Triple, TuckerGraph, decompose, tucker_layers
 from search_spaces.rewrites.tucker_ranks import SEED_001, choose_ranks
 
 VGG, RES, INC, REG = "vgg16", "resnet152", "inception_v3", "regnet_y_32gf"

@@ -69,8 +69,7 @@ def operator_seconds(path: Path, operators: Sequence[int], device: str, tuning: 
     Args:
         end_s: on the monotonic clock; those for which no time is left are absent.
     """
-    from evaluators.cuda.lowering import lower
-    from evaluators.cuda.weights import Weights
+    from evaluators.cuda.lowering import Weights, lower
     from search_spaces.models.litert import read_model
 
     weights = Weights(read_model(path), device)
@@ -103,7 +102,7 @@ def main() -> None:
     if asked.get("ceilings"):
         answer["ceilings"] = ceilings(device, precision)
     if "models" in asked and device != "cpu":
-        from evaluators.cuda.tuning import Tuning
+        from evaluators.cuda.instance import Tuning
 
         tuning = Tuning(precision, BUSY)
         end_s = time.monotonic() + asked["seconds"]

@@ -19,8 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from evaluators.litert.session import LitertEvaluator
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import FinalPolicy, compare
 from optimizer.config import parse_config
 from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance

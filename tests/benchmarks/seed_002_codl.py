@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from evaluators.cost_model.files import find_profile
+from evaluators.cost_model.profile import find_profile
 from evaluators.cost_model.transfers import prices
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
@@ -141,7 +141,7 @@ def cases(device: str, published: Mapping[str, Any]) -> dict[str, Case]:
     made = {}
     for index, name in enumerate(published["models"]):
         graph = draft(name).graph()
-        table = prices(profile, graph, platform, warn=False).operator_s
+        table = prices(profile, graph, platform).operator_s
         row = {kind: published[device][kind][index] * 1e-3 for kind in ("cpu", "gpu", "codl", "ideal_bound")}
         operator_s, spread = spread_to(table, (row["cpu"], row["gpu"]), row["ideal_bound"])
         space = CoexecutionSpace(graph, platform)

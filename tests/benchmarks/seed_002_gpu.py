@@ -31,8 +31,7 @@ import numpy as np
 
 from evaluators.base import Agreement
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.config import StudyConfig

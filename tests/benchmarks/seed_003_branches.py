@@ -20,8 +20,7 @@ import numpy as np
 
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.measurement.comparison import Comparison, compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from optimizer.branch_profile import branch_profile
 from optimizer.branches import branch_baselines, branch_beliefs, predictor
 from optimizer.profile import profile

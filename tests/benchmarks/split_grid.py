@@ -24,8 +24,7 @@ import numpy as np
 
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.profile import known_profile, profile

@@ -17,8 +17,7 @@ from search_spaces.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.zoo import draft
 from search_spaces.platform import Platform
-from search_spaces.rewrites.operator_split import SplitGraph, split_operators
-from search_spaces.rewrites.splits import Axis, Split
+from search_spaces.rewrites.splits import Axis, Split, SplitGraph, split_operators
 from tests.strategies import one_core
 
 PLAN_S, GROUPS_S, REWRITE_NBYTES = 1.0, 0.1, 4 << 20

@@ -1,20 +1,24 @@
-"""How quick the simulator is: one plan, a batch of chains, all plans of VGG16 on three processors.
+"""How quick predictions are: one plan, a batch of chains, all plans of VGG16 on three processors.
 
 ``pytest tests/benchmarks/test_cost_model.py --benchmark-only``
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from evaluators.cost_model.chains import Chains, ChainSimulator, all_chains
 from evaluators.cost_model.features import KERNELS
 from evaluators.cost_model.kernels import KernelModel
-from evaluators.cost_model.plans import PlanSimulator
+from evaluators.cost_model.plans import PlanSimulator, all_chains, part_costs
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.transfers import prices
+from optimizer.exact.least import chain_costs
+from optimizer.samplers.chains import ChainPricing, Chains
+from optimizer.samplers.draws import Draws
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer
 from search_spaces.models.zoo import draft
@@ -36,14 +40,28 @@ def simulator(model: str) -> PlanSimulator:
         tuple(ContentionProfile(a, b, 1.05, 1.3) for a in names for b in names if a != b),
     )
     graph = draft(model).graph()
-    return PlanSimulator(graph, platform, prices(profile, graph, platform, warn=False))
+    return PlanSimulator(graph, platform, prices(profile, graph, platform))
+
+
+def pricing(one: PlanSimulator) -> tuple[ChainPricing, Draws]:
+    """What prices chains in a search, and one draw of prices."""
+    costs = chain_costs(one.platform, part_costs(one))
+    lanes, count = costs.operator_s.shape
+    none, nowhere = np.zeros((1, lanes, count)), np.zeros((1, count, lanes, lanes))
+    draws = Draws(costs.operator_s[None], none, costs.overhead_s[None], nowhere, costs.hand_over_s[None])
+    return ChainPricing(one.graph, one.platform), draws
 
 
 def four_parts(one: PlanSimulator, count: int = 1 << 16) -> Chains:
     rng = np.random.default_rng(0)
     operators = len(one.graph.operators)
     cuts = np.sort(np.stack([rng.choice(operators - 1, 3, replace=False) + 1 for _ in range(count)]), axis=1)
-    return Chains(cuts, rng.integers(0, 3, (count, 4)))
+    return chains_of(cuts, rng.integers(0, 3, (count, 4)), operators)
+
+
+def chains_of(cuts: Any, lanes: Any, operators: int) -> Chains:
+    edge = np.zeros((len(lanes), 1), np.int64)
+    return Chains(np.hstack([edge, cuts, edge + operators]), lanes)
 
 
 @pytest.mark.parametrize(("model", "most_s"), [("vgg16", 1e-4), ("resnet50", 1e-4)])
@@ -69,8 +87,8 @@ def test_one_plan_of_every_layer(benchmark: BenchmarkFixture) -> None:
 def test_a_batch_of_chains(benchmark: BenchmarkFixture, model: str) -> None:
     """At least 200,000 plans of four parts a second."""
     one = simulator(model)
-    batch, chains = ChainSimulator(one), four_parts(one)
-    benchmark(batch.latency_s, chains)
+    (batch, draws), chains = pricing(one), four_parts(one)
+    benchmark(batch.latency_s, chains, draws)
     rate = len(chains) / benchmark.stats.stats.median  # type: ignore[union-attr]
     benchmark.extra_info["plans_per_s"] = round(rate)
     assert rate > 200_000
@@ -81,10 +99,11 @@ def test_all_plans_of_vgg16(benchmark: BenchmarkFixture) -> None:
     one = simulator("vgg16")
 
     def enumerate_all() -> tuple[int, float]:
-        batch = ChainSimulator(one)
+        batch, draws = pricing(one)
         count, best = 0, np.inf
-        for chains in all_chains(len(one.graph.operators), one.platform, 4):
-            found = batch.latency_s(chains)
+        for cuts, lanes in all_chains(len(one.graph.operators), one.platform, 4):
+            chains = chains_of(cuts, lanes, len(one.graph.operators))
+            found = batch.latency_s(chains, draws)
             count, best = count + len(chains), min(best, float(found.min()))
         return count, best
 

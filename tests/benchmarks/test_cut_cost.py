@@ -5,8 +5,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from evaluators.litert.session import LitertEvaluator
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import FinalPolicy, compare
 from search_spaces.chain import chain_plan
 from search_spaces.cuts import every_layer, layer_length
 from search_spaces.models import load

@@ -22,8 +22,8 @@ import torch
 from scipy import stats
 
 from optimizer.provenance import provenance
-from search_spaces.rewrites.tucker_layers import Layer, Ranks
-from search_spaces.rewrites.tucker_ranks import Ratio
+from search_spaces.rewrites.tucker import Layer, Ranks
+from search_spaces.rewrites.tucker_ranks import ratio
 from tests.benchmarks.tucker_training import (
     Data,
     Network,
@@ -48,10 +48,10 @@ RATE, LOWER_RATE = 2e-3, 1e-3
 
 def share_of(share: float) -> Callable[[Layer], Ranks | None]:
     """Return the rule: a share of the channels on both sides, in multiples of 4, where that saves anything."""
-    rule = Ratio(share, share)
+    rule = ratio(share, share)
 
     def choose(layer: Layer) -> Ranks | None:
-        wanted = rule.ranks(layer, lambda: iter(()))
+        wanted = rule.ranks(layer, lambda: iter(())) or layer.full
         ranks = Ranks(
             *(min(c, max(r // MULTIPLE * MULTIPLE, MULTIPLE)) for r, c in zip(wanted, layer.full, strict=True))
         )

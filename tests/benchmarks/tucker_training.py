@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from search_spaces.rewrites.tucker_factors import factor
-from search_spaces.rewrites.tucker_layers import Layer, Ranks
+from search_spaces.rewrites.tucker import Layer, Ranks, factor
 
 CLASSES = 10
 SIDE = 8

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from evaluators.measurement.comparison import compare
-from evaluators.measurement.final import run_final
+from evaluators.measurement.final import compare, run_final
 from evaluators.testing import Noise
 from tests.test_final import POLICY, QUIET, ROUGH, loader
 

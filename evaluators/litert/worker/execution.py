@@ -2,7 +2,7 @@
 
 A stage leaves the caches full of its weights, so every line of ours that runs before the next one is slow: what can be
 looked up is looked up beforehand, and times are written down when an uninterrupted run of stages is over. For a stream
-of inferences a worker goes round after round, as :mod:`evaluators.pipelining` lays down.
+of inferences a worker goes round after round, as :mod:`evaluators.schedule` lays down.
 """
 
 from __future__ import annotations

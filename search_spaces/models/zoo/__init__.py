@@ -41,7 +41,7 @@ def write(spec: Spec, path: Path) -> None:
         UnavailableError: the runtime cannot calibrate an ``:int8`` model here.
         UsageError: the folder cannot be written, or the disk is full.
     """
-    from search_spaces.models.writer import MAX_NBYTES
+    from search_spaces.models.flatbuffer import MAX_NBYTES
 
     drafted = draft(spec)
     if spec.variant == "f16":

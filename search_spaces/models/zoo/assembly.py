@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from search_spaces.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import DTYPES, enumerators, tensor_nbytes
-from search_spaces.models.litert import VERSION
-from search_spaces.models.options import plain_options
-from search_spaces.models.writer import ALIGNMENT, pack_header, write_model
+from search_spaces.models.flatbuffer import ALIGNMENT, pack_header, write_model
+from search_spaces.models.litert import VERSION, plain_options
 
 SPECTRUM_RATE = 8.0  # singular values fall as exp(-8 k / n): a quarter of the rank holds 98 % of the energy
 SPECTRUM_CHANNELS = 16  # axes with fewer channels stay as they are, they have no rank to spare

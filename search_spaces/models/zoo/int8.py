@@ -20,7 +20,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.models.dtypes import enumerators
-from search_spaces.models.writer import write_model
+from search_spaces.models.flatbuffer import write_model
 from search_spaces.models.zoo.assembly import Array, Draft
 from search_spaces.models.zoo.calibration import Range, calibrated
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.litert.session import LitertEvaluator
-from evaluators.measurement.comparison import compare
+from evaluators.measurement.final import compare
 from search_spaces.plan import Plan
 from tests.benchmarks.verdicts import accelerated, cost, networks, replay, studies
 from tests.benchmarks.verdicts.document import Document

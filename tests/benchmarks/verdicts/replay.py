@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Agreement, Batch, Candidate
-from evaluators.measurement.comparison import Comparison, compare
 from evaluators.measurement.disturbance import Counters
-from evaluators.measurement.final import FinalPolicy
+from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from search_spaces.errors import UnavailableError
 from tests.benchmarks.verdicts.document import judged
 from tests.benchmarks.verdicts.trace import Trace

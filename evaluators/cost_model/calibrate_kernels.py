@@ -1,0 +1,352 @@
+"""Time the operators of models inside the whole of them, by the runtime's own profiler; on CPUs.
+
+A model that is cut at every operator is not the model: paddings are no longer part of the convolutions behind them, and
+sums are no longer made in place. XNNPACK tells what each of its kernels takes within the whole. That is measured in a
+process of its own, pinned to the lane's cores, in rounds between runs of a reference network.
+
+Time many models in turns, whole and kernel by kernel: what the machine does meanwhile, it does to all of them.
+
+A machine whose speed drifts by a tenth within a minute cannot be asked for one model after the other. Here all models
+are visited again and again in passes; each visit compiles a model and tells what it took, what its kernels took, and
+what a reference network took just then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluators.litert.settings import compile_settings
+from evaluators.litert.worker.execution import pinned_pool
+from evaluators.own_process import own_process
+from search_spaces.errors import UnavailableError
+from search_spaces.platform import Processor
+
+PROFILING = {"runtime_options_string": {"enable_profiling": True}}
+
+_KERNEL_EVENTS = {2, 8}  # litert_profiler_event.h: an operator of the interpreter, one of a delegate
+_DELEGATE = "TfLiteXNNPackDelegate"
+_ALIGNMENT, _SLACK = 64, 192
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", c_size_t), ("used", c_size_t), ("private", c_size_t))
+
+
+class _Event(ctypes.Structure):
+    # litert_profiler_event.h
+    _fields_ = (
+        ("tag", c_char_p),
+        ("type", c_int),
+        ("start_us", c_uint64),
+        ("elapsed_us", c_uint64),
+        ("before", _Memory),
+        ("after", _Memory),
+        ("index", c_uint64),
+        ("subgraph", c_uint64),
+        ("source", c_int),
+    )
+
+
+class Loaded:
+    """A compiled model with buffers of its own.
+
+    Args:
+        runtime: :class:`~evaluators.litert.worker.capi.Runtime`, started.
+        cores: what its threads are pinned to.
+        settings: as :func:`~evaluators.litert.settings.compile_settings` returns them; with :data:`PROFILING`,
+            :meth:`events` tells of its kernels.
+    """
+
+    def __init__(self, runtime: Any, path: str, settings: dict[str, Any], cores: Sequence[int]) -> None:
+        self._runtime = runtime
+        with Path(path).open("rb") as file, pinned_pool(cores, settings["xnnpack"]["num_threads"]):
+            self._compiled = runtime.compile(b"", [file.fileno()], 1, settings)
+        self._profiler: c_void_p | None = None
+        self._kept: list[Any] = []
+        self._bound: list[c_void_p] = []
+        self._inputs = self._buffers(self._compiled.ports[0][0])
+        self._outputs = self._buffers(self._compiled.ports[0][1])
+
+    def _buffers(self, kinds: Any) -> Any:
+        found = []
+        for kind in kinds:
+            count = 8 * _elements(kind)
+            memory = ctypes.create_string_buffer(count + _SLACK)
+            address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
+            self._kept.append(memory)
+            self._bound.append(self._runtime.bind(kind, address, _nbytes(kind)))
+            found.append(self._bound[-1].value)
+        return (c_void_p * len(found))(*found)
+
+    def run(self) -> float:
+        """Run once and return what it took, in seconds."""
+        begin = time.perf_counter()
+        inputs, outputs = self._inputs, self._outputs
+        status = self._compiled.run(self._compiled.handle, 0, len(inputs), inputs, len(outputs), outputs)
+        took_s = time.perf_counter() - begin
+        if status:
+            raise UnavailableError(f"LiteRT failed: status {status}")
+        return took_s
+
+    def usual_s(self, runs: int) -> float:
+        """Return what a run usually takes, from some of them."""
+        return middle([[self.run()] for _ in range(runs)])[0]
+
+    def close(self) -> None:
+        """Give back what was compiled, and its buffers."""
+        for buffer in self._bound:
+            self._runtime.unbind(buffer)
+        self._runtime.release(self._compiled)
+        self._kept.clear()
+
+    def events(self) -> list[tuple[str, float]]:
+        """Run once and return the kernels that ran with their seconds."""
+        call = self._runtime.call
+        if self._profiler is None:
+            self._profiler = c_void_p()
+            call("LiteRtCompiledModelGetProfiler", self._compiled.handle, byref(self._profiler))
+            if not self._profiler:
+                raise UnavailableError("the runtime has no profiler")
+        call("LiteRtResetProfiler", self._profiler)
+        call("LiteRtStartProfiler", self._profiler)
+        self.run()
+        call("LiteRtStopProfiler", self._profiler)
+        count = c_int()
+        call("LiteRtGetNumProfilerEvents", self._profiler, byref(count))
+        array = (_Event * count.value)()
+        call("LiteRtGetProfilerEvents", self._profiler, count, array)
+        return [
+            ((e.tag or b"").decode(), e.elapsed_us * 1e-6)
+            for e in array
+            if e.type in _KERNEL_EVENTS and e.tag != _DELEGATE.encode()
+        ]
+
+
+def middle(runs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of the runs that are neither among the quickest quarter nor among the slowest, by their sums.
+
+    Of three runs or more one at least is left out at either end: it may have been disturbed.
+
+    A model and its kernels are averaged alike, so that the kernels' means add up to the model's whatever the number of
+    runs; the least of each kernel, or the upper of two runs, would be off by a tenth where runs are few.
+
+    Args:
+        runs: of each what its kernels took, or what it took alone.
+    """
+    left_out = max(len(runs) // 4, min(1, (len(runs) - 1) // 2))
+    kept = sorted(runs, key=sum)[left_out : len(runs) - left_out]
+    return [sum(values) / len(kept) for values in zip(*kept, strict=True)]
+
+
+def _nbytes(kind: Any) -> int:
+    size = {1: 4, 2: 4, 4: 8, 6: 1, 7: 2, 9: 1, 10: 2}.get(kind.element_type, 4)  # litert_model_types.h
+    return size * _elements(kind)
+
+
+def _elements(kind: Any) -> int:
+    return math.prod(kind.layout.dimensions[: kind.layout.bits & 127])
+
+
+_LIMIT_S = 120.0
+_RESOLUTION_S = 1e-6  # times are given in whole microseconds, rounded down
+_ROUNDS, _REFERENCE_S = 4, 0.006
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a model's kernels take within it.
+
+    Attributes:
+        names: of the kernels as the runtime calls them, in the order in which they run.
+        kernel_s: mean seconds of each.
+        reference_s: of the reference network meanwhile.
+    """
+
+    names: tuple[str, ...]
+    kernel_s: tuple[float, ...]
+    reference_s: float
+
+
+def profile_kernels(
+    model: Path, reference: Path, processor: Processor, packed: Path | None = None, *, seconds: float = 0.25
+) -> Kernels:
+    """Return what the kernels of a model file take on a CPU lane, in about ``seconds``.
+
+    Args:
+        reference: file of the reference network.
+        packed: where the model's packed weights lie, or are to lie; without it they stay in the process's own memory,
+            which is not how plans run.
+
+    Raises:
+        UnavailableError: the runtime refuses the model, or its process failed.
+    """
+    asked = {
+        "model": [str(model), compile_settings(processor, packed)],
+        "pack": packed is not None and not packed.exists(),
+    }
+    command = _command(asked, reference, processor, seconds)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"{model}: was not timed within {_LIMIT_S:g} s") from error
+    lines = run.stdout.strip().splitlines()
+    if run.returncode or not lines:
+        reason = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        raise UnavailableError(f"{model}: its kernels cannot be timed: {reason}")
+    found = json.loads(lines[-1])
+    return Kernels(tuple(found["names"]), tuple(found["kernel_s"]), found["reference_s"])
+
+
+def _command(asked: dict[str, Any], reference: Path, processor: Processor, seconds: float) -> list[str]:
+    """Return the command of the measuring process."""
+    asked["reference"] = [str(reference), compile_settings(processor, None)]
+    asked |= {"cores": list(processor.options["cores"]), "seconds": seconds}
+    return own_process("evaluators.cost_model.calibrate_kernels", json.dumps(asked))
+
+
+def main() -> None:
+    """Measure as the argument asks and print what was found, a line each; this is the measuring process."""
+    asked = json.loads(sys.argv[1])
+    os.sched_setaffinity(0, asked["cores"])
+    from evaluators.litert.worker.capi import Runtime
+
+    runtime = Runtime()
+    path, settings = asked["reference"]
+    runtime.start(settings["accelerators"])
+    for line in (_measured if "model" in asked else _visited)(
+        asked, runtime, Loaded(runtime, path, settings, asked["cores"])
+    ):
+        print(json.dumps(line), flush=True)  # noqa: T201 - the parent reads it
+
+
+def _measured(asked: dict[str, Any], runtime: Any, reference: Loaded) -> Iterator[dict[str, Any]]:
+    path, settings = asked["model"]
+    if asked["pack"]:
+        Loaded(runtime, path, settings, asked["cores"])
+    watched = Loaded(runtime, path, {**settings, **PROFILING}, asked["cores"])
+    watched.run()
+    beats = max(3, int(_REFERENCE_S / reference.usual_s(3)))
+    runs = int(min(max(asked["seconds"] / _ROUNDS / max(1e-6, watched.usual_s(3)), 2), 60))
+    clocks: list[float] = []
+    rounds = []
+    for _ in range(_ROUNDS):
+        before = reference.usual_s(beats)
+        watched.run()
+        each = [watched.events() for _ in range(runs)]
+        after = reference.usual_s(beats)
+        clocks += [before, after]
+        rounds.append([took / (before + after) * 2 for took in middle([[took for _, took in run] for run in each])])
+    clock_s = statistics.median(clocks)
+    yield {
+        "names": [name for name, _ in each[0]],
+        "kernel_s": [statistics.fmean(took) * clock_s + _RESOLUTION_S / 2 for took in zip(*rounds, strict=True)],
+        "reference_s": clock_s,
+    }
+
+
+_VISIT_S, _SETTLE_S = 0.05, 0.01
+_LEAST_RUNS, _MOST_RUNS = 3, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One visit to a model.
+
+    Attributes:
+        model: its name.
+        number: of the pass.
+        whole_s: what the whole model usually takes, from some runs.
+        names: of its kernels, in the order in which they run.
+        kernel_s: the same of each kernel; in whole microseconds they are rounded down by the runtime, which is made
+            good on average.
+        reference_s: of the reference network just then.
+    """
+
+    model: str
+    number: int
+    whole_s: float
+    names: tuple[str, ...]
+    kernel_s: tuple[float, ...]
+    reference_s: float
+
+
+def visits(
+    models: Sequence[tuple[str, Path, Path]], reference: Path, processor: Processor, seconds: float, seed: int = 0
+) -> Iterator[Visit]:
+    """Yield visits to models on a CPU lane for about so many seconds, beside what loading them takes.
+
+    Args:
+        models: name, file, and the file of its packed weights, which is made where it is not there.
+        reference: file of the reference network.
+        seed: of the order within each pass.
+
+    Raises:
+        UnavailableError: the measuring process failed.
+    """
+    asked = {
+        "models": [(name, str(path), compile_settings(processor, packed)) for name, path, packed in models],
+        "seed": seed,
+    }
+    command = _command(asked, reference, processor, seconds)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        names: dict[str, tuple[str, ...]] = {}
+        for line in process.stdout or ():
+            row = json.loads(line)
+            kernels = names.setdefault(row["model"], tuple(row["names"]))
+            yield Visit(**row | {"names": kernels, "kernel_s": tuple(row["kernel_s"])})
+    if process.returncode:
+        raise UnavailableError(f"the process that times kernels failed: exit code {process.returncode}")
+
+
+def _visited(asked: dict[str, Any], runtime: Any, reference: Loaded) -> Iterator[dict[str, Any]]:
+    order, cores = asked["models"], asked["cores"]
+    for _, path, settings in order:
+        if not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
+            Loaded(runtime, path, settings, cores).close()
+    rng = random.Random(asked["seed"])  # noqa: S311 - an order, no secret
+    end_s = time.monotonic() + asked["seconds"]
+    number = 0
+    while time.monotonic() < end_s:
+        rng.shuffle(order)
+        for name, path, settings in order:
+            if time.monotonic() > end_s:
+                break
+            # Compiled anew each time, since all models at once take more memory than a machine has.
+            with closing(Loaded(runtime, path, {**settings, **PROFILING}, cores)) as watched:
+                once_s = watched.run()
+                if once_s < _VISIT_S:  # else what coming from elsewhere costs the first run is little
+                    once_s = max(1e-6, watched.run())
+                runs = int(min(max(_VISIT_S / once_s, _LEAST_RUNS), _MOST_RUNS))
+                settling = int(min(_SETTLE_S / once_s, _MOST_RUNS))
+                for _ in range(settling):
+                    watched.run()
+                each = [watched.events() for _ in range(runs)]
+            with closing(Loaded(runtime, path, settings, cores)) as model:
+                for _ in range(1 + settling):
+                    model.run()
+                whole_s = model.usual_s(runs)
+            reference.run()
+            kernel_s = middle([[took for _, took in run] for run in each])
+            yield {
+                "model": name,
+                "number": number,
+                "whole_s": whole_s,
+                "names": [kernel for kernel, _ in each[0]] if number == 0 else [],
+                "kernel_s": [float(f"{took + _RESOLUTION_S / 2:.4g}") for took in kernel_s],
+                "reference_s": reference.run(),
+            }
+        number += 1

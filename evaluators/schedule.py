@@ -1,0 +1,381 @@
+"""What runs where and when: timelines, the law by which stages run on lanes, and how streams of inferences overlap.
+
+A lane runs one stage at a time (``slots`` of them), in the order of the plan. A stage is ready when every stage that it
+reads from is done and has handed over. Lanes that exclude each other take turns; of a plan's stages the earlier one
+goes first. Lanes that run at once may slow each other: a stage then progresses at ``1 / (product of the factors of the
+lanes that are busy)``.
+
+In a stream of inferences lanes go in rounds. In each round a lane runs each of its stages once, in the order of the
+plan, and each for another inference: a stage lags as many rounds behind the first one as there are changes of lanes on
+the way to it. So nothing that a lane does in a round has to wait for another lane in that round, and the period of a
+full pipeline is what the busiest lane does in a round (software pipelining by lanes: Rau and Glaeser 1981, with the
+plan's order as schedule). Lanes that exclude each other take turns within a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from search_spaces.errors import UnavailableError
+from search_spaces.graph import Graph
+from search_spaces.plan import Plan
+from search_spaces.platform import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One stage on one lane, in seconds since the start of the inference.
+
+    Attributes:
+        copied_s: the part of it in which tensors were copied between an accelerator's memory and that of the CPU.
+    """
+
+    stage: int
+    lane: str
+    start_s: float
+    end_s: float
+    copied_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The events of one inference, ordered by start."""
+
+    events: tuple[Event, ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first start to the last end."""
+        return max(e.end_s for e in self.events) - min(e.start_s for e in self.events)
+
+    def overlaps(self) -> list[tuple[Event, Event]]:
+        """Return the pairs of events that overlap on one lane; a lawful timeline has none."""
+        found = []
+        last: dict[str, Event] = {}
+        for event in sorted(self.events, key=lambda e: e.start_s):
+            before = last.get(event.lane)
+            if before is not None and before.end_s > event.start_s:
+                found.append((before, event))
+            last[event.lane] = event
+        return found
+
+
+Span = tuple[float, float]
+"""Start and end of a task, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """Which lanes stand in each other's way, by index.
+
+    Attributes:
+        excluded: for each lane the others that cannot run while it does.
+        slots: how many tasks a lane runs at once.
+    """
+
+    excluded: tuple[tuple[int, ...], ...]
+    slots: tuple[int, ...]
+
+    @classmethod
+    def of(cls, platform: Platform) -> Law:
+        """Return the law of a platform; lanes are numbered in its order."""
+        lanes = platform.processors
+        return cls(
+            tuple(tuple(j for j, b in enumerate(lanes) if j != i and a.excludes(b)) for i, a in enumerate(lanes)),
+            tuple(lane.slots for lane in lanes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One stage of one inference.
+
+    Attributes:
+        lane: its index.
+        work_s: what it takes while nothing slows it.
+        needs: the tasks that it reads from, all earlier ones, and what each needs to hand over, in seconds.
+        slowed: for each lane the factor on the task's time while that lane is busy; empty where nothing slows it.
+    """
+
+    lane: int
+    work_s: float
+    needs: tuple[tuple[int, float], ...] = ()
+    slowed: tuple[float, ...] = ()
+
+
+def run_tasks(tasks: Sequence[Task], law: Law) -> list[Span]:
+    """Return when each task runs.
+
+    Raises:
+        UnavailableError: a task can never start, or a time is no number.
+    """
+    for index, task in enumerate(tasks):
+        if not 0.0 <= task.work_s < math.inf:
+            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is not a time")
+    spans = _in_order(tasks, law)
+    # What never runs at once cannot slow each other.
+    if not any(task.slowed for task in tasks) or not _overlap(spans):
+        return spans
+    return _Run(tasks, law).finish()
+
+
+def _overlap(spans: Sequence[Span]) -> bool:
+    end = 0.0
+    for start, stop in sorted(spans):
+        if start < end:
+            return True
+        end = max(end, stop)
+    return False
+
+
+def _in_order(tasks: Sequence[Task], law: Law) -> list[Span]:
+    """Run tasks that do not slow each other: one pass in their order."""
+    free: list[list[float]] = [[0.0] * slots for slots in law.slots]
+    last = [0.0] * len(law.slots)
+    spans: list[Span] = []
+    for task in tasks:
+        lane = task.lane
+        slots = free[lane]
+        start = slots[0]
+        for other in law.excluded[lane]:
+            start = max(start, last[other])
+        for before, delay_s in task.needs:
+            start = max(start, spans[before][1] + delay_s)
+        end = start + task.work_s
+        slots[0] = end
+        if len(slots) > 1:
+            slots.sort()
+        last[lane] = max(last[lane], end)
+        spans.append((start, end))
+    return spans
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tasks from event to event: something ends or becomes ready, and the rates of all that run are set anew."""
+
+    tasks: Sequence[Task]
+    law: Law
+    now_s: float = 0.0
+    left: dict[int, float] = field(default_factory=dict)  # running task → work that is left
+    started: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+
+    def finish(self) -> list[Span]:
+        self.waiting = list(range(len(self.tasks)))
+        while self.waiting or self.left:
+            self._start()
+            rates = {index: 1.0 / self._slowed(index) for index in self.left}
+            ends = [self.left[i] / rate for i, rate in rates.items()]
+            wakes = [at - self.now_s for i in self.waiting if (at := self._ready_s(i)) is not None and at > self.now_s]
+            step_s = min(ends + wakes, default=math.inf)
+            if step_s == math.inf:
+                raise UnavailableError("stages wait for each other forever", "this order cannot be run")
+            self._advance(step_s, rates)
+        return [(self.started[i], self.ended[i]) for i in range(len(self.tasks))]
+
+    def _advance(self, step_s: float, rates: dict[int, float]) -> None:
+        self.now_s += step_s
+        for index, rate in rates.items():
+            self.left[index] -= step_s * rate
+            # What rounding leaves of a task is no work.
+            if self.left[index] <= 1e-12 * max(self.tasks[index].work_s, self.now_s):
+                del self.left[index]
+                self.ended[index] = self.now_s
+
+    def _start(self) -> None:
+        """Start what can start now; who waits for a lane keeps later ones off it, and off those it excludes."""
+        claimed: Counter[int] = Counter()
+        busy = Counter(self.tasks[index].lane for index in self.left)
+        for index in list(self.waiting):
+            lane = self.tasks[index].lane
+            free = self.law.slots[lane] - busy[lane] - claimed[lane]
+            blocked = any(busy[o] or claimed[o] for o in self.law.excluded[lane])
+            ready_s = self._ready_s(index)
+            if free > 0 and not blocked and ready_s is not None and ready_s <= self.now_s:
+                self.waiting.remove(index)
+                self.started[index] = self.now_s
+                self.left[index] = self.tasks[index].work_s
+                busy[lane] += 1
+            else:
+                claimed[lane] += 1
+
+    def _ready_s(self, index: int) -> float | None:
+        task = self.tasks[index]
+        at = 0.0
+        for before, delay_s in task.needs:
+            if before not in self.ended:
+                return None
+            at = max(at, self.ended[before] + delay_s)
+        return at
+
+    def _slowed(self, index: int) -> float:
+        task = self.tasks[index]
+        if not task.slowed:
+            return 1.0
+        lanes = {self.tasks[other].lane for other in self.left if other != index} - {task.lane}
+        return math.prod(task.slowed[lane] for lane in lanes)
+
+
+def timeline(spans: Sequence[Span], lanes: Sequence[str]) -> Timeline:
+    """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``lanes[i]``."""
+    events = [Event(i, lane, start, end) for i, ((start, end), lane) in enumerate(zip(spans, lanes, strict=True))]
+    events.sort(key=lambda e: (e.start_s, e.stage))
+    return Timeline(tuple(events))
+
+
+def busiest_s(tasks: Sequence[Task], law: Law) -> float:
+    """Return the seconds that the busiest lane works for one inference: in a stream no result comes in less.
+
+    A lane with several slots shares its work among them.
+    """
+    busy: dict[int, float] = {}
+    for task in tasks:
+        busy[task.lane] = busy.get(task.lane, 0.0) + task.work_s
+    return max((work_s / law.slots[lane] for lane, work_s in busy.items()), default=0.0)
+
+
+SPARE_FRAMES = 2
+"""Inferences in flight beyond those that the lags need: what lets a lane that was held up catch up again."""
+
+_STEADY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """A plan as it is run for a stream of inferences.
+
+    Attributes:
+        lag: of each stage: in round ``r`` it runs for inference ``r - lag``.
+    """
+
+    lag: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """How many rounds after its first stage an inference is finished."""
+        return max(self.lag)
+
+    @property
+    def frames(self) -> int:
+        """How many inferences are in flight at most; each has memory of its own."""
+        return self.depth + 1 + SPARE_FRAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Arc:
+    """A stage that waits for another one, in every round.
+
+    Attributes:
+        before, after: stages; ``after`` waits.
+        tokens: in how many rounds it does not wait: it waits for what ``before`` did that many rounds ago.
+    """
+
+    before: int
+    after: int
+    tokens: int
+
+
+def needs_of(graph: Graph, plan: Plan) -> list[frozenset[int]]:
+    """Return for each stage the other stages that it reads from."""
+    place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
+    return [
+        frozenset(place[b] for o in stage.operators for b in graph.predecessors(o)) - {i}
+        for i, stage in enumerate(plan.stages)
+    ]
+
+
+def rounds(plan: Plan, platform: Platform, needs: Sequence[Collection[int]]) -> Rounds:
+    """Return how a plan is run for a stream; ``needs`` as :func:`needs_of` returns them."""
+    lanes = {name: platform[name] for name in plan.by_processor()}
+    lag: list[int] = []
+    for index, stage in enumerate(plan.stages):
+        least = 0
+        for other, before in enumerate(plan.stages[:index]):
+            same = before.processor == stage.processor
+            turns = not same and lanes[before.processor].excludes(lanes[stage.processor])
+            if same or turns or other in needs[index]:
+                least = max(least, lag[other] + (not same and not turns))
+        lag.append(least)
+    return Rounds(tuple(lag))
+
+
+def arcs(plan: Plan, platform: Platform, needs: Sequence[Collection[int]], how: Rounds) -> list[Arc]:
+    """Return who waits for whom between lanes: for what it reads, for its turn, and for the memory of an inference."""
+    lag, stages = how.lag, plan.stages
+    found = [
+        Arc(before, after, lag[after] - lag[before])
+        for after in range(len(stages))
+        for before in sorted(needs[after])
+        if stages[before].processor != stages[after].processor
+    ]
+    lanes = list(plan.by_processor())
+    for number, one in enumerate(lanes):
+        for other in lanes[number + 1 :]:
+            if platform[one].excludes(platform[other]):
+                turns = [i for i, s in enumerate(stages) if s.processor in (one, other)]
+                found += [
+                    Arc(a, b, int(b <= a))
+                    for a, b in zip(turns, [*turns[1:], turns[0]], strict=True)
+                    if stages[a].processor != stages[b].processor
+                ]
+    read = {before for each in needs for before in each}
+    for last in (i for i in range(len(stages)) if i not in read):
+        for first in (i for i in range(len(stages)) if not needs[i]):
+            if stages[last].processor != stages[first].processor:
+                found.append(Arc(last, first, how.frames - lag[last] + lag[first]))
+    least: dict[tuple[int, int], int] = {}
+    for arc in found:
+        key = arc.before, arc.after
+        least[key] = min(arc.tokens, least.get(key, arc.tokens))
+    return [Arc(before, after, tokens) for (before, after), tokens in least.items()]
+
+
+def in_rounds(tasks: Sequence[Task], how: Rounds, inferences: int) -> tuple[list[Task], list[int]]:
+    """Return the tasks of several inferences in the order in which lanes run them, and whose each is.
+
+    Args:
+        tasks: of one inference, task ``i`` for stage ``i``.
+    """
+    place: dict[tuple[int, int], int] = {}
+    found: list[Task] = []
+    whose: list[int] = []
+    read = {before for task in tasks for before, _ in task.needs}
+    sinks = [i for i in range(len(tasks)) if i not in read]
+    for turn in range(inferences + how.depth):
+        for index, task in enumerate(tasks):
+            inference = turn - how.lag[index]
+            if not 0 <= inference < inferences:
+                continue
+            needs = [(place[inference, before], delay) for before, delay in task.needs]
+            if not task.needs and inference >= how.frames:
+                needs += [(place[inference - how.frames, sink], 0.0) for sink in sinks]
+            place[inference, index] = len(found)
+            found.append(Task(task.lane, task.work_s, tuple(needs), task.slowed))
+            whose.append(inference)
+    return found, whose
+
+
+def stream_period_s(tasks: Sequence[Task], law: Law, how: Rounds) -> float:
+    """Return the seconds from one result to the next while the pipeline is full.
+
+    Raises:
+        UnavailableError: a task can never start, or a time is no number.
+    """
+    count = how.frames + _STEADY
+    # What drains the pipeline at the end is no part of a stream.
+    ordered, whose = in_rounds(tasks, how, 2 * count + how.depth)
+    ends = [0.0] * (2 * count + how.depth)
+    for inference, (_, end) in zip(whose, run_tasks(ordered, law), strict=True):
+        ends[inference] = max(ends[inference], end)
+    # Where lanes are nearly as busy as each other, a steady state is far away.
+    return max((ends[2 * count - 1] - ends[count - 1]) / count, busiest_s(tasks, law))
