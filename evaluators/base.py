@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 
 from evaluators.measurement.disturbance import Counters
 from evaluators.schedule import Timeline
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.states import State
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.states import State
 
 if TYPE_CHECKING:
     from evaluators.workload.host import WorkloadSession
     from evaluators.workload.outcome import Objective
-    from search_spaces.joined_graph import JoinedGraph
-    from search_spaces.workload import Workload
+    from search_spaces.core.joined_graph import JoinedGraph
+    from search_spaces.core.workload import Workload
 
 Table = NDArray[np.float64]
 

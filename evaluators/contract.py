@@ -24,12 +24,12 @@ import numpy as np
 
 from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, Session
 from evaluators.schedule import Timeline
-from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError, UnavailableError
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Limits, Platform
-from search_spaces.plugins import contract_version
+from search_spaces.core.errors import OptimizeError, UnavailableError
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Limits, Platform
+from search_spaces.core.plugins import contract_version
+from search_spaces.spaces.chain import chain_plan
 
 _CLOCK_S = 1e-6  # events are compared with this tolerance: clocks of two processes may be read a moment apart
 _PATIENCE_S = 10.0  # within this, an evaluator that measures obeys an interrupt or a limit

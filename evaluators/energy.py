@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from evaluators.base import Session
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.platform import Platform
 
 OPTION = "power_w"
 _SYS = Path("/sys")

@@ -1,7 +1,7 @@
 """A guard around evaluators that others wrote: whatever they do wrong is one line that names them.
 
-Their exceptions become :class:`~search_spaces.errors.UnavailableError`, a call that hangs is broken off, and what they
-return is checked: as many times as runs, finite, and greater than 0.
+Their exceptions become :class:`~search_spaces.core.errors.UnavailableError`, a call that hangs is broken off, and what
+they return is checked: as many times as runs, finite, and greater than 0.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from evaluators.forwarding import (
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Limits, Platform
-from search_spaces.plugins import foreign, time_limit
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Limits, Platform
+from search_spaces.core.plugins import foreign, time_limit
+from search_spaces.core.states import State
+from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered, Lowering, as_it_stands
-from search_spaces.states import State
-from search_spaces.workload import Workload
 
 _PREPARE_S = 600.0
 _CLOSE_S = 30.0

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from search_spaces.wording import percent
+from search_spaces.core.wording import percent
 
 _CPU = Path("/sys/devices/system/cpu")
 _THERMAL = Path("/sys/class/thermal")

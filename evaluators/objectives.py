@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from evaluators.base import Batch, Candidate, Session
 from evaluators.energy import Meter, powers_w
 from evaluators.forwarding import ForwardingCandidate, ForwardingSession
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.states import State
 from search_spaces.rewrites.lower import Lowering
-from search_spaces.states import State
 
 
 def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from evaluators.base import Evaluator
-from search_spaces.plugins import entries, find_entry, foreign, is_ours, load_entry, origin, time_limit
+from search_spaces.core.plugins import entries, find_entry, foreign, is_ours, load_entry, origin, time_limit
 
 MAKE_S = 30.0
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from evaluators.base import Agreement
 from evaluators.schedule import Event, Timeline
-from search_spaces.errors import RunFolderError, UnavailableError
+from search_spaces.core.errors import RunFolderError, UnavailableError
 
 RUN_NOISE = 0.01
 """Relative standard deviation of one run that is assumed before the samples can tell (a shared, otherwise idle CPU)."""

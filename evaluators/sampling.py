@@ -27,7 +27,7 @@ from evaluators.base import Candidate
 from evaluators.measurement.disturbance import QUIET, RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError
 
 MARGIN = 0.02
 """How much slower still counts as no slower: equal work differs by 1.4 % (sd) from one block of runs to another, and

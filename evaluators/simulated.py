@@ -16,11 +16,11 @@ from evaluators.base import Batch, Candidate, Capabilities, Session
 from evaluators.cost_model.plans import UNSURE, Errors, PlanSimulator, by_origins
 from evaluators.cost_model.transfers import Prices
 from evaluators.schedule import Timeline
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.intensity import Cost, operator_costs
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import Cost, operator_costs
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.rewrites.lower import Lowered, Lowering
 from search_spaces.rewrites.tucker import Ranks, tucker_layers
 

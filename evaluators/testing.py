@@ -20,10 +20,10 @@ import numpy as np
 from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
 from evaluators.schedule import Event, Law, Task, Timeline, run_tasks, timeline
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
 
 __all__ = [
     "EvaluatorContract",
@@ -112,7 +112,7 @@ class SyntheticEvaluator(Evaluator):
         noise: see there. The n-th run of the k-th fresh instance of a plan is always the same; instances that are
             not fresh are all the same one.
         interaction: factor on the latency of a plan that the law does not know of; stage times keep to the law.
-        fails: plans for which loading raises :class:`~search_spaces.errors.UnavailableError`.
+        fails: plans for which loading raises :class:`~search_spaces.core.errors.UnavailableError`.
         returns_nan: plans whose latencies are NaN.
     """
 

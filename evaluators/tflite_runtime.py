@@ -10,8 +10,8 @@ from evaluators.base import EvaluatorCapabilities
 from evaluators.litert.processors import computes_with_xnnpack, local_platform, make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.worker.runtimes import TFLITE
-from search_spaces.errors import UsageError
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UsageError
+from search_spaces.core.platform import Platform, Processor
 
 
 class TfliteRuntimeEvaluator(LitertEvaluator):

@@ -16,9 +16,9 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
-    from optimizer.config import StudyConfig
-    from optimizer.history import Trial
-    from optimizer.result import Result
+    from optimizer.study.config import StudyConfig
+    from optimizer.study.history import Trial
+    from optimizer.study.result import Result
 
 Model = str | PathLike[str]
 
@@ -34,7 +34,7 @@ class Module(Protocol):
 class Options(TypedDict, total=False):
     """What ``optimize`` takes beside the model: the options of the command line, with typed values.
 
-    ``optimize --help`` and :class:`optimizer.config.StudyConfig` say what each one means.
+    ``optimize --help`` and :class:`optimizer.study.config.StudyConfig` say what each one means.
     """
 
     minutes: float | None
@@ -95,8 +95,8 @@ def optimize(
         OptimizeError: a setting is wrong, nothing fits, or a device cannot be used; ``exit_code`` tells which.
         KeyboardInterrupt: the search was interrupted; the same ``study`` resumes it.
     """
-    from optimizer.study import run_study
-    from optimizer.study_ends import Interrupted
+    from optimizer.study.course import run_study
+    from optimizer.study.ends import Interrupted
 
     if not isinstance(model, str | PathLike | Sequence):
         from search_spaces.models.convert import converted_module
@@ -111,8 +111,8 @@ def optimize(
 
 
 def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
-    from optimizer.config import parse_config
-    from search_spaces.allowed_code import allow
+    from optimizer.study.config import parse_config
+    from search_spaces.core.allowed_code import allow
 
     models = [model] if isinstance(model, str | PathLike) else list(model)
     given: dict[str, Any] = dict(options)
@@ -135,7 +135,7 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
 def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, progress: bool) -> Any:
     import warnings
 
-    from optimizer.console import ProgressWatcher
+    from optimizer.report.console import ProgressWatcher
 
     tell = on_trial or (lambda _: None)
 

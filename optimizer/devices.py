@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from evaluators.base import Evaluator
 from evaluators.energy import OPTION
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform, tell_apart, with_cpu
-from search_spaces.platform_file import read_platform
-from search_spaces.platform_names import find_platform_file
-from search_spaces.registry import freedoms_of
-from search_spaces.workload import is_workload
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, tell_apart, with_cpu
+from search_spaces.core.platform_file import read_platform
+from search_spaces.core.platform_names import find_platform_file
+from search_spaces.core.workload import is_workload
+from search_spaces.spaces.registry import freedoms_of
 
 if TYPE_CHECKING:
-    from optimizer.config import StudyConfig
+    from optimizer.study.config import StudyConfig
 
 
 def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tuple[Graph, Platform]:
@@ -30,7 +30,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         UsageError: a name or a file is wrong.
         UnavailableError: a processor cannot be used here.
     """
-    from optimizer.config import parse_powers
+    from optimizer.study.config import parse_powers
     from search_spaces.models import load
 
     go_to(evaluator, config)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.models.files import replacing
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")

@@ -23,7 +23,7 @@ import pytest
 from ai_edge_litert.profiling_info_pb2 import BenchmarkProfilingData
 
 from evaluators.remote.devices import ENVIRONMENT
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models.litert import read_model
 
 SERIAL = "8A1X0ABCD"

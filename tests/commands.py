@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from optimizer.cli import main
-from optimizer.records import Record, encode, header
-from optimizer.storage import read_log
+from optimizer.study.log import read_log
+from optimizer.study.records import Record, encode, header
 
 ROOT = Path(__file__).parents[1]
 SYNTHETIC = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--max-stages", "2", "--sampler", "random", "-q"]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from optimizer import decide, model_study
-from search_spaces.graph import Graph
+from optimizer.study import one_model as model_study
+from optimizer.study import verdict as decide
+from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
 from tests import sentences

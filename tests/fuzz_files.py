@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from optimizer.cli import main as optimize
-from optimizer.records import encode, header
-from optimizer.storage import read_log
+from optimizer.study.log import read_log
+from optimizer.study.records import encode, header
 from tests.commands import SEARCHED
 
 MODEL = "squeezenet1_1@0.25/64"

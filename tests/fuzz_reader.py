@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.chain import ChainSpace
-from search_spaces.cuts import cut_points, layer_length, parameter_count
-from search_spaces.errors import ModelError, OptimizeError
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs, unknown_kinds
+from search_spaces.core.errors import ModelError, OptimizeError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs, unknown_kinds
+from search_spaces.core.plan import canonical
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.dtypes import has_fixed_size
 from search_spaces.models.flatbuffer import IDENTIFIER, write_model
 from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.litert import read_model
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.cuts import cut_points, layer_length, parameter_count
 from tests.tflite_models import SHAPE, TYPES, Net, quantized, variable, with_signature
 
 CASE_S = 2.0

@@ -16,10 +16,10 @@ from unittest import mock
 
 from evaluators.litert import candidate
 from evaluators.litert.session import LitertEvaluator
-from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.models.litert import read_model
+from search_spaces.spaces.chain import chain_plan
 from tests.fuzz_reader import damaged, follow, runnable_corpus
 
 _MOST_NBYTES = 64 << 20  # of activations, for the sake of those who share the machine

@@ -12,10 +12,10 @@ from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertSession
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 
 
 def single_cores(platform: Platform) -> list[str]:

@@ -22,9 +22,9 @@ from optuna.storages import BaseStorage
 
 from evaluators.testing import SyntheticEvaluator
 from optimizer.shared.storage import close_storage, open_storage, patiently
-from search_spaces.chain import ChainSpace
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
-from search_spaces.plan import Plan
+from search_spaces.spaces.chain import ChainSpace
 
 ROOT = Path(__file__).parents[1]
 MODEL = "squeezenet1_1@0.25/64"

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from optimizer.config import StudyConfig
-from optimizer.history import History, Trial
-from optimizer.records import Record
-from optimizer.result import Result
-from optimizer.run import RunFolder
-from optimizer.storage import TrialLog, read_log
-from optimizer.study import run_study
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from optimizer.study.folder import RunFolder
+from optimizer.study.history import History, Trial
+from optimizer.study.log import TrialLog, read_log
+from optimizer.study.records import Record
+from optimizer.study.result import Result
 
 
 class Killed(BaseException):

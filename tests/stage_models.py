@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models.stages import cut_stage
 from tests.tflite_models import SHAPE, TYPES, Net, Piece, run_pieces, some_inputs, variable, whole_model
 

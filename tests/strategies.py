@@ -13,10 +13,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from optimizer.exact.chain import ChainCosts
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
 
 _KINDS = ("ADD", "CONV_2D", "RELU", "CONCATENATION", "SPLIT", "MyCustomOp")
 

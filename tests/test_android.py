@@ -11,10 +11,10 @@ import pytest
 from evaluators.android.adb import Phone
 from evaluators.android.session import FOLDER, AdbEvaluator, AdbSession, read_profile
 from evaluators.contract import EvaluatorContract
-from search_spaces.chain import chain_plan
-from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import DeviceLostError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
 from search_spaces.models import load
+from search_spaces.spaces.chain import chain_plan
 from tests.adb_server import SERIAL, SPEED, PhoneServer, phone_in_farm
 from tests.sentences import fails
 

@@ -9,9 +9,9 @@ import pytest
 
 import optimizer
 from optimizer import Options, optimize
-from optimizer.config import StudyConfig
-from optimizer.history import Trial
-from search_spaces.errors import InfeasibleError, UnavailableError, UsageError
+from optimizer.study.config import StudyConfig
+from optimizer.study.history import Trial
+from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
 from tests.sentences import fails
 
 SMALL_MODEL = "squeezenet1_1@0.25/64"

@@ -137,7 +137,7 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("module", [*LAYERS, "search_spaces.errors", "optimizer.cli"])
+@pytest.mark.parametrize("module", [*LAYERS, "search_spaces.core.errors", "optimizer.cli"])
 def test_importing_is_light(module: str) -> None:
     assert loaded_after(f"import {module}") == set()
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optimizer.baselines import baselines
-from optimizer.history import OPTIMUM, UNSEEN, History, Trial
-from optimizer.loop import Loop, in_space
-from optimizer.run import RunFolder
+from optimizer.model.baselines import baselines
 from optimizer.samplers import SAMPLERS, quiet_optuna, study_sampler
 from optimizer.samplers.study import ExhaustedError
-from search_spaces.allowed_code import allow
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import UsageError
+from optimizer.study.folder import RunFolder
+from optimizer.study.history import OPTIMUM, UNSEEN, History, Trial
+from optimizer.study.loop import Loop, in_space
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import UsageError
+from search_spaces.spaces.chain import ChainSpace
 from tests.sentences import fails
 from tests.short_studies import Quiet, go, tried
 from tests.test_loop import GRAPH, PLATFORM, a_loop

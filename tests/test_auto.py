@@ -22,9 +22,9 @@ from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws, cheapest_chains
 from optimizer.samplers.moves import neighbour
 from optimizer.samplers.pricing import Timing
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import PlanError
-from search_spaces.plan import Plan, Stage, canonical
+from search_spaces.core.errors import PlanError
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.benchmarks.instances import COUNT, Instance, instance
 
 CHAIN, BRANCHING = instance(0), instance(2)

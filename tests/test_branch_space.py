@@ -8,16 +8,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evaluators.schedule import Law, Task, run_tasks
-from search_spaces.branch_runs import BranchRuns
-from search_spaces.branch_space import BranchSpace
-from search_spaces.branches import branch_groups
-from search_spaces.chain import chain_plan
-from search_spaces.errors import PlanError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.zoo import draft
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform, Processor
-from search_spaces.registry import make_space
+from search_spaces.spaces.branch_runs import BranchRuns
+from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.branches import branch_groups
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.registry import make_space
 from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, one_core
 from tests.test_branches import Recipe, built, network, recipes

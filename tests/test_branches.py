@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.branches import Branch, BranchGroup, branch_groups, walk
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.zoo import draft
+from search_spaces.spaces.branches import Branch, BranchGroup, branch_groups, walk
 from tests.strategies import chain_graph, graphs, tensor, vgg16_graph
 
 

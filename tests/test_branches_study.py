@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import SyntheticEvaluator
-from optimizer.branch_greedy import branch_greedy
-from optimizer.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
-from optimizer.config import StudyConfig, most_stages
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.profile import Profile
-from optimizer.study import run_study
-from search_spaces.branch_runs import BranchRuns
-from search_spaces.branch_space import BranchSpace
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
+from optimizer.model.branch_greedy import branch_greedy
+from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
+from optimizer.model.profile import Profile
+from optimizer.study.config import StudyConfig, most_stages
+from optimizer.study.course import run_study
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.branch_runs import BranchRuns
+from search_spaces.spaces.branch_space import BranchSpace
 from tests.sentences import fails
 from tests.short_studies import Quiet
 from tests.strategies import one_core

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from optimizer.campaign.file import json_schema, read_campaign
 from optimizer.campaign.studies import plan_studies
 from optimizer.cli import main
-from search_spaces.errors import UsageError
+from search_spaces.core.errors import UsageError
 from tests.campaign_files import written
 from tests.sentences import fails, says
 

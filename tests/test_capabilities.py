@@ -30,18 +30,18 @@ from evaluators.remote.session import RemoteEvaluator
 from evaluators.table.evaluator import TableEvaluator, TableSession
 from evaluators.testing import SyntheticEvaluator, SyntheticSession
 from evaluators.workload.predicted import PredictedSession
-from optimizer import study
-from optimizer.config import parse_config
-from optimizer.robust import in_states
-from optimizer.workload_problem import read_problem
-from search_spaces.chain import chain_plan
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from optimizer.model.robust import in_states
+from optimizer.study import course as study
+from optimizer.study.config import parse_config
+from optimizer.workload.problem import read_problem
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.states import State
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.states import State
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.coexecution import CoexecutionSpace
 from tests.remote_agents import agent_here
 from tests.sentences import fails
 from tests.short_studies import go

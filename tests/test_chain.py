@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import PlanError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 from tests.strategies import chain_graph, chains, graphs, platforms
 

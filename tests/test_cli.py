@@ -15,7 +15,7 @@ import pytest
 from evaluators.registry import make_evaluator
 from evaluators.remote.devices import ENVIRONMENT as DEVICES
 from optimizer.cli import COMMANDS, main
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
 from tests.commands import ROOT, SYNTHETIC, answered
 from tests.sentences import says

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
-from optimizer.coexecution import coexecution_profile
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
-from optimizer.profile import profile
-from search_spaces.coexecution import CoexecutionSpace, Part
-from search_spaces.errors import PlanError, RewriteError, UsageError
-from search_spaces.graph import Graph
+from optimizer.model.coexecution import coexecution_profile
+from optimizer.model.profile import profile
+from search_spaces.core.errors import PlanError, RewriteError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Share, Stage, canonical
+from search_spaces.core.platform import Platform
+from search_spaces.core.wording import many
 from search_spaces.models.litert import read_model
-from search_spaces.plan import Plan, Share, Stage, canonical
-from search_spaces.platform import Platform
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.splits import extent
 from search_spaces.rewrites.views import without_copies
-from search_spaces.wording import many
+from search_spaces.spaces.coexecution import CoexecutionSpace, Part
 from tests.sentences import fails
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core

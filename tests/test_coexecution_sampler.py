@@ -13,10 +13,10 @@ from optimizer.exact.chain import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.coexecution import CoexecutionProposer
-from search_spaces.coexecution import CoexecutionSpace
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models.litert import read_model
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.coexecution import CoexecutionSpace
 from tests.split_models import Layers
 from tests.strategies import one_core
 

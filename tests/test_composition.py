@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from optimizer.cli import main
 from optimizer.exact.bound import relax
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.history import WARM
-from optimizer.storage import read_log
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
+from optimizer.study.history import WARM
+from optimizer.study.log import read_log
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
 from tests.sentences import says
 
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu", "--budget", "6"]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from optimizer.config import StudyConfig, command_line, most_stages, option, parse_config
-from search_spaces.errors import UsageError
+from optimizer.study.config import StudyConfig, command_line, most_stages, option, parse_config
+from search_spaces.core.errors import UsageError
 from tests.sentences import fails
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from optimizer.cli import main
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models import convert, load
 from search_spaces.models.convert import TOLERANCE, kind_of
 
@@ -143,7 +143,7 @@ def test_torch_modules_arrive(kind: str, tmp_path: Path) -> None:
     if kind == "module":
         path = convert.converted_module(module, example)
     else:
-        from search_spaces.allowed_code import allow
+        from search_spaces.core.allowed_code import allow
 
         source = tmp_path / "net.pt2"
         torch.export.save(torch.export.export(module.eval(), example), source)

@@ -23,11 +23,11 @@ from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
-from optimizer.config import StudyConfig
-from optimizer.records import Record
-from optimizer.study import run_study
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from optimizer.study.records import Record
 from optimizer.tools.calibrate import Measured, calibrate, refine
-from search_spaces.errors import ProfileError, RunFolderError, UsageError
+from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
 from tests.sentences import fails

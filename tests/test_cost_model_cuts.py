@@ -15,7 +15,7 @@ from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
 from evaluators.cost_model.profile import CostProfile
 from evaluators.testing import SyntheticEvaluator
 from optimizer.tools.calibrate import calibrate
-from search_spaces.errors import ProfileError, UnavailableError
+from search_spaces.core.errors import ProfileError, UnavailableError
 from tests.sentences import fails
 from tests.test_cost_model_calibrate import make_small
 

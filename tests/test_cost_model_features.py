@@ -16,8 +16,8 @@ from evaluators.cost_model.features import (
     operator_features,
 )
 from evaluators.cost_model.phones import features_of_row
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder
 from tests.sentences import fails

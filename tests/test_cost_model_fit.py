@@ -19,7 +19,7 @@ from evaluators.cost_model.fit import (
     sum_of_kernels,
 )
 from evaluators.cost_model.kernels import KernelModel, Tile
-from search_spaces.errors import ProfileError
+from search_spaces.core.errors import ProfileError
 from search_spaces.models.zoo import draft
 from tests.sentences import fails
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evaluators.cost_model.calibrate_kernels import middle
 from evaluators.cost_model.calibrate_time import operator_seconds, run_order
 from evaluators.cost_model.features import operator_features
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.graph import Graph, Operator
 from tests import strategies
 
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from evaluators.cost_model.calibrate_nets import GENERATOR, MOST_MACS, network, networks
-from search_spaces.intensity import operator_costs
+from search_spaces.core.intensity import operator_costs
 
 
 def test_networks_are_the_same_again_affordable_and_lawful() -> None:

@@ -16,7 +16,7 @@ from evaluators.cost_model.phones import (
     family_of,
     read_phones,
 )
-from search_spaces.errors import UsageError
+from search_spaces.core.errors import UsageError
 from tests.benchmarks.fit_phones import cpu_wholes, fit_gpu, platform_of, predict_cpu, predict_gpu
 from tests.sentences import fails
 

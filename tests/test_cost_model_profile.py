@@ -28,11 +28,11 @@ from evaluators.cost_model.profile import (
     shipped_profiles,
     to_json,
 )
-from search_spaces.errors import OptimizeError, ProfileError
+from search_spaces.core.errors import OptimizeError, ProfileError
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform_file import read_platform
+from search_spaces.core.platform_names import find_platform_file, platform_names
 from search_spaces.models.zoo import draft
-from search_spaces.platform import Platform, Processor
-from search_spaces.platform_file import read_platform
-from search_spaces.platform_names import find_platform_file, platform_names
 from tests.cost_model import features
 from tests.sentences import fails
 

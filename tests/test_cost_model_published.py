@@ -14,9 +14,9 @@ from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import CostProfile, find_profile
 from evaluators.cost_model.transfers import prices
-from optimizer.baselines import baselines
+from optimizer.model.baselines import baselines
+from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
-from search_spaces.platform import Platform
 
 REFERENCE = Path(os.environ.get("PARTITION_OPTIMIZER_REFERENCE", Path(__file__).parents[2] / "shared" / "reference"))
 pytestmark = pytest.mark.skipif(

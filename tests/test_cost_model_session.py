@@ -27,9 +27,9 @@ from evaluators.cost_model.profile import (
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.registry import make_evaluator
 from optimizer.cli import main
-from search_spaces.chain import chain_plan
-from search_spaces.errors import ProfileError, UnavailableError, UsageError
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import ProfileError, UnavailableError, UsageError
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
 from tests.sentences import fails
 
 

@@ -18,12 +18,12 @@ from evaluators.cost_model.transfers import Prices, prices
 from evaluators.cost_model.transfers import one_core as driven_alike
 from evaluators.objectives import peak_nbytes
 from evaluators.schedule import Law, Rounds, Task, busiest_s, run_tasks, stream_period_s
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import ProfileError, UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import ProfileError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import canonical
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.zoo.builder import Builder
-from search_spaces.plan import canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 from tests.strategies import chain_graph, chains, graphs, one_core, placements, platforms, shared_platforms
 

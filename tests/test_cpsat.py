@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from optimizer.exact.cpsat import run_solver, solver_module
+from optimizer.exact.graphs.cpsat import run_solver, solver_module
 
 
 def test_ctrl_c_ends_a_solve_and_the_next_one_too() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search_spaces.core.plan import LayerRanks
 from search_spaces.models.zoo import draft
-from search_spaces.plan import LayerRanks
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker_ranks import SEED_001, choose_ranks
 from tests.benchmarks.seed_001_gpu import OURS, OURS_TUCKER, PROCESSES, summary

@@ -14,9 +14,9 @@ from evaluators.workload.outcome import outcome
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import Setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate
-from search_spaces.errors import UnavailableError
-from search_spaces.plan import Dispatch
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.plan import Dispatch
+from search_spaces.core.platform import Platform, Processor
 from tests.sentences import fails
 
 LANES = 3

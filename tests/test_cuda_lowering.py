@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from evaluators.cuda.session import References
 from evaluators.litert import tensors
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo.builder import Builder

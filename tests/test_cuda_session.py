@@ -19,20 +19,20 @@ from evaluators.cuda.devices import find_gpu, parse_stream, platform_of
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.registry import make_evaluator
 from optimizer.cli import main
-from optimizer.config import parse_config
-from optimizer.workload_problem import read_problem
-from optimizer.workload_ranks import grids_of
-from search_spaces.chain import chain_plan
-from search_spaces.coexecution import CoexecutionSpace, Part
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from optimizer.study.config import parse_config
+from optimizer.workload.problem import read_problem
+from optimizer.workload.ranks import grids_of
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import LayerRanks, Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import workload_of
 from search_spaces.models import load
-from search_spaces.plan import LayerRanks, Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import with_pools
-from search_spaces.workload import workload_of
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.sentences import fails, says
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -211,7 +211,7 @@ def test_a_study_of_several_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("optimizer.study.make_evaluator", lambda _: CudaEvaluator("cpu"))
+    monkeypatch.setattr("optimizer.study.course.make_evaluator", lambda _: CudaEvaluator("cpu"))
     arrival = f"own_weights: {str(own).lower()}, arrival: {{kind: closed, requests: 4}}"
     entry = f"name: a, model: '{SMALL}', count: 2, {arrival}"
     Path("w.yaml").write_text(f"models:\n  - {{{entry}}}\n  - {{name: b, model: 'mobilenet_v1@0.25/32'}}\n")

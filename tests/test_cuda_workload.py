@@ -12,14 +12,14 @@ import pytest
 from evaluators.cuda.devices import MAX_INSTANCES
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaWorkload
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import LayerRanks
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import workload_of
 from search_spaces.models import load
-from search_spaces.plan import LayerRanks
-from search_spaces.pools import with_pools
-from search_spaces.workload import workload_of
 from tests.sentences import fails
 from tests.strategies import chain_graph
 

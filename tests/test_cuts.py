@@ -3,11 +3,11 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import CutPoint, cut_points, every_layer, layer_length, layer_type, parameter_count
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph, Operator
-from search_spaces.intensity import operator_costs
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.intensity import operator_costs
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import CutPoint, cut_points, every_layer, layer_length, layer_type, parameter_count
 from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, tensor, vgg16_graph
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from optimizer.cli import main
-from optimizer.deadline import TRUST
-from optimizer.storage import read_log
+from optimizer.study.deadline import TRUST
+from optimizer.study.log import read_log
 from tests.sentences import says
 
 STUDY = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "snapdragon855", "--max-stages", "3"]

@@ -13,13 +13,13 @@ from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.measurement.final import FinalPolicy
 from evaluators.samples import Measurement, Samples
 from evaluators.testing import Noise, SyntheticEvaluator
-from optimizer.baselines import baselines
-from optimizer.decide import LEAST_FINALISTS, REACH, FinalSettings, Verdict, decide, finalists, shown_samples
-from optimizer.history import History, Trial
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import RunFolderError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from optimizer.model.baselines import baselines
+from optimizer.study.history import History, Trial
+from optimizer.study.verdict import LEAST_FINALISTS, REACH, FinalSettings, Verdict, decide, finalists, shown_samples
+from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 from tests.strategies import chain_graph
 
@@ -144,7 +144,7 @@ def test_figures_of_the_search_are_scaled_to_the_state_of_the_final() -> None:
 
 
 def test_too_noisy_to_decide_is_told_and_the_best_known_plan_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.decide.UNDECIDED", 0.02)
+    monkeypatch.setattr("optimizer.study.verdict.UNDECIDED", 0.02)
     whole = NAMED["whole on cpu"]
     how = replace(HOW, policy=FinalPolicy(min_rounds=3, max_rounds=3))
     undecided = 0

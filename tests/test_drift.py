@@ -21,15 +21,15 @@ from evaluators.measurement.final import FinalPolicy
 from evaluators.samples import Samples
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
-from optimizer.baselines import baselines
-from optimizer.decide import FinalSettings, decide, finalists
-from optimizer.drift_monitor import DriftMonitor
-from optimizer.history import History
-from optimizer.loop import Loop, in_space
-from optimizer.storage import TrialLog
-from search_spaces.chain import ChainSpace
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from optimizer.model.baselines import baselines
+from optimizer.study.drift_monitor import DriftMonitor
+from optimizer.study.history import History
+from optimizer.study.log import TrialLog
+from optimizer.study.loop import Loop, in_space
+from optimizer.study.verdict import FinalSettings, decide, finalists
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import ChainSpace
 
 GRAPH = example_graph(6)
 NOISE = Noise(run=0.01, spike_share=0.03)
@@ -172,7 +172,7 @@ class Study:
         return self.loop.history
 
     def records(self, kind: str) -> list[Any]:
-        from optimizer.storage import read_log
+        from optimizer.study.log import read_log
 
         return [r.data for r in read_log(self.loop.log.path).records if r.kind == kind]
 

@@ -10,8 +10,8 @@ import pytest
 
 from evaluators.energy import find_meter, powers_w
 from evaluators.testing import SyntheticEvaluator
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.platform import Platform
 from tests.sentences import fails
 
 

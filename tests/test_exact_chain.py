@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from optimizer.exact.bound import lower_bound, model_error, relax
 from optimizer.exact.chain import ChainCosts, best_chains, chain_cost
 from optimizer.exact.chain_costs import Objective
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import InfeasibleError
-from search_spaces.graph import Graph, Operator
-from search_spaces.plan import Plan, canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import InfeasibleError
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.plan import Plan, canonical
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 from tests.strategies import chain_costs, chain_graph, graphs, platforms, shared_platforms, tensor
 

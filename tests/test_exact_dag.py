@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from optimizer.exact.bound import lower_bound
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.dag import best_plan
-from optimizer.exact.graph_costs import GraphCosts, makespan_s, simulate
-from optimizer.exact.segment_model import solve_segment
-from optimizer.exact.segment_plans import list_schedule, segment_cost
-from optimizer.exact.segments import gates, segments
-from search_spaces.errors import InfeasibleError, PlanError, UsageError
-from search_spaces.graph import Graph, Operator
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform, Processor, tell_apart
+from optimizer.exact.graphs.dag import best_plan
+from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
+from optimizer.exact.graphs.segment_model import solve_segment
+from optimizer.exact.graphs.segment_plans import list_schedule, segment_cost
+from optimizer.exact.graphs.segments import gates, segments
+from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform, Processor, tell_apart
 from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, placements, platforms, shared_platforms, tensor
 

@@ -12,7 +12,7 @@ import pytest
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
 from optimizer.tools.explain import explain_run
-from search_spaces.plan import Plan
+from search_spaces.core.plan import Plan
 from tests.sentences import says
 
 TABLE = Path(__file__).parents[1] / "experiments" / "tables" / "one_inference.yaml"

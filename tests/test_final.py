@@ -18,7 +18,7 @@ from evaluators.measurement.final import INSTANCE_NOISE, Final, FinalPolicy, Loa
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
-from search_spaces.errors import RunFolderError, UnavailableError, UsageError
+from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
 from tests.sentences import fails
 
 POLICY = FinalPolicy(max_s=10.0)

@@ -14,9 +14,9 @@ from evaluators.testing import SyntheticEvaluator
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.front import best_within, busiest, memory, pareto_chains, summed, undominated
 from optimizer.exact.weighed import weighed
-from search_spaces.chain import chain_plan
-from search_spaces.errors import InfeasibleError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import InfeasibleError
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.sentences import fails
 
 PLATFORM = SyntheticEvaluator().platform()
@@ -44,7 +44,7 @@ def test_the_front_is_that_of_all_chains(seed: int, count: int, most: int) -> No
         for cuts in combinations(range(1, count), parts - 1):
             borders = [0, *cuts, count]
             for names in product(NAMES, repeat=parts):
-                from search_spaces.plan import Plan, Stage
+                from search_spaces.core.plan import Plan, Stage
 
                 stages = tuple(
                     Stage(tuple(range(a, b)), n) for a, b, n in zip(borders[:-1], borders[1:], names, strict=True)

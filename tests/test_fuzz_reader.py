@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models import load
 from search_spaces.models.flatbuffer import IDENTIFIER
 from tests.fuzz_reader import CASE_S, Tally, corpus, examine
@@ -77,7 +77,7 @@ def test_four_gigabytes_of_nothing_take_no_memory(tmp_path: Path, make: Callable
     make(tmp_path / "m.tflite")
     program = """
 import pathlib, resource, sys, time
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models.litert import read_model
 before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 try:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph, Operator
 from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, tensor
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from optimizer.history import plain_attributes
 from optimizer.shared.storage import close_storage, open_storage
 from optimizer.shared.study import SETTINGS
-from search_spaces import allowed_code
+from optimizer.study.history import plain_attributes
+from search_spaces.core import allowed_code
 from tests.commands import SEARCHED
 from tests.hostile_attributes import Bomb, hostile
 

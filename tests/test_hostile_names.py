@@ -15,10 +15,10 @@ import pytest
 
 from optimizer.campaign.table import to_csv
 from optimizer.cli import main
-from optimizer.console import make_console
-from optimizer.records import encode, header
-from optimizer.storage import read_log
-from search_spaces.errors import UsageError
+from optimizer.report.console import make_console
+from optimizer.study.log import read_log
+from optimizer.study.records import encode, header
+from search_spaces.core.errors import UsageError
 from tests.fuzz_files import MODEL, NAME
 
 COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202e]")

@@ -21,14 +21,14 @@ from evaluators.litert import PlanRunner
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
-from search_spaces.allowed_code import allow
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph, Tensor
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph, Tensor
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.inputs import drawn_inputs, read_inputs
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
 from tests.benchmarks.operators import interpreted
 from tests.litert_loading import loaded
 from tests.sentences import fails, says

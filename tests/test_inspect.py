@@ -19,11 +19,11 @@ from optimizer import cli
 from optimizer.report.graph import CALLER, lay_out, render_svg, write_picture
 from optimizer.report.graph_page import render_page
 from optimizer.tools.inspect import human_count, inspect_graph, moved_bytes, printable, render, to_json
-from search_spaces.branches import branch_groups, walk
-from search_spaces.cuts import cut_points
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph, Operator
-from search_spaces.intensity import operator_costs
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.intensity import operator_costs
+from search_spaces.spaces.branches import branch_groups, walk
+from search_spaces.spaces.cuts import cut_points
 from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, tensor, vgg16_graph
 

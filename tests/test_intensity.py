@@ -5,9 +5,9 @@ from ai_edge_litert.schema_py_generated import BuiltinOperator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import intensity
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.intensity import Cost, operator_costs, parameter_total, unknown_kinds
+from search_spaces.core import intensity
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.intensity import Cost, operator_costs, parameter_total, unknown_kinds
 from tests.strategies import graphs, tensor, vgg16_graph
 
 _SIZES = st.integers(1, 12)

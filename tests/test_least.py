@@ -19,9 +19,9 @@ from optimizer.exact import least as module
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.least import chain_costs, least_chain
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import InfeasibleError, UnavailableError
-from search_spaces.platform import Platform, Processor, tell_apart
+from search_spaces.core.errors import InfeasibleError, UnavailableError
+from search_spaces.core.platform import Platform, Processor, tell_apart
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 from tests.strategies import chain_graph, graphs, platforms, shared_platforms
 from tests.test_cost_model_simulate import priced

@@ -15,9 +15,9 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import worker_starts
 from optimizer.cli import main
 from optimizer.devices import choose_platform
-from search_spaces import allowed_code
-from search_spaces.errors import UsageError
-from search_spaces.platform import Platform, Processor
+from search_spaces.core import allowed_code
+from search_spaces.core.errors import UsageError
+from search_spaces.core.platform import Platform, Processor
 from tests.sentences import fails, says
 
 MODEL = "squeezenet1_1@0.25/64"

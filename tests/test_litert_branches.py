@@ -11,13 +11,13 @@ import pytest
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from optimizer.branch_profile import branch_profile
-from optimizer.profile import profile
-from search_spaces.branch_space import BranchSpace
-from search_spaces.graph import Graph
+from optimizer.model.branch_profile import branch_profile
+from optimizer.model.profile import profile
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.branch_space import BranchSpace
 from tests.litert_loading import agrees
 
 pytestmark = [

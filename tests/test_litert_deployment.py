@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from evaluators.litert import PlanRunner
 from evaluators.litert.deployment import read_deployment
 from evaluators.litert.processors import local_platform
-from search_spaces.errors import OptimizeError, PlanError, UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import OptimizeError, PlanError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
 from tests.litert_loading import three_stages
 from tests.sentences import fails
 

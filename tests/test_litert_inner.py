@@ -18,13 +18,13 @@ from evaluators.litert.program import Layout, Schedule, largest, layout, schedul
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.stages import compiled_together, inner_tensors
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests import strategies
 from tests.litert_loading import litert_lanes, loaded, single_cores
 from tests.test_litert_program import Memory

@@ -15,9 +15,9 @@ import pytest
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.workers import Workers
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.litert_loading import agrees, pid_of, signalled, single_cores, three_lanes
 from tests.sentences import fails
 

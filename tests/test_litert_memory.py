@@ -15,11 +15,11 @@ from evaluators.litert.processors import make_processor
 from evaluators.litert.program import largest
 from evaluators.litert.session import LitertSession
 from evaluators.litert.workers import Workers
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models.litert import read_model
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
 from tests.litert_loading import loaded
 
 pytestmark = pytest.mark.litert

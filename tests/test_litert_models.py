@@ -16,11 +16,11 @@ from evaluators.litert.candidate import blamed
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.workers import Request, WorkerError
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
 from tests.litert_loading import loaded
 from tests.sentences import fails
 

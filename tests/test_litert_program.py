@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.litert.program import ALIGNMENT, LOG_NBYTES, Edge, Layout, Schedule, largest, layout, schedule
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
 from tests import strategies
 
 Case = tuple[Graph, Plan, Platform]

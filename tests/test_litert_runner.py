@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from evaluators.litert import PlanRunner
 from evaluators.litert.processors import local_platform
 from evaluators.litert.tensors import model_inputs
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
 from tests.litert_loading import three_stages
 from tests.sentences import fails
 

@@ -16,11 +16,11 @@ from evaluators.contract import check_timeline
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.workers import Workers
 from evaluators.testing import EvaluatorContract
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests import strategies
 from tests.litert_loading import agrees, loaded, pid_of, single_cores, three_lanes
 

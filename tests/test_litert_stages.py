@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from evaluators.litert.tensors import model_inputs
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models.litert import read_model
 from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel, cut_stage, packing_model
-from search_spaces.platform import Platform
 from tests import strategies
 from tests.sentences import fails
 

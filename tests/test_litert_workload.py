@@ -15,15 +15,15 @@ from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
-from optimizer.workload_baselines import baseline_lanes, workload_baselines
-from search_spaces.errors import PlanError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
-from search_spaces.plan import Plan
-from search_spaces.platform import Limits, Platform
-from search_spaces.pools import with_pools
-from search_spaces.workload import Arrival, Client, Workload
-from search_spaces.workload_space import WorkloadSpace
+from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Limits, Platform
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import Arrival, Client, Workload
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.sentences import fails
 
 pytestmark = pytest.mark.litert

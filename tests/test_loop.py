@@ -23,19 +23,19 @@ from evaluators.base import Candidate, Session
 from evaluators.forwarding import ForwardingSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator, example_graph, schedule
-from optimizer.baselines import Baseline, baselines
 from optimizer.exact.chain import ChainCosts
-from optimizer.feasibility import violations
-from optimizer.history import UNSEEN, History, Trial
-from optimizer.loop import INFEASIBLE, Loop, in_space
+from optimizer.model.baselines import Baseline, baselines
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.study import MOST_REPEATS
-from optimizer.storage import TrialLog
-from search_spaces.allowed_code import allow
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from optimizer.study.feasibility import violations
+from optimizer.study.history import UNSEEN, History, Trial
+from optimizer.study.log import TrialLog
+from optimizer.study.loop import INFEASIBLE, Loop, in_space
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 
 GRAPH = example_graph(6)

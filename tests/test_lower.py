@@ -16,13 +16,13 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.guard import guarded
 from evaluators.litert.session import LitertEvaluator
 from evaluators.testing import SyntheticCandidate, SyntheticEvaluator, SyntheticSession
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import LayerRanks, Plan
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import Layer, tucker_layers
+from search_spaces.spaces.coexecution import CoexecutionSpace
 from tests.split_models import VALID, Layers
 from tests.test_coexecution import TWO
 from tests.test_tucker import images, outputs

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.errors import UsageError
+from search_spaces.core.errors import UsageError
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT, cache_dir, cached
 from search_spaces.models.zoo import VERSION

@@ -11,8 +11,8 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph, Tensor
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph, Tensor
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.flatbuffer import write_model
 from search_spaces.models.litert import read_model

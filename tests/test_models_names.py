@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.zoo.names import LARGEST, VARIANTS, ZOO, Spec, is_name, parse_name
 from tests.sentences import fails

@@ -16,8 +16,8 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph
 from search_spaces.models.flatbuffer import IDENTIFIER, write_model
 from search_spaces.models.litert import read_model
 from tests.sentences import fails

@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.errors import ModelError, UsageError
+from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.models.flatbuffer import ALIGNMENT, SMALL_NBYTES, pack_header, point_at, unpack, write_model
 from tests.sentences import fails
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from optimizer.cli import main
 from optimizer.tools.models import summarise
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs, parameter_total, unknown_kinds
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs, parameter_total, unknown_kinds
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.zoo import VERSION, ZOO, draft
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.models.zoo.widths import eights, whole
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 from tests.sentences import fails, says
 from tests.stage_models import pieces
 from tests.tflite_models import plain_interpreter, run_pieces, some_inputs, whole_model

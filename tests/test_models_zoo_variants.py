@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import ZOO, calibration, draft, write
 from search_spaces.models.zoo.calibration import _outward
 from search_spaces.models.zoo.int8 import _scale
 from search_spaces.models.zoo.names import parse_name
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 from tests.sentences import fails
 from tests.stage_models import pieces
 from tests.tflite_models import Array, plain_interpreter, run_pieces, whole_model

@@ -13,10 +13,10 @@ from evaluators.objectives import LATENCY, OBJECTIVES, PricedSession, find_objec
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.exact.front import undominated
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests.commands import answered
 from tests.sentences import fails, says
 

@@ -35,23 +35,23 @@ from evaluators.litert.worker.runtimes import OPENVINO, check_installed
 from evaluators.litert.workers import WorkerError
 from evaluators.testing import EvaluatorContract
 from optimizer.cli import main
-from optimizer.config import parse_config
 from optimizer.devices import choose_platform, error_hint
-from optimizer.workload_baselines import baseline_lanes, workload_baselines
-from search_spaces.chain import chain_plan
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.errors import OptimizeError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from optimizer.study.config import parse_config
+from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from search_spaces.core.errors import OptimizeError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.models import load
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.models.litert import read_model
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
-from search_spaces.pools import with_pools
-from search_spaces.shared_parts import Part
-from search_spaces.workload import Arrival, Client, Workload
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.shared_parts import Part
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.sentences import fails
 from tests.tflite_models import Net
 

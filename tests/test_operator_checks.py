@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.graph import Operator, Tensor
+from search_spaces.core.graph import Operator, Tensor
 from search_spaces.models.litert import check_operator
 from tests.sentences import fails
 

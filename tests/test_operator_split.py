@@ -12,13 +12,13 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from search_spaces.errors import RewriteError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import RewriteError
+from search_spaces.core.graph import Graph
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.locality import Window
 from search_spaces.rewrites.splits import Axis, Split, SplitGraph, divide, extent, split_operators
-from search_spaces.shared_parts import SharedParts
+from search_spaces.spaces.shared_parts import SharedParts
 from tests.sentences import fails
 from tests.split_models import SAME, VALID, Layers, layers
 from tests.tflite_models import Array, run_pieces

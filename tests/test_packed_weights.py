@@ -11,9 +11,9 @@ import pytest
 
 from evaluators.litert.packed import Holder, existing_packed_weights, packed_weights
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
+from search_spaces.spaces.chain import chain_plan
 from tests.disks import small_disk
 from tests.litert_loading import agrees, litert_lanes
 

@@ -21,10 +21,10 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.schedule import Law, Rounds, Task, arcs, in_rounds, needs_of, rounds, run_tasks, stream_period_s
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests.commands import SEARCHED
 from tests.litert_loading import loaded, single_cores
 from tests.sentences import fails, says
@@ -37,7 +37,7 @@ WORK = st.floats(1e-4, 1e-2)
 
 
 def how_of(lanes: list[str], platform: Platform, needs: list[set[int]]) -> Rounds:
-    from search_spaces.plan import Plan, Stage
+    from search_spaces.core.plan import Plan, Stage
 
     return rounds(Plan("", tuple(Stage((i,), lane) for i, lane in enumerate(lanes))), platform, needs)
 

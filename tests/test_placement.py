@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from evaluators.table.placement import PlacementProblem, read_placement
 from optimizer.cli import main
-from optimizer.exact.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
-from optimizer.exact.placement_latency import improve, lower_bound
-from optimizer.exact.placement_merge import merge
+from optimizer.exact.graphs.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
+from optimizer.exact.graphs.placement_latency import improve, lower_bound
+from optimizer.exact.graphs.placement_merge import merge
 from optimizer.tools.solve import solve_file
-from search_spaces.errors import InfeasibleError, UsageError
+from search_spaces.core.errors import InfeasibleError, UsageError
 from tests.sentences import fails, says
 
 ROOT = Path(__file__).parents[1]

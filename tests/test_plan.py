@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from search_spaces.errors import PlanError, UsageError
-from search_spaces.graph import Graph, Operator
-from search_spaces.plan import MAX_OPERATORS, Plan, Stage, canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.plan import MAX_OPERATORS, Plan, Stage, canonical
+from search_spaces.core.platform import Platform, Processor
 from tests.sentences import fails
 from tests.strategies import chain_graph, chains, graphs, partitions, platforms, tensor
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from optimizer.cli import main
-from optimizer.pretrain import lesson_of
-from optimizer.samplers.policy import Weights, roll_out
+from optimizer.samplers.policy.network import Weights, roll_out
+from optimizer.samplers.policy.pretrain import lesson_of
 from tests.sentences import says
 
 TRAIN = ["pretrain", "--model", "squeezenet1_1", "--platform", "snapdragon855", "--max-stages", "3"]

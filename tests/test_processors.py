@@ -15,11 +15,11 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import tolerance
 from evaluators.testing import SyntheticEvaluator
 from optimizer.devices import choose_platform
-from search_spaces import platform_names
-from search_spaces.errors import OptimizeError, UnavailableError, UsageError
-from search_spaces.platform import Limits, Link, Platform, Processor, tell_apart
-from search_spaces.platform_file import MAX_NBYTES, read_platform
-from search_spaces.platform_names import find_platform_file
+from search_spaces.core import platform_names
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
+from search_spaces.core.platform import Limits, Link, Platform, Processor, tell_apart
+from search_spaces.core.platform_file import MAX_NBYTES, read_platform
+from search_spaces.core.platform_names import find_platform_file
 from tests.sentences import fails, says
 
 CORES = usable_cores()

@@ -6,9 +6,9 @@ import pytest
 
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.exact.chain import best_chains, chain_cost
-from optimizer.profile import Profile, profile
-from search_spaces.chain import chain_plan
-from search_spaces.errors import RunFolderError
+from optimizer.model.profile import Profile, profile
+from search_spaces.core.errors import RunFolderError
+from search_spaces.spaces.chain import chain_plan
 from tests.sentences import fails
 from tests.strategies import chain_graph
 

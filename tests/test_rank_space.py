@@ -18,20 +18,20 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
-from optimizer.ranks import rank_violations
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import PlanError, RewriteError
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs
+from optimizer.model.ranks import rank_violations
+from search_spaces.core.errors import PlanError, RewriteError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
+from search_spaces.core.plan import LayerRanks, Plan
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft
-from search_spaces.plan import LayerRanks, Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.rank_space import RankSpace
-from search_spaces.registry import make_space
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import decompose, factor, outline, ranks_of, read_filters
+from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.registry import make_space
 from tests.sentences import fails
 from tests.split_models import Layers
 from tests.strategies import one_core

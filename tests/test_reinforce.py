@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from optimizer.samplers.auto import Problem
-from optimizer.samplers.policy import Weights, gradient, retrace, roll_out
-from optimizer.samplers.policy_features import NAMES, features
-from optimizer.samplers.reinforce import Learner
-from optimizer.samplers.training import advantages
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UsageError
+from optimizer.samplers.policy.features import NAMES, features
+from optimizer.samplers.policy.network import Weights, gradient, retrace, roll_out
+from optimizer.samplers.policy.reinforce import Learner
+from optimizer.samplers.policy.training import advantages
+from search_spaces.core.errors import UsageError
+from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.instances import Instance, instance
 from tests.sentences import fails
 

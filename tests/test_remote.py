@@ -26,16 +26,16 @@ from evaluators.remote.devices import ENVIRONMENT
 from evaluators.remote.session import RemoteEvaluator
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
-from search_spaces.chain import chain_plan
-from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from search_spaces.core.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
-from search_spaces.platform import Platform
-from search_spaces.pools import with_pools
-from search_spaces.workload import Arrival, Client, Workload
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.remote_agents import agent_here, agent_process
 from tests.sentences import fails
 

@@ -29,9 +29,9 @@ from evaluators.remote.store import Store
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.tools.certificates import make_certificates
-from search_spaces.chain import chain_plan
-from search_spaces.errors import DeviceLostError, UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import DeviceLostError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.remote_agents import agent_here
 from tests.sentences import fails
 

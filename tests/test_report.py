@@ -25,8 +25,8 @@ from optimizer.report.page import render as render_page
 from optimizer.report.study import _outputs, study_document
 from optimizer.report.svg import Scale, standalone
 from optimizer.report.viewers import trace
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
 from tests.sentences import says
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -15,15 +15,15 @@ from rich.console import Console
 
 from evaluators.base import Agreement
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
-from optimizer import study
-from optimizer.console import render
-from optimizer.history import History, Trial
-from optimizer.records import Record, header
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from optimizer.report.console import render
+from optimizer.study import course as study
+from optimizer.study.history import History, Trial
+from optimizer.study.records import Record, header
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import ChainSpace
 from tests.sentences import fails
 from tests.short_studies import Killed, Quiet, go, killed_at, records, tried, verdict
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.cli import main
-from search_spaces.intensity import operator_costs
+from search_spaces.core.intensity import operator_costs
 from search_spaces.models.litert import read_model
 from tests.sentences import says
 

@@ -12,12 +12,12 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.objectives import PricedSession, Pricing, find_objective, pricing
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
-from optimizer.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import UsageError
+from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
+from search_spaces.core.errors import UsageError
+from search_spaces.core.plan import Plan
+from search_spaces.core.states import Robust, parse_states
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.states import Robust, parse_states
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 
 LANES = ("1large", "1small", "gpu")

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from optimizer import files
-from optimizer.config import StudyConfig
 from optimizer.files import write_atomic, write_json
-from optimizer.records import header
-from optimizer.run import RunFolder, read_manifest
-from search_spaces.errors import OptimizeError, RunFolderError
+from optimizer.study.config import StudyConfig
+from optimizer.study.folder import RunFolder, read_manifest
+from optimizer.study.records import header
+from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.sentences import fails
 
 DIGEST = "ab" * 32
@@ -312,9 +312,9 @@ def test_a_start_that_fails_lets_the_lock_go() -> None:
 def test_a_full_disk_at_the_start_is_one_line() -> None:
     program = """
 import resource
-from optimizer.config import StudyConfig
-from optimizer.run import RunFolder
-from search_spaces.errors import RunFolderError
+from optimizer.study.config import StudyConfig
+from optimizer.study.folder import RunFolder
+from search_spaces.core.errors import RunFolderError
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
 try:
     config = StudyConfig(model="m", budget=1, study="first")

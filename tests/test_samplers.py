@@ -15,9 +15,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from optimizer.samplers import DEFAULT, SAMPLERS, make_sampler, quiet_optuna
 from optimizer.samplers.fixed import FixedTpeSampler
 from optimizer.samplers.foreign import ForeignSampler
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import UsageError
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UsageError
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 from tests.sentences import fails
 from tests.strategies import chain_graph
 

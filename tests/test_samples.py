@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evaluators.base import Agreement
 from evaluators.samples import RUN_NOISE, Measurement, Samples
 from evaluators.schedule import Event, Timeline
-from search_spaces.errors import RunFolderError, UnavailableError
+from search_spaces.core.errors import RunFolderError, UnavailableError
 from tests.sentences import fails
 
 LATENCIES = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=40).map(tuple)

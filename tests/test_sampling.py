@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evaluators.base import Agreement, Batch, Candidate
 from evaluators.samples import Samples
 from evaluators.sampling import MARGIN, WARM_S, ColdStart, SamplingPolicy, measure, noise, pruned, slower
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError
 from tests.sentences import fails
 
 POLICY = SamplingPolicy()

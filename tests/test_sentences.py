@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.wording import many, percent, plural
+from search_spaces.core.wording import many, percent, plural
 from tests.sentences import ANY, Golden, fits, plain, read_golden
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.errors import ModelError, UsageError
+from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.shapes import fix_shapes

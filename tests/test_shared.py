@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from optimizer.config import parse_config
 from optimizer.shared.storage import check_url, close_storage, open_storage
 from optimizer.shared.study import SETTINGS, Claim, SharedStudy, placed
 from optimizer.shared.study import joined as settings_joined
-from search_spaces.errors import UnavailableError, UsageError
+from optimizer.study.config import parse_config
+from search_spaces.core.errors import UnavailableError, UsageError
 from tests.sentences import fails, says
 from tests.shared_chaos import MODEL
 from tests.shared_workers import closed_at_the_end, joined, record

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
-from search_spaces.coexecution import CoexecutionSpace, Part
-from search_spaces.errors import PlanError, RewriteError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import PlanError, RewriteError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
-from search_spaces.shared_chains import LONGEST
-from search_spaces.shared_parts import SharedParts
+from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.shared_chains import LONGEST
+from search_spaces.spaces.shared_parts import SharedParts
 from tests.sentences import fails
 from tests.split_models import Layers, layers
 from tests.test_branches import Recipe, built, recipes

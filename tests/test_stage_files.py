@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models.flatbuffer import pack_header, point_outside, write_model
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import StageModel, cut_stage

@@ -11,13 +11,13 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import ModelError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 from tests.sentences import fails
 from tests.stage_models import apart, calling, counter, same
 from tests.tflite_models import SHAPE, Net, nets, variable

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
-from search_spaces.plan import Plan
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
 from tests.litert_loading import agrees, litert_lanes, loaded
 from tests.sentences import fails
 from tests.stage_models import calling, counter

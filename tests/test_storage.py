@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer import records, storage
-from optimizer.records import LogContents, header
-from optimizer.storage import TrialLog, read_log
-from search_spaces.errors import OptimizeError, RunFolderError
+from optimizer.study import log as storage
+from optimizer.study import records
+from optimizer.study.log import TrialLog, read_log
+from optimizer.study.records import LogContents, header
+from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.sentences import fails
 from tests.trial_logs import TRIALS, written
 

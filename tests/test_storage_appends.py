@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.records import Record
-from optimizer.storage import TrialLog, read_log
-from search_spaces.errors import OptimizeError, RunFolderError
+from optimizer.study.log import TrialLog, read_log
+from optimizer.study.records import Record
+from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.disks import small_disk
 from tests.sentences import fails
 from tests.trial_logs import TRIALS, written
@@ -55,8 +55,8 @@ def test_a_file_size_limit_is_one_line(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
-from optimizer.storage import TrialLog
-from search_spaces.errors import OptimizeError
+from optimizer.study.log import TrialLog
+from search_spaces.core.errors import OptimizeError
 log, _ = TrialLog.open(Path(sys.argv[1]))
 log.append("trial", {"a": "x" * 1000})
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
@@ -99,7 +99,7 @@ def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
     program = """
 import os, sys, time
 from pathlib import Path
-from optimizer.storage import TrialLog
+from optimizer.study.log import TrialLog
 log, _ = TrialLog.open(Path(sys.argv[1]))
 if os.fork() == 0:
     time.sleep(600)  # a worker that outlives its parent
@@ -175,7 +175,7 @@ def test_killed_at_any_moment_no_returned_record_is_lost(tmp_path: Path) -> None
     program = """
 import sys
 from pathlib import Path
-from optimizer.storage import TrialLog
+from optimizer.study.log import TrialLog
 log, contents = TrialLog.open(Path(sys.argv[1]))
 for i in range(10000):
     print(log.append("trial", {"a": "x" * 2000}).n, flush=True)

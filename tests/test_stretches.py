@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evaluators.litert.worker.execution import NO_LIMIT_NS, Step, on_cpu, uninterrupted_runs, without_limit
 from evaluators.litert.worker.shared_memory import Semaphores
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 from tests.sentences import fails
 
 

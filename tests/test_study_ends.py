@@ -22,17 +22,17 @@ from evaluators.base import Agreement, Candidate, Capabilities, Session
 from evaluators.forwarding import ForwardingSession
 from evaluators.machine import problems
 from evaluators.testing import SyntheticEvaluator, example_graph
-from optimizer import study
-from optimizer.console import render
-from optimizer.decide import Verdict
-from optimizer.decide import decide as decided
-from optimizer.model_study import OneModel
-from optimizer.result import Result
-from optimizer.storage import read_log
-from optimizer.study_ends import Interrupted
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from optimizer.report.console import render
+from optimizer.study import course as study
+from optimizer.study.ends import Interrupted
+from optimizer.study.log import read_log
+from optimizer.study.one_model import OneModel
+from optimizer.study.result import Result
+from optimizer.study.verdict import Verdict
+from optimizer.study.verdict import decide as decided
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from tests.sentences import fails
 from tests.short_studies import Quiet
 from tests.short_studies import go as short_study

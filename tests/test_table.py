@@ -17,16 +17,16 @@ from evaluators.contract import EvaluatorContract
 from evaluators.registry import make_evaluator
 from evaluators.table.evaluator import TableEvaluator
 from evaluators.table.table import Table, read_table
-from optimizer.bounds import price_of
 from optimizer.cli import main
 from optimizer.exact.chain_costs import ChainCosts, Objective, chain_cost
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
+from optimizer.model.bounds import price_of
 from optimizer.tools.solve import solve_file, table_costs
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import InfeasibleError, UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails, says
 from tests.strategies import chain_graph
 

@@ -26,11 +26,11 @@ from evaluators.testing import (
     example_graph,
     schedule,
 )
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.sentences import fails
 
 GRAPH = example_graph()

@@ -26,13 +26,13 @@ from evaluators.litert.worker.runtimes import check_installed
 from evaluators.testing import EvaluatorContract
 from evaluators.tflite_runtime import TfliteRuntimeEvaluator
 from optimizer.cli import main
-from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError, UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage, join
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests.sentences import fails
 
 

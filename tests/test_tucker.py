@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from search_spaces.errors import OptimizeError, RewriteError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs
+from search_spaces.core.errors import OptimizeError, RewriteError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage

@@ -18,8 +18,8 @@ from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import between
 from evaluators.measurement.final import compare
 from evaluators.testing import Noise, SyntheticEvaluator
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.verdicts import replay, studies
 from tests.benchmarks.verdicts.accelerated import wanted
 from tests.benchmarks.verdicts.cost import judge as judge_cost

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.litert import candidate as waking
-from search_spaces.platform import Processor
+from search_spaces.core.platform import Processor
 
 
 class Sleeper:

@@ -10,11 +10,11 @@ import pytest
 
 from evaluators.testing import SyntheticCandidate, SyntheticSession
 from optimizer.cli import main
-from optimizer.history import WARM
-from optimizer.records import encode, header
-from optimizer.storage import read_log
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from optimizer.study.history import WARM
+from optimizer.study.log import read_log
+from optimizer.study.records import encode, header
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 from tests.commands import answered
 from tests.commands import tried as listed
 from tests.sentences import says

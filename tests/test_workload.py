@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from search_spaces.arrangement import arrangement, jobs_of
-from search_spaces.errors import PlanError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from search_spaces.core.arrangement import arrangement, jobs_of
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import lanes_of, members, with_pools
+from search_spaces.core.workload import Arrival, Client, Workload, counted, is_workload, workload_of
+from search_spaces.core.workload_file import read_workload
 from search_spaces.models import load
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import lanes_of, members, with_pools
-from search_spaces.shared_workload_space import SharedWorkloadSpace
-from search_spaces.workload import Arrival, Client, Workload, counted, is_workload, workload_of
-from search_spaces.workload_file import read_workload
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.sentences import fails, says
 from tests.strategies import chain_graph, graphs, one_core
 

@@ -12,9 +12,9 @@ from evaluators.workload.outcome import OBJECTIVES, Outcome
 from evaluators.workload.scheduler import FAILED, REJECTED, QueueClient, Scheduler
 from evaluators.workload.setting import SLICED, Setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
-from search_spaces.errors import UnavailableError
-from search_spaces.plan import Dispatch
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.plan import Dispatch
+from search_spaces.core.platform import Platform, Processor
 from tests.sentences import fails
 
 NS = 1_000_000

@@ -17,22 +17,22 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.cli import main
-from optimizer.config import parse_config
-from optimizer.history import Trial
-from optimizer.storage import read_log
-from optimizer.workload_limits import check, least
-from optimizer.workload_memory import Memory
-from optimizer.workload_problem import read_problem
-from optimizer.workload_ranks import grids_of
-from optimizer.workload_variants import find_variants
-from search_spaces.arrangement import RankSet
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from optimizer.study.config import parse_config
+from optimizer.study.history import Trial
+from optimizer.study.log import read_log
+from optimizer.workload.limits import check, least
+from optimizer.workload.memory import Memory
+from optimizer.workload.problem import read_problem
+from optimizer.workload.ranks import grids_of
+from optimizer.workload.variants import find_variants
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import LayerRanks
+from search_spaces.core.workload import Client, Workload
 from search_spaces.models import load
-from search_spaces.plan import LayerRanks
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker_ranks import RankChoices
-from search_spaces.workload import Client, Workload
 from tests.commands import printed, studied
 from tests.strategies import chain_graph
 from tests.test_workload import two_cores
@@ -130,7 +130,7 @@ def test_what_a_decomposed_model_takes_is_worked_out_once(
     workload = Workload("w", (Client("m", "m", 2),))
     memory = Memory(workload, merge("w", [(i.name, graph) for i in workload.instances]))
     first = memory.nbytes([ways[0], ways[0]])
-    monkeypatch.delattr("optimizer.workload_memory.outline")
+    monkeypatch.delattr("optimizer.workload.memory.outline")
     assert memory.nbytes([ways[0], ways[0]]) == first
 
 

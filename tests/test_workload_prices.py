@@ -15,14 +15,14 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
 from evaluators.workload.prices import PriceTable, with_triples
 from evaluators.workload.setting import Setting
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import RunFolderError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import LayerRanks
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.workload import workload_of
 from search_spaces.models import load
-from search_spaces.plan import LayerRanks
-from search_spaces.platform import Platform, Processor
-from search_spaces.workload import workload_of
 from tests.sentences import fails
 
 MODEL = "vgg11@0.25/32"

@@ -12,9 +12,9 @@ import pytest
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
-from optimizer.config import parse_config
-from optimizer.workload_problem import read_problem
-from optimizer.workload_search import WorkloadProposer
+from optimizer.study.config import parse_config
+from optimizer.workload.problem import read_problem
+from optimizer.workload.search import WorkloadProposer
 from tests.commands import printed, studied, tried
 from tests.sentences import says
 

@@ -13,9 +13,9 @@ from evaluators.base import Agreement
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.workload.predicted import PredictedRun
 from optimizer.cli import main
-from optimizer.config import parse_config
-from optimizer.workload_problem import read_problem
-from optimizer.workload_ranks import PLAIN, grids_of
+from optimizer.study.config import parse_config
+from optimizer.workload.problem import read_problem
+from optimizer.workload.ranks import PLAIN, grids_of
 from search_spaces.models import load
 from tests.commands import printed, studied
 from tests.sentences import says

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft

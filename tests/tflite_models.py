@@ -22,7 +22,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models.flatbuffer import write_model
 from search_spaces.models.zoo.builder import Builder, Draft
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optimizer.storage import TrialLog
+from optimizer.study.log import TrialLog
 
 TRIALS: list[dict[str, Any]] = [{"parts": i, "latency_s": [0.1 / (i + 1)], "note": 'é\n{"n":1'} for i in range(3)]
 

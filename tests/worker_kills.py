@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from optimizer.storage import read_log
+from optimizer.study.log import read_log
 from tests.commands import SEARCHED
 
 ROOT = Path(__file__).parents[1]

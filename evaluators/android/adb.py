@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.errors import DeviceLostError, UnavailableError
+from search_spaces.core.errors import DeviceLostError, UnavailableError
 
 PORT = 5037
 _PIECE_NBYTES = 64 << 10  # what sync takes at once

@@ -23,9 +23,9 @@ from typing import Any
 from evaluators.android.adb import PORT, Phone
 from evaluators.remote.credentials import split_address
 from evaluators.remote.devices import SECTIONS, devices_file
-from search_spaces.errors import UsageError
-from search_spaces.platform import Link, Platform, Processor
-from search_spaces.yaml_file import Value, parsed
+from search_spaces.core.errors import UsageError
+from search_spaces.core.platform import Link, Platform, Processor
+from search_spaces.core.yaml_file import Value, parsed
 
 _FLAG = re.compile(r"--[a-z][a-z0-9_]{0,63}=[A-Za-z0-9_.,:/-]{0,200}")
 _OURS = ("graph", "num_runs", "min_secs", "warmup", "op_profiling", "enable_op_profiling", "max_secs")

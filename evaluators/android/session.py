@@ -23,13 +23,13 @@ import numpy as np
 from evaluators.android.farm import Handset, find_handset
 from evaluators.base import Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.schedule import Law, Task, run_tasks, timeline
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.cache import cache_dir
 from search_spaces.models.files import file_digest
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
 
 FOLDER = "/data/local/tmp/partition-optimizer"
 _PROCESSES = 5

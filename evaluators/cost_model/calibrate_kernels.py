@@ -32,8 +32,8 @@ from typing import Any
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.worker.execution import pinned_pool
 from evaluators.own_process import own_process
-from search_spaces.errors import UnavailableError
-from search_spaces.platform import Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.platform import Processor
 
 PROFILING = {"runtime_options_string": {"enable_profiling": True}}
 

@@ -13,8 +13,8 @@ from evaluators.cost_model.correction import shape_features
 from evaluators.cost_model.features import Array, OperatorFeatures, columns, operator_features
 from evaluators.cost_model.fit import awake, errors_of, fit_processor, waited_s
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
-from search_spaces.errors import ProfileError
-from search_spaces.platform import Platform
+from search_spaces.core.errors import ProfileError
+from search_spaces.core.platform import Platform
 
 MOST_NETS = 120
 SPACE_FILLING = 24  # so many networks are spread over the shapes; later ones go where the fit is least sure

@@ -35,15 +35,15 @@ from evaluators.cost_model.fit import TimedModel
 from evaluators.cost_model.profile import COLD_BYTES, ContentionProfile, LinkProfile
 from evaluators.cost_model.transfers import one_core
 from evaluators.litert.settings import packs_weights
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer
-from search_spaces.errors import ModelError, ProfileError, UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import ModelError, ProfileError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo.builder import Builder, Draft, Value
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
 
 # Beginning of a kernel's name → the schema's kinds that it runs. The interpreter's own kernels have the kind's name.
 _KINDS_OF: Mapping[str, tuple[str, ...]] = {

@@ -21,8 +21,8 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.intensity import Cost, operator_costs
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.intensity import Cost, operator_costs
 
 KERNELS = (
     "conv",  # a convolution that none of the next four describes

@@ -24,7 +24,7 @@ from evaluators.cost_model.correction import Process, fit_correction, fit_proces
 from evaluators.cost_model.features import KERNELS, Array, Columns, OperatorFeatures, columns, sway, with_duties
 from evaluators.cost_model.kernels import KernelModel, Tile, term
 from evaluators.cost_model.profile import ProcessorProfile
-from search_spaces.errors import ProfileError
+from search_spaces.core.errors import ProfileError
 
 _DENSE = ("launch", "macs", "patches", "written", "weight")
 _MOVED = ("launch", "read", "written")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from evaluators.cost_model.features import OperatorFeatures, operator_features
-from search_spaces.errors import ProfileError
-from search_spaces.graph import Graph
-from search_spaces.intensity import parameter_total
+from search_spaces.core.errors import ProfileError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import parameter_total
 
 WIDTHS: Mapping[str, tuple[float, ...]] = {
     "vgg16": tuple(0.125 * i for i in range(1, 9)),

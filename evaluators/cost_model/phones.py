@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evaluators.cost_model.features import OperatorFeatures, convolution_kernel
-from search_spaces.errors import UsageError, shown
+from search_spaces.core.errors import UsageError, shown
 
 END_TO_END = "phones_cnn_e2e_us.csv"
 GPU_OPERATORS = "phones_cnn_gpu_operators_us.csv"

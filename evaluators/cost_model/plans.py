@@ -30,10 +30,10 @@ from evaluators.schedule import (
     stream_period_s,
     timeline,
 )
-from search_spaces.cuts import cut_points
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.cuts import cut_points
 
 CORRELATION = 0.3
 """Between the errors of two operators on one processor: what a model of kernels gets wrong, it gets wrong for many."""
@@ -255,7 +255,7 @@ def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[
     Each batch is the operators before which to cut, ascending, shape ``(N, K-1)``, and the lane of each part as its
     index in the platform, shape ``(N, K)``.
 
-    Of lanes that are alike only those are named that come first, as in :func:`search_spaces.plan.canonical`.
+    Of lanes that are alike only those are named that come first, as in :func:`search_spaces.core.plan.canonical`.
     """
     for parts in range(1, min(max_stages, operators) + 1):
         words = np.array(list(lane_words(platform, parts)), np.int64).reshape(-1, parts)

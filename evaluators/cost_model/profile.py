@@ -22,10 +22,10 @@ import numpy as np
 from evaluators.cost_model.correction import Process
 from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_duties
 from evaluators.cost_model.kernels import KernelModel
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import ProfileError, UsageError, shown
-from search_spaces.platform import Platform
-from search_spaces.wording import plural
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import ProfileError, UsageError, shown
+from search_spaces.core.platform import Platform
+from search_spaces.core.wording import plural
 
 TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
 UNSEEN_SIGMA = 1.0

@@ -21,15 +21,15 @@ from evaluators.simulated import Prediction, SimulatedSession
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.pools import lanes_of
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import lanes_of
+from search_spaces.core.states import Robust, State
+from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered
-from search_spaces.states import Robust, State
-from search_spaces.workload import Workload
 
 if TYPE_CHECKING:
     from evaluators.objectives import Priced, Pricing

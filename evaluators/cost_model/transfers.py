@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from evaluators.cost_model.features import MERGED, OperatorFeatures, operator_features
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile
-from search_spaces.errors import ProfileError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform, Processor
-from search_spaces.states import State
+from search_spaces.core.errors import ProfileError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.states import State
 
 Table = NDArray[np.float64]
 

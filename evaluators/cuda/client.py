@@ -26,11 +26,11 @@ from evaluators.litert.worker import wire
 from evaluators.own_process import own_process
 from evaluators.workload.scheduler import Scheduler
 from evaluators.workload.setting import Setting
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Dispatch
+from search_spaces.core.platform import Limits, Processor
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Dispatch
-from search_spaces.platform import Limits, Processor
 
 START_LIMIT_S = 120.0
 _LAST_S = 0.5

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from evaluators.own_process import own_process
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.platform import Platform, Processor
 
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

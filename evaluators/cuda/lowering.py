@@ -18,8 +18,8 @@ import numpy as np
 
 from evaluators.cuda.devices import torch_module
 from evaluators.cuda.kernels import ACTIVATIONS, PLAIN, Call, Conv, Dense, Sides, Window, activate, window_of
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
 from search_spaces.models.stages import mapped
 

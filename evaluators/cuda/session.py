@@ -22,19 +22,19 @@ from evaluators.litert import tensors
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import LaneLaw, Setting
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, needs
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import lanes_of
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, needs
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import lanes_of
 from search_spaces.rewrites.lower import Lowering
+from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
     from evaluators.cuda.workload import CudaWorkload
     from evaluators.workload.outcome import Objective
-    from search_spaces.joined_graph import JoinedGraph
-    from search_spaces.workload import Workload
+    from search_spaces.core.joined_graph import JoinedGraph
+    from search_spaces.core.workload import Workload
 
 Outputs = list[NDArray[np.generic]]
 

@@ -31,8 +31,8 @@ from evaluators.cuda.instance import Capturing, Instance, Tuning, as_function
 from evaluators.cuda.lowering import Choose, Weights, plainly
 from evaluators.litert.worker import wire
 from evaluators.workload.scheduler import NEVER_NS, QueueClient, Scheduler
-from search_spaces.errors import OptimizeError, UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import OptimizeError, UnavailableError
+from search_spaces.core.graph import Graph
 from search_spaces.models.litert import read_model
 
 _LOOK_S = 20e-6

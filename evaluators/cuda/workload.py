@@ -23,14 +23,14 @@ from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.prices import Alone, PriceTable, kind_of, measure_prices
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, setting
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import members
-from search_spaces.workload import Workload
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import members
+from search_spaces.core.workload import Workload
 
 _TIMED_S, _FEWEST, _MOST = 0.2, 6, 200
 

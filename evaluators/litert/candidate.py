@@ -20,10 +20,10 @@ from evaluators.litert.stages import TakenStages
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
 from evaluators.schedule import Event, Timeline
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
 
 _NEVER = np.iinfo(np.int64).max
 # How long a worker may do nothing, beside SLACK_S: the time of an inference, after a first result so many times over.

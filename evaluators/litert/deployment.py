@@ -26,16 +26,16 @@ from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import opens
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import ModelError, PlanError, UnavailableError
-from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import ModelError, PlanError, UnavailableError
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Dispatch, Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import lanes_of
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import graph_of, read_model
 from search_spaces.models.stages import StageModel, cut_stage, flattened
-from search_spaces.plan import Dispatch, Plan, Stage
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import lanes_of
 from search_spaces.rewrites.views import lie_inside, without_copies
 
 if TYPE_CHECKING:

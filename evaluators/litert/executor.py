@@ -25,10 +25,10 @@ from evaluators.workload.lowered import over_before
 from evaluators.workload.outcome import Outcome, outcome
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Dispatch
 from search_spaces.models.stages import StageModel
-from search_spaces.plan import Dispatch
 from search_spaces.rewrites.views import Viewed
 
 _READY_LIMIT_S = 30.0

@@ -17,8 +17,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
 from search_spaces.models.cache import cache_dir, intact, kept
 
 _LOGGER = logging.getLogger("partition_optimizer")

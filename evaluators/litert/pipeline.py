@@ -22,10 +22,10 @@ from evaluators.litert.program import LOG_NBYTES, ONE_FRAME, Binding, Layout
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
 from evaluators.schedule import arcs, needs_of, rounds
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 
 Arrays = Sequence[NDArray[np.generic]]
 

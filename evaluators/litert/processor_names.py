@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
-from search_spaces.errors import UsageError
-from search_spaces.wording import plural
+from search_spaces.core.errors import UsageError
+from search_spaces.core.wording import plural
 
 Kernels = Literal["xnnpack", "builtin", "reference", "f16"]
 

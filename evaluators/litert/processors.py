@@ -29,10 +29,10 @@ from evaluators.litert.processor_names import ProcessorName, parse_processor, pr
 from evaluators.litert.worker.openvino import computes_natively, find_devices
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.machine import core_quota
-from search_spaces.allowed_code import allow, is_allowed
-from search_spaces.errors import UnavailableError, UsageError, shown
-from search_spaces.platform import Platform, Processor, with_cpu
-from search_spaces.yaml_file import parsed
+from search_spaces.core.allowed_code import allow, is_allowed
+from search_spaces.core.errors import UnavailableError, UsageError, shown
+from search_spaces.core.platform import Platform, Processor, with_cpu
+from search_spaces.core.yaml_file import parsed
 
 LIBRARIES = "PARTITION_OPTIMIZER_LIBRARIES"
 _CPU = Path("/sys/devices/system/cpu")

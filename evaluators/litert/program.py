@@ -12,9 +12,9 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
 
 # A worker that waits for another core's stage polls this long before it sleeps; waking costs tens of microseconds. It
 # sleeps at once where a stage that needs its cores may run meanwhile: polling would take half a core from it.

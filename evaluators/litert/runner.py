@@ -40,10 +40,10 @@ from evaluators.litert.program import largest
 from evaluators.litert.stages import StageCache, compiled_together, failure
 from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.platform import Platform
 from search_spaces.models.inputs import read_inputs
 from search_spaces.models.litert import graph_of
-from search_spaces.platform import Platform
 from search_spaces.rewrites.views import as_it_is
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]

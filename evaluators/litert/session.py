@@ -37,20 +37,20 @@ from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, vers
 from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions
 from evaluators.measurement.disturbance import Counters, TaskCounters
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor, with_cpu
+from search_spaces.core.pools import lanes_of
 from search_spaces.models.shapes import needs_interpreter
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor, with_cpu
-from search_spaces.pools import lanes_of
 from search_spaces.rewrites.lower import Keeps, Lowered, Lowering
 from search_spaces.rewrites.views import Viewed, as_it_is
 
 if TYPE_CHECKING:
     from evaluators.litert.workload import LitertWorkload
     from evaluators.workload.outcome import Objective
-    from search_spaces.joined_graph import JoinedGraph
-    from search_spaces.workload import Workload
+    from search_spaces.core.joined_graph import JoinedGraph
+    from search_spaces.core.workload import Workload
 
 INPUT_SEED = 0
 # Relative. A kernel may add up in another order where a side of a split has another shape than the whole, as other

@@ -13,9 +13,9 @@ from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
 from evaluators.litert.processors import check_cores, computes_with_xnnpack, find_adapter, npu_folder
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.cache import cache_dir, private_folder, prune
-from search_spaces.platform import Platform, Processor
 
 _LOGGER = logging.getLogger("partition_optimizer")
 # litert_common.h: one bit for each accelerator.

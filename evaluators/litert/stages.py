@@ -25,12 +25,12 @@ from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, runtime_of
 from evaluators.litert.workers import Request, WorkerError, Workers
 from evaluators.machine import available_nbytes
 from evaluators.workload.setting import HOST
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph, Tensor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph, Tensor
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
 from search_spaces.models.stages import JoinedModel, StageModel, cut_stage, flattened, handing_out, join, packing_model
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
 
 COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
 _CUSTOM = schema.BuiltinOperator.CUSTOM

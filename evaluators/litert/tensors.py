@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement
 from evaluators.machine import available_nbytes
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph, Tensor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph, Tensor
 from search_spaces.models.inputs import array_form, drawn_inputs
 
 _COPIES = 3  # of a model's activations: in shared memory, within the runtime, and as arrays of ours

@@ -20,8 +20,8 @@ from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
 from evaluators.own_process import own_process
-from search_spaces.errors import UnavailableError
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.platform import Platform
 
 _START_LIMIT_S = 60.0
 SETUP_LIMIT_S = 60.0

@@ -26,16 +26,16 @@ from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.prices import PriceTable, measure_prices
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import HOST, Setting, closed_loops, setting
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Dispatch, Plan, Stage
-from search_spaces.platform import Platform
-from search_spaces.pools import members
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Dispatch, Plan, Stage
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import members
+from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.views import as_it_is
-from search_spaces.workload import Workload
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from evaluators.machine import throttled_s
-from search_spaces.wording import percent
+from search_spaces.core.wording import percent
 
 _PROC = Path("/proc")
 _STEAL = 7  # column of a cpu line in /proc/stat

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
-from search_spaces.errors import RunFolderError, UnavailableError, UsageError
-from search_spaces.wording import plural
+from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
+from search_spaces.core.wording import plural
 
 Load = Callable[[], Candidate]
 """Builds a new instance of a plan at each call (:meth:`~evaluators.base.Session.load` with ``fresh``)."""

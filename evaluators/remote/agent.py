@@ -27,16 +27,16 @@ from evaluators.machine import Conditions
 from evaluators.remote import wire
 from evaluators.remote.store import MAX_FILE_NBYTES, Store
 from evaluators.workload.outcome import OBJECTIVES
-from search_spaces.errors import OptimizeError, UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph, merge
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph, merge
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor, with_cpu
+from search_spaces.core.plugins import foreign, time_limit
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import Workload
 from search_spaces.models.files import file_digest
 from search_spaces.models.litert import read_model
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor, with_cpu
-from search_spaces.plugins import foreign, time_limit
-from search_spaces.pools import with_pools
-from search_spaces.workload import Workload
 
 if TYPE_CHECKING:
     from evaluators.workload.host import WorkloadCandidate

@@ -22,13 +22,13 @@ from evaluators.energy import OPTION
 from evaluators.remote import wire
 from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
 from evaluators.remote.devices import Device
-from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import DeviceLostError, OptimizeError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models.files import replacing
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
 
 _LOGGER = logging.getLogger("partition_optimizer")
 SHORT_S = 10.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from search_spaces.bounded import read_bounded
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.bounded import read_bounded
+from search_spaces.core.errors import UnavailableError, UsageError
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_NBYTES = 1 << 20

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from evaluators.remote.credentials import ClientCredentials, is_loopback, read_pem, read_token, split_address
 from evaluators.remote.wire import DEFAULT_PORT
-from search_spaces.errors import UsageError
-from search_spaces.yaml_file import Value, parsed
+from search_spaces.core.errors import UsageError
+from search_spaces.core.yaml_file import Value, parsed
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_DEVICES"
 WAIT_S = 60.0

@@ -19,7 +19,7 @@ from typing import Any
 from evaluators.remote import wire
 from evaluators.remote.agent import Agent, BusyError, LapsedError
 from evaluators.remote.credentials import ServerCredentials, grpc_module
-from search_spaces.errors import ModelError, OptimizeError, UnavailableError
+from search_spaces.core.errors import ModelError, OptimizeError, UnavailableError
 from search_spaces.models.litert import read_model
 
 _THREADS = 8

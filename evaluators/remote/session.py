@@ -2,7 +2,7 @@
 
 A device that vanishes takes the batch with it that it was running. A plan that has shown no batch yet is moved in
 silence to the first of the devices that answers, or waits until one does; of any other plan the measurement fails with
-:class:`~search_spaces.errors.DeviceLostError`, since samples of two devices make no sample, and is made again.
+:class:`~search_spaces.core.errors.DeviceLostError`, since samples of two devices make no sample, and is made again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.prices import PriceTable
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import lanes_of
-from search_spaces.workload import Workload
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import lanes_of
+from search_spaces.core.workload import Workload
 
 _PRICE_S = 1000.0  # of what the agent allows itself, and the way
 

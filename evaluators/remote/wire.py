@@ -23,10 +23,10 @@ import numpy as np
 from evaluators.base import Agreement, Batch, Capabilities
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.outcome import Outcome, Request
-from search_spaces.bounded import parsed_json
-from search_spaces.errors import OptimizeError, UnavailableError, UsageError, shown
-from search_spaces.plan import LayerRanks
-from search_spaces.platform import Limits, Link, Platform, Processor
+from search_spaces.core.bounded import parsed_json
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, shown
+from search_spaces.core.plan import LayerRanks
+from search_spaces.core.platform import Limits, Link, Platform, Processor
 
 SERVICE = "partition_optimizer.Agent"
 VERSION = 3

@@ -14,10 +14,10 @@ from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, Evaluator
 from evaluators.schedule import Law, Task, run_tasks, timeline
 from evaluators.table.table import Table, read_table
 from evaluators.testing import Noise, SyntheticCandidate
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 
 _EXACT = Noise(run=0.0, instance=0.0, spike_share=0.0, cold=0.0)
 _HINT = "give the table as the model: --model FILE.yaml --evaluator table"

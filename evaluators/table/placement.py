@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import UsageError, shown
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import UsageError, shown
 
 MAX_NBYTES = 64 << 20
 MOST_DEVICES = 256

@@ -44,11 +44,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.bounded import read_bounded
-from search_spaces.errors import UsageError, shown
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.platform import Platform, Processor
-from search_spaces.yaml_file import Value, parsed
+from search_spaces.core.bounded import read_bounded
+from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.yaml_file import Value, parsed
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _MOST_DEVICES = 64

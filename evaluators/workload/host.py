@@ -17,13 +17,13 @@ from evaluators.workload.predicted import Grids, WorkloadSimulator
 from evaluators.workload.prices import PriceTable, with_triples
 from evaluators.workload.setting import Setting
 from evaluators.workload.simulate import stage_means_s
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.pools import lanes_of
-from search_spaces.workload import Workload
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import lanes_of
+from search_spaces.core.workload import Workload
 
 
 class WorkloadCandidate(Candidate, Protocol):

@@ -7,11 +7,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from evaluators.workload.scheduler import QueueClient
-from search_spaces.arrangement import RankSet, component_plan, ranks_by_component
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan, needs
-from search_spaces.platform import Platform
+from search_spaces.core.arrangement import RankSet, component_plan, ranks_by_component
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan, needs
+from search_spaces.core.platform import Platform
 from search_spaces.rewrites.lower import Lowered, Lowering
 from search_spaces.rewrites.views import Viewed
 

@@ -18,10 +18,10 @@ from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.setting import Setting
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.pools import lanes_of
-from search_spaces.workload import Workload
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import lanes_of
+from search_spaces.core.workload import Workload
 
 _TAIL_REQUESTS = (20, 100)
 _TAIL_S = 0.25

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.scheduler import FAILED, REJECTED, Scheduler
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 
 Objective = Literal["mean", "worst", "makespan", "misses", "throughput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

@@ -16,15 +16,15 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import LaneLaw, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
-from search_spaces.arrangement import RankSet, component_plan, jobs_of
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.arrangement import RankSet, component_plan, jobs_of
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.states import State
+from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered
-from search_spaces.states import State
-from search_spaces.workload import Workload
 
 _MOST_COSTS = 1 << 16
 

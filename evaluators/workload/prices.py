@@ -18,11 +18,11 @@ from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import Grids, Price
 from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
 from evaluators.workload.simulate import JobCost
-from search_spaces.arrangement import RankSet
-from search_spaces.errors import RunFolderError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import LayerRanks
-from search_spaces.platform import Processor
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import LayerRanks
+from search_spaces.core.platform import Processor
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker import Ranks
 

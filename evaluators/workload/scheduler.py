@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.plan import Dispatch
+from search_spaces.core.plan import Dispatch
 
 IDLE, BUSY, OVER = range(3)
 REJECTED, FAILED = -1, -2

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from evaluators.workload.lowered import LoweredModel, Lowerings
 from evaluators.workload.scheduler import QueueClient
-from search_spaces.arrangement import jobs_of
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.pools import lanes_of, members
-from search_spaces.workload import Workload
+from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import lanes_of, members
+from search_spaces.core.workload import Workload
 
 SLICED = "sliced"
 """Option of a lane that the system gives time slices, instead of the scheduler: its share of each resource."""

@@ -11,10 +11,10 @@ import numpy as np
 from evaluators.workload.outcome import Outcome, outcome
 from evaluators.workload.scheduler import NEVER_NS, Scheduler
 from evaluators.workload.setting import SLICED, Setting, demand
-from search_spaces.errors import UnavailableError
-from search_spaces.plan import Dispatch
-from search_spaces.platform import Platform
-from search_spaces.pools import lanes_of
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.plan import Dispatch
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import lanes_of
 
 _BEGIN_NS = 1  # a time of 0 is none
 _ROUNDING_NS = 0.5

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from evaluators.registry import make_evaluator
 from optimizer.campaign.studies import State, run_words
-from optimizer.config import command_line
-from search_spaces.errors import RunFolderError, UnavailableError, UsageError, needs_extra
+from optimizer.study.config import command_line
+from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from optimizer.campaign.console import ProgressCampaign

@@ -12,17 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizer.campaign.table import Tables, named
-from optimizer.console import make_console, progress_bar
+from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
-from search_spaces.errors import OptimizeError
-from search_spaces.wording import many, percent
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.wording import many, percent
 
 if TYPE_CHECKING:
     from optimizer.campaign.run import CampaignRun
     from optimizer.campaign.studies import Planned, State
-    from optimizer.history import History, Trial
-    from optimizer.run import RunFolder
-    from optimizer.study_ends import Watcher
+    from optimizer.study.ends import Watcher
+    from optimizer.study.folder import RunFolder
+    from optimizer.study.history import History, Trial
 
 # About what a study takes beside its trials (profile, known plans, final comparison), and each trial, in seconds;
 # 87 to 96 s for VGG16 with 200 trials is `optimize --model vgg16 --budget 200` on two cores of a Xeon.
@@ -130,14 +130,14 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
 def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
     from evaluators.registry import make_evaluator
-    from optimizer.config import most_stages
     from optimizer.devices import asks_for_several, choose_model_and_platform
-    from search_spaces.registry import make_space
+    from optimizer.study.config import most_stages
+    from search_spaces.spaces.registry import make_space
 
     config = planned.config
     evaluator = make_evaluator(config.evaluator)
     if asks_for_several(evaluator, config):
-        from optimizer.workload_problem import read_problem
+        from optimizer.workload.problem import read_problem
 
         problem = read_problem(config, evaluator)
         count, plans = len(problem.joined.graph.operators), problem.space.cardinality()

@@ -19,8 +19,8 @@ from pydantic_core import ErrorDetails
 
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
-from search_spaces.errors import UsageError, shown
-from search_spaces.yaml_file import composed, yaml_errors
+from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.yaml_file import composed, yaml_errors
 
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12

@@ -43,16 +43,16 @@ from optimizer.campaign.table import (
     read_state,
     write_tables,
 )
-from optimizer.config import StudyConfig, command_line
-from optimizer.console import make_console
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.provenance import provenance
+from optimizer.report.console import make_console
 from optimizer.report.write import report
-from optimizer.study import run_study
-from optimizer.study_ends import Interrupted
-from search_spaces.allowed_code import allow
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
+from optimizer.study.config import StudyConfig, command_line
+from optimizer.study.course import run_study
+from optimizer.study.ends import Interrupted
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
 
 _AT = (10, 25, 50, 100, 200)  # plans after which summary.json tells the mean excess
 _POLL_S = 0.2

@@ -20,15 +20,15 @@ from typing import Any
 from evaluators.litert.processors import check_libraries
 from evaluators.own_process import own_process
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
-from optimizer.config import StudyConfig, option, parse_config
 from optimizer.samplers import make_sampler
-from search_spaces.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
+from optimizer.study.config import StudyConfig, option, parse_config
+from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
+from search_spaces.core.plugins import find_entry
+from search_spaces.core.workload import is_workload, workload_of
 from search_spaces.models.files import file_digest
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
-from search_spaces.plugins import find_entry
-from search_spaces.registry import parse_freedoms
-from search_spaces.workload import is_workload, workload_of
+from search_spaces.spaces.registry import parse_freedoms
 
 MOST_STUDIES = 10_000
 _KNOWN = re.compile(r"(whole on .+|(layer length|parameter count) K=[2-4]|layer type K=2|every layer|best)")

@@ -19,7 +19,7 @@ from evaluators.objectives import LATENCY, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import read_document, write_atomic
 from optimizer.report.data import Study, objective_of, points, read_study
-from search_spaces.errors import OptimizeError, RunFolderError, printable
+from search_spaces.core.errors import OptimizeError, RunFolderError, printable
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"

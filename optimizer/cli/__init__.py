@@ -19,7 +19,7 @@ from optimizer.cli.models import inspect, models, rewrite
 from optimizer.cli.parsing import Parser, Work, completed_line, skip_command, tell
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
-from search_spaces.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
+from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
 
 
 class _Warnings(logging.Handler):

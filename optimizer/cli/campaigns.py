@@ -66,7 +66,7 @@ def pretrain(parser: Parser, arguments: list[str]) -> int:
     o = parser.read(arguments)
     if o.seed < 0:
         parser.error(f"--seed {o.seed}: must be 0 or more")
-    from optimizer.pretrain import render, train
+    from optimizer.samplers.policy.pretrain import render, train
 
     found = train(o.model, o.platform, o.out, max_stages=o.max_stages, batches=o.batches, seed=o.seed)
     show(o, found.to_json, lambda: render(found))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.cli.parsing import Parser, add_common, show, tell
-from search_spaces.allowed_code import allow
-from search_spaces.errors import EXIT_INTERRUPTED, UnavailableError
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import EXIT_INTERRUPTED, UnavailableError
 
 
 def calibrate(parser: Parser, arguments: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.cli.parsing import Parser, add_common, add_model, show, tell
-from search_spaces.allowed_code import allow
+from search_spaces.core.allowed_code import allow
 
 
 def models(parser: Parser, arguments: list[str]) -> int:

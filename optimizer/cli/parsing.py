@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from search_spaces.errors import UsageError, printable
+from search_spaces.core.errors import UsageError, printable
 
 Add = Callable[..., object]
 Work = Callable[["Parser", list[str]], int]
@@ -83,7 +83,7 @@ def show(options: argparse.Namespace, document: Callable[[], object], text: Call
     elif isinstance(told := text(), str):
         print(told)
     else:
-        from optimizer.console import make_console
+        from optimizer.report.console import make_console
 
         make_console().print(told, crop=False)
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from optimizer.cli.parsing import Parser, add_common, show, tell
-from search_spaces.allowed_code import allow
-from search_spaces.errors import UnavailableError
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import UnavailableError
 
 
 def execute(parser: Parser, arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.cli.parsing import Parser, add_common
-from search_spaces.errors import UsageError
+from search_spaces.core.errors import UsageError
 
 if TYPE_CHECKING:
     from evaluators.remote.credentials import ServerCredentials

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.cli.parsing import Parser, add_common, add_model, show, tell
-from search_spaces.allowed_code import allow
-from search_spaces.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
 
 if TYPE_CHECKING:
-    from optimizer.config import StudyConfig
+    from optimizer.study.config import StudyConfig
 
 EXIT_CODES = """exit codes: 0 a plan was found, 1 a defect of ours, 2 usage, 3 no feasible plan, 4 evaluator or device
 unavailable, 5 too disturbed to decide (the best known plan is written), 130 interrupted (what was measured is saved)"""
@@ -171,7 +171,7 @@ def _uninterrupted() -> Iterator[None]:
 
 def _config(options: argparse.Namespace) -> StudyConfig:
     with _uninterrupted():
-        from optimizer.config import StudyConfig, parse_config
+        from optimizer.study.config import StudyConfig, parse_config
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
     typed = [options.sampler, options.custom_ops, *(options.model or ()), *(options.processors or "").split(",")]
@@ -184,9 +184,9 @@ def _config(options: argparse.Namespace) -> StudyConfig:
 
 
 def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Namespace) -> int:
-    from optimizer.console import ProgressWatcher, render
-    from optimizer.study import run_study
-    from optimizer.study_ends import Interrupted
+    from optimizer.report.console import ProgressWatcher, render
+    from optimizer.study.course import run_study
+    from optimizer.study.ends import Interrupted
 
     try:
         with ProgressWatcher(config.budget, quiet=options.quiet, verbose=options.verbose) as watcher:

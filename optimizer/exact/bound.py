@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from optimizer.exact.chain_costs import Seconds, concurrent_sets, exclusive_groups
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 
 
 class OperatorCosts(Protocol):

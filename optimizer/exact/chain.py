@@ -7,8 +7,8 @@ to pay; with it as the estimate, a best-first search yields the best plans in as
 them. For the latency without limits the estimate is exact. The memory of a processor, and the load of one that gets
 several parts, are known along the path only: there it is a bound, and the search still exact.
 
-Lanes that are alike are named in the order of their first use, as in :func:`search_spaces.plan.canonical`, so every
-result is a canonical plan and no two are the same.
+Lanes that are alike are named in the order of their first use, as in :func:`search_spaces.core.plan.canonical`, so
+every result is a canonical plan and no two are the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective, Seconds, chain_cost, exclusive_groups
 from optimizer.exact.chain_tables import Lanes, latency_to_go, part_costs, period_to_go
-from search_spaces.constraints import Violation, infeasible
-from search_spaces.errors import InfeasibleError, UnavailableError
+from search_spaces.core.constraints import Violation, infeasible
+from search_spaces.core.errors import InfeasibleError, UnavailableError
 
 __all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_order"]
 

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 
 Seconds = NDArray[np.float64]
 Bytes = NDArray[np.float64]

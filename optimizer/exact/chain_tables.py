@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from optimizer.exact.chain_costs import ChainCosts, Seconds
-from search_spaces.platform import Platform
+from search_spaces.core.platform import Platform
 
 
 class Lanes:

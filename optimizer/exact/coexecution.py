@@ -20,11 +20,11 @@ import numpy as np
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, Ints, SharedTables
 from optimizer.exact.shared_ways import Beliefs, Ways, by_first, pairs_of
-from search_spaces.coexecution import CoexecutionSpace, How, Part
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 from search_spaces.rewrites.locality import axis_of
 from search_spaces.rewrites.splits import Axis, Piece, Sides, Split
+from search_spaces.spaces.coexecution import CoexecutionSpace, How, Part
 
 COPY_S_PER_BYTE = 1.0 / 8e9
 """What a slice or a concatenation takes on one core, where nobody has measured it."""

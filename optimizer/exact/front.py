@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from evaluators.objectives import most_alive_nbytes
 from optimizer.exact.chain_costs import ChainCosts, exclusive_groups
 from optimizer.exact.chain_tables import Lanes, part_costs
-from search_spaces.errors import InfeasibleError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform
+from search_spaces.core.errors import InfeasibleError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 
 _Table = NDArray[np.float64]
 _Labels = NDArray[np.float64]

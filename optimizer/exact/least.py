@@ -21,11 +21,11 @@ from optimizer.exact.bound import relax
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.chain_tables import part_costs
-from search_spaces.chain import chain_plan
-from search_spaces.errors import InfeasibleError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.errors import InfeasibleError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 
 _MOST_PRICED = 400  # plans, of either kind
 _MOST_CUTS = 20_000  # ways to cut so that some parts may overlap

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optimizer.exact.chain_costs import ChainCosts, exclusive_groups
-from optimizer.exact.cpsat import PROVEN, check_time_limit, run_solver, solver_module
-from search_spaces.constraints import Violation, infeasible
-from search_spaces.errors import InfeasibleError, UnavailableError
+from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, run_solver, solver_module
+from search_spaces.core.constraints import Violation, infeasible
+from search_spaces.core.errors import InfeasibleError, UnavailableError
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective
 from optimizer.exact.chain_tables import part_costs
-from search_spaces.errors import InfeasibleError, UnavailableError
+from search_spaces.core.errors import InfeasibleError, UnavailableError
 
 _Counts = tuple[int, ...]
 _State = tuple[_Counts, int]  # devices in use of each kind, and the kind of the last part

@@ -16,11 +16,11 @@ import numpy as np
 
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
-from search_spaces.chain import chain_plan
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.rewrites.tucker import Ranks, ranks_of
 from search_spaces.rewrites.tucker_ranks import RankChoices
+from search_spaces.spaces.chain import chain_plan
 
 _STEPS = 24
 _NEAR = 1e-3  # relative: what is so near the bound is not worth another step

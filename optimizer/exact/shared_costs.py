@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.exact.chain_costs import ChainCosts, Seconds
-from search_spaces.coexecution import CoexecutionSpace, How
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.rewrites.locality import axis_of
 from search_spaces.rewrites.splits import Axis
+from search_spaces.spaces.coexecution import CoexecutionSpace, How
 
 TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
 """In blocks of how many indices a kernel computes."""
@@ -30,7 +30,7 @@ class Shared:
     """The parts that begin with one operator and are shared in one way: R of them, on any of L lanes.
 
     Attributes:
-        lasts, cuts: shape ``(R,)``: see :class:`~search_spaces.shared_parts.Part`; ``lasts`` ascend.
+        lasts, cuts: shape ``(R,)``: see :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
         seconds: shape ``(2, R, L)``: what each side's operators take.
         sliced_nbytes: shape ``(2, R)``: what it slices, where slicing copies.
         joined_nbytes: shape ``(R,)``: what bringing the sides together copies.

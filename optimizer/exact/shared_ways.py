@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import Ints, Shared
-from search_spaces.coexecution import How, Part
-from search_spaces.platform import Platform
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.coexecution import How, Part
 
 Known = Sequence[tuple[float, float]]
 Key = tuple[int, int, str, str]

@@ -14,10 +14,10 @@ import numpy as np
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.chain_costs import Objective as Law
-from search_spaces.chain import chain_plan
-from search_spaces.errors import InfeasibleError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.core.errors import InfeasibleError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import chain_plan
 
 _MOST_PRICED = 100
 _HAIR = 1e-12

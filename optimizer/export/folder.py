@@ -33,16 +33,16 @@ from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
 from optimizer.report.viewers import node_data
 from optimizer.tools.execute import open_problem
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import RunFolderError, UsageError, printable
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import RunFolderError, UsageError, printable
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.wording import plural
+from search_spaces.core.workload import Workload
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
 from search_spaces.rewrites.lower import Lowering
-from search_spaces.wording import plural
-from search_spaces.workload import Workload
 
 if TYPE_CHECKING:
     from evaluators.litert.workload import LitertWorkload
@@ -222,7 +222,7 @@ def _link(file: Path, to: Path) -> None:
 def _queue_law() -> str:
     """Return the source of the law by which jobs queue, without what only a type checker reads."""
     text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
-    return text.replace("from search_spaces.plan import Dispatch\n", "")
+    return text.replace("from search_spaces.core.plan import Dispatch\n", "")
 
 
 def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:

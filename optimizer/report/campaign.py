@@ -14,7 +14,7 @@ from optimizer.campaign.table import GROUP, Row, Tables, gather, mean_excess, na
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
 from optimizer.report.plots import forest
 from optimizer.report.svg import Plot, Scale, around, text_width
-from search_spaces.wording import percent, plural
+from search_spaces.core.wording import percent, plural
 
 _WIDTH = 920.0
 _AT = (10, 25, 50, 100, 200, 400)

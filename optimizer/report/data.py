@@ -14,19 +14,19 @@ from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
 from evaluators.workload.objectives import find_workload_objective
-from optimizer.decide import Verdict
 from optimizer.exact.chain import ChainCosts
 from optimizer.files import disk_errors, read_document
-from optimizer.history import OPTIMUM, Trial
-from optimizer.profile import Profile
-from optimizer.run import CONFIG, LOG, read_manifest
-from optimizer.storage import read_log
-from search_spaces.errors import OptimizeError, RunFolderError, UsageError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph, merge
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform, Processor
-from search_spaces.yaml_file import read_settings
+from optimizer.model.profile import Profile
+from optimizer.study.folder import CONFIG, LOG, read_manifest
+from optimizer.study.history import OPTIMUM, Trial
+from optimizer.study.log import read_log
+from optimizer.study.verdict import Verdict
+from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph, merge
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
 

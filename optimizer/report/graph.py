@@ -16,12 +16,12 @@ from itertools import chain, count, takewhile
 from pathlib import Path
 
 from optimizer.tools.inspect import Inspection, human_count, moved_bytes, operator_text, printable, shape_text
-from search_spaces.branches import BranchGroup, walk
-from search_spaces.cuts import CutPoint
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph, Tensor
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph, Tensor
+from search_spaces.core.wording import human_bytes
 from search_spaces.models.files import replacing
-from search_spaces.wording import human_bytes
+from search_spaces.spaces.branches import BranchGroup, walk
+from search_spaces.spaces.cuts import CutPoint
 
 CALLER = -1  # the row, and the origin of wires, of the model's inputs
 
@@ -169,7 +169,7 @@ def lay_out(graph: Graph, groups: Sequence[BranchGroup]) -> Layout:
     """Place operators and wires.
 
     Args:
-        groups: the outermost ones, as :func:`~search_spaces.branches.branch_groups` returns them.
+        groups: the outermost ones, as :func:`~search_spaces.spaces.branches.branch_groups` returns them.
     """
     columns = [0] * len(graph.operators)
     boxes = _place(groups, columns)

@@ -21,9 +21,9 @@ from optimizer.tools.inspect import (
     shape_text,
     transferred,
 )
-from search_spaces.branches import walk
-from search_spaces.intensity import Cost
-from search_spaces.wording import human_bytes
+from search_spaces.core.intensity import Cost
+from search_spaces.core.wording import human_bytes
+from search_spaces.spaces.branches import walk
 
 _Cell = str | int | tuple[float, str]
 """A text, a number, or a number to sort by and its text."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from optimizer.report.data import Bar, Point, Spread
 from optimizer.report.svg import Plot, Scale, around, part_colour, text_width
-from search_spaces.wording import plural
+from search_spaces.core.wording import plural
 
 WIDTH = 920.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0

@@ -9,18 +9,18 @@ from typing import Any
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY
-from optimizer.console import crossing, describe_operators, slower_text
-from optimizer.ranks_text import describe_ranks
+from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
+from optimizer.report.console import crossing, describe_operators, slower_text
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
 from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
 from optimizer.report.viewers import node_data, trace
 from optimizer.tools.inspect import inspect_graph
-from search_spaces.errors import OptimizeError, shown
-from search_spaces.plan import Plan
-from search_spaces.wording import many, percent, plural
+from search_spaces.core.errors import OptimizeError, shown
+from search_spaces.core.plan import Plan
+from search_spaces.core.wording import many, percent, plural
 
 _FIGURES = {
     "mean, ms": "mean_ms",

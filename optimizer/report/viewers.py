@@ -9,8 +9,8 @@ from typing import Any
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.report.data import Bar
 from optimizer.report.svg import COLOURS, PARTS
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 
 _SCALE = ("#eff3ff", "#bdd7e7", "#6baed6", "#3182bd", "#08519c")  # a factor of 4 each, up to the slowest operator
 

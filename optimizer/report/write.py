@@ -22,7 +22,7 @@ from optimizer.report.data import read_study
 from optimizer.report.document import Document
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
-from search_spaces.errors import RunFolderError, printable
+from search_spaces.core.errors import RunFolderError, printable
 
 PLOTS = "report"
 

@@ -31,17 +31,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.allowed_code import is_allowed
-from search_spaces.errors import UsageError, shown
-from search_spaces.plugins import entries, find_entry, load_entry, origin
+from search_spaces.core.allowed_code import is_allowed
+from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.plugins import entries, find_entry, load_entry, origin
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from optimizer.samplers.auto import Problem, Proposer
     from optimizer.samplers.study import KnowingSampler, StudySampler
-    from search_spaces.plan import Plan
-    from search_spaces.space import EnumerableSpace
+    from search_spaces.core.plan import Plan
+    from search_spaces.spaces.space import EnumerableSpace
 
 DEFAULT = "auto"
 _WITH_POLICY = "reinforce@"
@@ -55,7 +55,7 @@ class SamplerKind:
         summary: what it does, for a person who chooses.
         make: builds it for a trial, from ``(study's seed, trial's own seed)``.
         resumes: whether parameters, values and states of the earlier trials are all that it goes by. Where it is not,
-            a study that is gone on with asks it for the earlier trials again (:mod:`optimizer.history`).
+            a study that is gone on with asks it for the earlier trials again (:mod:`optimizer.study.history`).
         requires: the package that it needs beyond ours, or "".
         extra: the extra of this product that installs it, or "".
         knows: builds it instead, once for a study, where it must know the problem, from ``(problem, study's seed)``.
@@ -108,7 +108,7 @@ def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
     Args:
         name: a key of ``SAMPLERS``, ``reinforce@FILE`` for one that begins with the policy of a file, or
             ``module:Class`` for any other Optuna sampler that takes a ``seed``; importing that runs code, so that the
-            user must have named it (:mod:`search_spaces.allowed_code`).
+            user must have named it (:mod:`search_spaces.core.allowed_code`).
         seed: the study's seed, 0 or more.
         number: the trial's number in the study.
 
@@ -172,8 +172,8 @@ def _find(name: str) -> SamplerKind:
 @lru_cache(maxsize=1)
 def _with_policy(path: Path) -> SamplerKind:
     """Return the sampler ``reinforce`` that begins with a policy from a file."""
-    from optimizer.samplers.policy import Weights
-    from optimizer.samplers.reinforce import ReinforceSampler
+    from optimizer.samplers.policy.network import Weights
+    from optimizer.samplers.policy.reinforce import ReinforceSampler
 
     weights = Weights.load(path)  # what is wrong with it is told before a model is built
     return replace(SAMPLERS["reinforce"], knows=lambda problem, seed: ReinforceSampler(problem, seed, weights))
@@ -266,7 +266,7 @@ def _auto(problem: Problem, seed: int) -> KnowingSampler:
 
 
 def _reinforce(problem: Problem, seed: int) -> KnowingSampler:
-    from optimizer.samplers.reinforce import ReinforceSampler
+    from optimizer.samplers.policy.reinforce import ReinforceSampler
 
     return ReinforceSampler(problem, seed)
 

@@ -32,13 +32,13 @@ from optimizer.exact.ranks import RankAim
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.pricing import Timing
 from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
-from search_spaces.branch_space import BranchSpace
-from search_spaces.chain import ChainSpace
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.space import SearchSpace
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.space import SearchSpace
 
 DRAWS = 16
 _BLOCK_SHARE, _MOST_IN_BLOCK, _LATE = 4, 16, 48

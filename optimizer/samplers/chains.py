@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.samplers.draws import Draws
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
 
 _Ints = NDArray[np.int64]
 _Seconds = NDArray[np.float64]

@@ -17,9 +17,9 @@ from evaluators.samples import Measurement
 from evaluators.schedule import Timeline
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.samplers.auto import Problem
-from search_spaces.coexecution import AXES, CoexecutionSpace, How, Part
-from search_spaces.plan import Plan
+from search_spaces.core.plan import Plan
 from search_spaces.rewrites.splits import Axis
+from search_spaces.spaces.coexecution import AXES, CoexecutionSpace, How, Part
 
 _BEST = 3
 _NEAR = 1.3  # what the other axis may cost by the model, to be tried

@@ -28,7 +28,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from optimizer.exact.chain import ChainCosts
 from optimizer.samplers.draws import Draws
-from search_spaces.plan import Stage
+from search_spaces.core.plan import Stage
 
 _Array = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from evaluators.samples import Measurement
 from optimizer.samplers.auto import Problem
-from search_spaces.errors import UsageError
-from search_spaces.plan import Plan
-from search_spaces.space import EnumerableSpace
+from search_spaces.core.errors import UsageError
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.space import EnumerableSpace
 
 
 class EnumerationProposer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.samplers import BaseSampler
 
 from optimizer.samplers.study import ExhaustedError
-from search_spaces.errors import OptimizeError, UsageError
+from search_spaces.core.errors import OptimizeError, UsageError
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from search_spaces.graph import Graph
-from search_spaces.plan import Stage
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Stage
 
 _Parts = tuple[Stage, ...]
 _STEPS = (1, 1, 1, 2, 2, 3, 5, 8)
@@ -23,7 +23,7 @@ def neighbour(
     """Return the plan's parts after one random move, or None where the move drawn is not possible.
 
     The parts may be in no order of dispatch, or depend on each other in a circle;
-    :func:`search_spaces.plan.canonical` puts right the first and refuses the second.
+    :func:`search_spaces.core.plan.canonical` puts right the first and refuses the second.
     """
     moves = (_shift, _shift, _shift, _move, _move, _split, _merge, _extract)
     return moves[int(rng.integers(len(moves)))](graph, processors, tuple(stages), rng)

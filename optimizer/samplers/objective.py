@@ -18,9 +18,9 @@ from optimizer.exact.chain_costs import Objective as Law
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import InfeasibleError, PlanError, UnavailableError
-from search_spaces.plan import Plan
+from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableError
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 
 _LOOKED, _LOOK_S = 400, 1.0
 

@@ -18,9 +18,9 @@ from optimizer.exact.front import Criterion, FrontChain, pareto_chains
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.objective import corrected
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import InfeasibleError, UnavailableError
-from search_spaces.plan import Plan
+from search_spaces.core.errors import InfeasibleError, UnavailableError
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 
 _BLOCK = 8
 Criteria = Callable[[ChainCosts], Sequence[Criterion]]

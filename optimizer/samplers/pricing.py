@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.chain_costs import exclusive_groups
 from optimizer.samplers.draws import Draws
-from search_spaces.graph import Graph
-from search_spaces.plan import Stage
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Stage
+from search_spaces.core.platform import Platform
 
 _Seconds = NDArray[np.float64]
 

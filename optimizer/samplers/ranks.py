@@ -16,10 +16,10 @@ from statistics import median
 from evaluators.samples import Measurement
 from optimizer.exact.ranks import RankAim, best_ranked
 from optimizer.samplers.auto import Problem
-from search_spaces.chain import chain_plan
-from search_spaces.errors import PlanError
-from search_spaces.plan import Plan, canonical
+from search_spaces.core.errors import PlanError
+from search_spaces.core.plan import Plan, canonical
 from search_spaces.rewrites.tucker import ranks_of
+from search_spaces.spaces.chain import chain_plan
 
 _BEST = 3
 _STEADY = 0.1  # relative: a correction that moves by less does not move the optimum

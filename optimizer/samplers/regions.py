@@ -18,12 +18,12 @@ from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan,
 from optimizer.samplers.draws import Draws, cheapest_chains
 from optimizer.samplers.moves import neighbour
 from optimizer.samplers.pricing import Timing
-from search_spaces.chain import ChainSpace
-from search_spaces.errors import PlanError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.platform import Platform
-from search_spaces.space import NeighbourlySpace, SearchSpace
+from search_spaces.core.errors import PlanError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.space import NeighbourlySpace, SearchSpace
 
 _Seconds = NDArray[np.float64]
 

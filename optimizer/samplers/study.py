@@ -18,10 +18,10 @@ import numpy as np
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState
 
-from optimizer.history import OPTIMUM, UNSEEN, Trial, contains
-from search_spaces.errors import UsageError, shown
-from search_spaces.plan import Plan
-from search_spaces.space import EnumerableSpace, SearchSpace
+from optimizer.study.history import OPTIMUM, UNSEEN, Trial, contains
+from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.space import EnumerableSpace, SearchSpace
 
 if TYPE_CHECKING:
     from optuna import Study

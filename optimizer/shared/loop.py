@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimizer.baselines import Baseline
-from optimizer.history import WARM, Trial, constraint_attributes
-from optimizer.loop import Loop, in_space
+from optimizer.model.baselines import Baseline
 from optimizer.shared.study import SharedStudy
+from optimizer.study.history import WARM, Trial, constraint_attributes
+from optimizer.study.loop import Loop, in_space
 
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler

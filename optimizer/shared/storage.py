@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from search_spaces.errors import UnavailableError, UsageError, needs_extra
+from search_spaces.core.errors import UnavailableError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -36,11 +36,11 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from optimizer.config import StudyConfig, option, parse_config
-from optimizer.history import plain_attributes
 from optimizer.shared.storage import PATIENCE_S, SILENT_BEATS, close_storage, open_storage, patiently
-from search_spaces.bounded import parsed_json
-from search_spaces.errors import UsageError
+from optimizer.study.config import StudyConfig, option, parse_config
+from optimizer.study.history import plain_attributes
+from search_spaces.core.bounded import parsed_json
+from search_spaces.core.errors import UsageError
 
 BEAT, CLAIM, PLAN, RECORD, KIND, WORKER = "beat", "claim", "plan", "record", "kind", "worker"
 SETTINGS, PROFILE = "settings", "profile"

@@ -54,17 +54,17 @@ from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from optimizer.devices import choose_platform
 from optimizer.files import write_atomic
-from optimizer.history import Trial
 from optimizer.provenance import provenance
-from optimizer.run import CONFIG, LOG, read_manifest
-from optimizer.storage import Record, TrialLog, read_log
-from search_spaces.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
-from search_spaces.graph import Graph
+from optimizer.study.folder import CONFIG, LOG, read_manifest
+from optimizer.study.history import Trial
+from optimizer.study.log import Record, TrialLog, read_log
+from search_spaces.core.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.wording import percent
+from search_spaces.core.yaml_file import read_settings
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
-from search_spaces.wording import percent
-from search_spaces.yaml_file import read_settings
 
 LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
 _SHARE_OF_MODELS, _SHARE_OF_PAIRS = 0.2, 0.15

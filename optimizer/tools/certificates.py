@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError
 
 _DAYS = "825"  # what browsers and libraries still accept of a leaf
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")

@@ -19,10 +19,10 @@ from evaluators.litert.deployment import is_workload_plan, read_deployment, read
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio, compare
-from optimizer.console import interval_ms, slower_text
+from optimizer.report.console import interval_ms, slower_text
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
-from search_spaces.errors import RunFolderError, UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.graph import Graph
 
 _POLICY = FinalPolicy(max_s=20.0)
 

@@ -13,7 +13,7 @@ from optimizer.report.data import Study, read_study
 from optimizer.report.markdown import render
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
-from search_spaces.errors import RunFolderError, UnavailableError
+from search_spaces.core.errors import RunFolderError, UnavailableError
 
 if TYPE_CHECKING:
     import optuna
@@ -34,7 +34,7 @@ def export(study: Study) -> optuna.Study:
     from optuna.trial import TrialState, create_trial
 
     from optimizer.samplers import quiet_optuna
-    from search_spaces.registry import make_space
+    from search_spaces.spaces.registry import make_space
 
     if study.graph is None:
         raise RunFolderError(f"{study.path}: its space is not known: {study.missing}")

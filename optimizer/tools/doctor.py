@@ -29,12 +29,12 @@ from evaluators.litert.worker.runtimes import OPENVINO, TFLITE, check_installed,
 from evaluators.litert.workers import Request, Workers
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, core_quota, machine_state
 from evaluators.remote.devices import agents, devices_file
-from search_spaces.errors import OptimizeError, UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import OptimizeError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, tell_apart
+from search_spaces.core.wording import percent
 from search_spaces.models import load
 from search_spaces.models.cache import cache_dir
-from search_spaces.platform import Platform, tell_apart
-from search_spaces.wording import percent
 
 SCHEMA_VERSION = 1
 _LEAST_MEMORY, _LEAST_DISK = 2 << 30, 4 << 30

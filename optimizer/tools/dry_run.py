@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from evaluators.registry import make_evaluator
-from optimizer.baselines import baselines
-from optimizer.config import StudyConfig, most_stages
 from optimizer.devices import asks_for_several, choose_model_and_platform
-from search_spaces.registry import make_space
-from search_spaces.wording import many
+from optimizer.model.baselines import baselines
+from optimizer.study.config import StudyConfig, most_stages
+from search_spaces.core.wording import many
+from search_spaces.spaces.registry import make_space
 
 
 def dry_run(config: StudyConfig, *, as_json: bool) -> str:
@@ -40,8 +40,8 @@ def _model(config: StudyConfig) -> dict[str, Any]:
 
 
 def _workload(config: StudyConfig) -> dict[str, Any]:
-    from optimizer.workload_problem import read_problem
-    from optimizer.workload_ranks import foreseen
+    from optimizer.workload.problem import read_problem
+    from optimizer.workload.ranks import foreseen
 
     problem = read_problem(config, make_evaluator(config.evaluator))
     space, plans = problem.space, problem.space.cardinality()

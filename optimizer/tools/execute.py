@@ -23,21 +23,21 @@ from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Outcome
-from optimizer.config import StudyConfig, parse_config
-from optimizer.console import interval_ms
 from optimizer.devices import choose_model_and_platform
+from optimizer.report.console import interval_ms
 from optimizer.report.data import read_result
-from optimizer.run import CONFIG, read_manifest
-from optimizer.workload_problem import Problem, read_problem
-from search_spaces.arrangement import jobs_of
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import PlanError, RunFolderError, UsageError, shown
-from search_spaces.graph import Graph
+from optimizer.study.config import StudyConfig, parse_config
+from optimizer.study.folder import CONFIG, read_manifest
+from optimizer.workload.problem import Problem, read_problem
+from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import PlanError, RunFolderError, UsageError, shown
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.workload import Workload
+from search_spaces.core.yaml_file import read_settings
 from search_spaces.models.source import check_custom_ops
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.workload import Workload
-from search_spaces.yaml_file import read_settings
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
 # Each run is a stream of 0.2 s or more.
@@ -343,7 +343,7 @@ def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _workload(path: Path) -> Workload:
-    """Read what :meth:`~search_spaces.workload.Workload.to_json` returned."""
+    """Read what :meth:`~search_spaces.core.workload.Workload.to_json` returned."""
     try:
         return Workload.from_json(parsed_json(read_bounded(path)))
     except (OSError, ValueError, RecursionError, UsageError) as error:

@@ -25,9 +25,6 @@ from evaluators.registry import make_evaluator
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
-from optimizer.bounds import price_of
-from optimizer.config import StudyConfig, parse_config
-from optimizer.console import UNDECIDED, describe_operators, slower_text
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
@@ -35,20 +32,23 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.weighed import weighed
-from optimizer.objective import known_weights
+from optimizer.model.bounds import price_of
+from optimizer.model.objective import known_weights
+from optimizer.report.console import UNDECIDED, describe_operators, slower_text
 from optimizer.report.data import Study, read_result, read_study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
-from optimizer.run import LOG
-from optimizer.storage import read_log
+from optimizer.study.config import StudyConfig, parse_config
+from optimizer.study.folder import LOG
+from optimizer.study.log import read_log
 from optimizer.tools.execute import ReloadedWorkload, reloaded_workload
-from search_spaces.arrangement import jobs_of
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import cut_points
-from search_spaces.errors import InfeasibleError, OptimizeError, RunFolderError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan, Stage, canonical
-from search_spaces.registry import needs_any_stages
-from search_spaces.wording import percent, plural
+from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.wording import percent, plural
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import cut_points
+from search_spaces.spaces.registry import needs_any_stages
 
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8

@@ -12,14 +12,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.console import make_console
+from optimizer.report.console import make_console
 from optimizer.report.terminal import table
-from search_spaces.branches import BranchGroup, branch_groups, walk
-from search_spaces.cuts import CutPoint, cut_points
-from search_spaces.errors import printable as plain
-from search_spaces.graph import Graph, Tensor
-from search_spaces.intensity import Cost, operator_costs, parameter_total, unknown_kinds
-from search_spaces.wording import human_bytes, percent
+from search_spaces.core.errors import printable as plain
+from search_spaces.core.graph import Graph, Tensor
+from search_spaces.core.intensity import Cost, operator_costs, parameter_total, unknown_kinds
+from search_spaces.core.wording import human_bytes, percent
+from search_spaces.spaces.branches import BranchGroup, branch_groups, walk
+from search_spaces.spaces.cuts import CutPoint, cut_points
 
 SCHEMA_VERSION = 1
 _MOST_BOUNDARIES = 5
@@ -35,7 +35,7 @@ class KindSummary:
     """All operators of one kind.
 
     Attributes:
-        kind: as in :class:`~search_spaces.graph.Operator`.
+        kind: as in :class:`~search_spaces.core.graph.Operator`.
         count: how many there are.
         cost: of all of them together; a weight that several share counts once.
     """

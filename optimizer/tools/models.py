@@ -10,11 +10,11 @@ from rich.console import Group
 from rich.text import Text
 
 from optimizer.report.terminal import table
-from search_spaces.errors import ModelError
-from search_spaces.intensity import operator_costs, parameter_total
+from search_spaces.core.errors import ModelError
+from search_spaces.core.intensity import operator_costs, parameter_total
+from search_spaces.core.wording import human_bytes
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.names import GRAMMAR, VARIANTS, WHOLE, WIDTHS, ZOO, parse_name
-from search_spaces.wording import human_bytes
 
 SCHEMA_VERSION = 1
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.litert.tensors import model_inputs
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
 from search_spaces.models.stages import cut_stage
 
 _LIMIT_S = 600.0

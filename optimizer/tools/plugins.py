@@ -20,8 +20,8 @@ from rich.text import Text
 
 from evaluators.own_process import own_process
 from optimizer.report.terminal import table
-from search_spaces.errors import OptimizeError
-from search_spaces.plugins import (
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.plugins import (
     CONTRACT_VERSION,
     IMPORT_S,
     KINDS,
@@ -42,7 +42,7 @@ class Plugin:
     """One row of the table.
 
     Attributes:
-        kind: a key of :data:`search_spaces.plugins.KINDS`.
+        kind: a key of :data:`search_spaces.core.plugins.KINDS`.
         distribution: name and version of the package that it comes from.
         contract: version of the contract that it says it keeps; None where it could not be asked.
         problem: why it cannot be used, or "".

@@ -19,16 +19,16 @@ from optimizer.provenance import provenance
 from optimizer.report.terminal import table
 from optimizer.tools.inspect import human_count, printable
 from optimizer.tools.outputs import relative_error
-from search_spaces.errors import RewriteError, UnavailableError, UsageError, shown
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs, parameter_total
+from search_spaces.core.errors import RewriteError, UnavailableError, UsageError, shown
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs, parameter_total
+from search_spaces.core.wording import human_bytes, percent
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo.names import is_name, parse_name
 from search_spaces.rewrites.splits import Axis, Split, extent, split_operators
 from search_spaces.rewrites.tucker import Layer, Ranks, decompose, find_layer, outline, tucker_layers
 from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, choose_ranks, parse_rule
-from search_spaces.wording import human_bytes, percent
 
 SCHEMA_VERSION = 1
 _ANOTHER = "take another rule, or give ranks with --rank"

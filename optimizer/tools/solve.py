@@ -15,15 +15,15 @@ from evaluators.table.placement import is_placement, read_placement
 from evaluators.table.table import Objective, Table, check_objective, read_table
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.cpsat import PROVEN, check_time_limit, relative_gap
-from optimizer.exact.dag import best_plan
-from optimizer.exact.graph_costs import GraphCosts
+from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.graphs.dag import best_plan
+from optimizer.exact.graphs.graph_costs import GraphCosts
+from optimizer.exact.graphs.placement import CPU, PlacementObjective, device_names, loads, solve_placement
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
-from optimizer.exact.placement import CPU, PlacementObjective, device_names, loads, solve_placement
-from search_spaces.errors import UnavailableError, UsageError
-from search_spaces.platform import Platform
-from search_spaces.wording import percent, plural
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.platform import Platform
+from search_spaces.core.wording import percent, plural
 
 SCHEMA_VERSION = 1
 _MOST_NAMES = 6

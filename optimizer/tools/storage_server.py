@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.errors import needs_extra
+from search_spaces.core.errors import needs_extra
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _THREADS = 16
 MOST_NBYTES = 32 << 20
-"""Of one request: twice the largest record of a log (:mod:`optimizer.records`)."""
+"""Of one request: twice the largest record of a log (:mod:`optimizer.study.records`)."""
 MOST_CALLS_PER_S = 1000.0
 """Of all workers together; eight workers on two cores make 330."""
 

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search_spaces.errors import ModelError, UsageError
+from search_spaces.core.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from search_spaces.graph import Graph
+    from search_spaces.core.graph import Graph
 
 
 INPUT_SHAPE = "--input-shape"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import has_fixed_size
 from search_spaces.models.source import ModelSource
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from search_spaces.bounded import parsed_json, read_bounded
-from search_spaces.errors import UsageError
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import UsageError
 from search_spaces.models.files import file_digest, replacing
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_CACHE"

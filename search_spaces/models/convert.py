@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.allowed_code import is_allowed
-from search_spaces.errors import ModelError, UnavailableError
+from search_spaces.core.allowed_code import is_allowed
+from search_spaces.core.errors import ModelError, UnavailableError
 from search_spaces.models.cache import cached
 from search_spaces.models.files import file_digest
 
@@ -159,7 +159,7 @@ def converted_module(module: Any, example_inputs: Sequence[Any]) -> Path:
             torch.export.save(torch.export.export(module.eval(), tuple(example_inputs)), path)
         except Exception as error:
             raise ModelError(f"torch.export does not take the module: {_first_line(error)}") from error
-        from search_spaces.allowed_code import allow
+        from search_spaces.core.allowed_code import allow
 
         allow(str(path))  # whoever calls this could run any code anyway
         return converted(str(path), "pt2")

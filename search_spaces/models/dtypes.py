@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 
 
 def enumerators(enum: type) -> dict[int, str]:

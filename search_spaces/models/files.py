@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from search_spaces.errors import UsageError
+from search_spaces.core.errors import UsageError
 
 _HINTS = {
     errno.ENOSPC: "free some space, or choose another folder",

@@ -30,7 +30,7 @@ from ai_edge_litert import schema_py_generated as schema
 from flatbuffers.table import Table
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models.files import replacing
 from search_spaces.models.source import Extent
 

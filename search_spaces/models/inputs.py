@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.bounded import read_bounded
-from search_spaces.errors import UsageError, shown
-from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.core.bounded import read_bounded
+from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import integers
 from search_spaces.models.files import replacing
 

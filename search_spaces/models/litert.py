@@ -1,4 +1,4 @@
-"""Read a ``.tflite`` file as a :class:`~search_spaces.graph.Graph`: checked, and with its weights left where they are.
+"""Read a ``.tflite`` file as a :class:`~search_spaces.core.graph.Graph`: checked, its weights left where they are.
 
 Operators whose inputs and outputs do not go together: the runtime trusts the file, and writes beyond what it gave.
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.errors import ModelError, shown
-from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.core.errors import ModelError, shown
+from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack

@@ -6,9 +6,9 @@ import hashlib
 import re
 from pathlib import Path
 
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.plugins import entries, find_entry, foreign, is_ours, load_entry, origin
 from search_spaces.models.cache import cached
-from search_spaces.plugins import entries, find_entry, foreign, is_ours, load_entry, origin
 
 _VERSION = 1
 

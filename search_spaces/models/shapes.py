@@ -24,8 +24,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError, UsageError
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.errors import ModelError, UsageError
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models import INPUT_SHAPE
 from search_spaces.models.atoms import IMPURE
 from search_spaces.models.dtypes import enumerators, has_fixed_size, tensor_nbytes

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.allowed_code import is_allowed
-from search_spaces.errors import ModelError, UsageError
+from search_spaces.core.allowed_code import is_allowed
+from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.models.files import file_digest
 
 _LOGGER = logging.getLogger("partition_optimizer")

@@ -26,8 +26,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError
-from search_spaces.graph import Boundary, Graph
+from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Boundary, Graph
 from search_spaces.models.files import file_digest
 from search_spaces.models.flatbuffer import MAX_NBYTES, pack_header, point_at, point_outside, write_into, write_model
 from search_spaces.models.litert import block_scales

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.errors import ModelError, shown
-from search_spaces.graph import Boundary
+from search_spaces.core.errors import ModelError, shown
+from search_spaces.core.graph import Boundary
 from search_spaces.models.source import ModelSource
 
 # Class of options → its fields that hold numbers of subgraphs, one or a list.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from search_spaces.errors import RewriteError
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.errors import RewriteError
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
 
 Range = tuple[int, int]

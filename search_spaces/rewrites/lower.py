@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
-from search_spaces.errors import PlanError
-from search_spaces.graph import Graph
-from search_spaces.plan import LayerRanks, Plan, Stage
-from search_spaces.platform import Platform
+from search_spaces.core.errors import PlanError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import LayerRanks, Plan, Stage
+from search_spaces.core.platform import Platform
 from search_spaces.rewrites.splits import Split, SplitGraph, extent, split_operators
 from search_spaces.rewrites.tucker import Ranks, Triple, TuckerGraph, decompose, outline, ranks_of
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from search_spaces.errors import ModelError, RewriteError
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.errors import ModelError, RewriteError
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
 from search_spaces.models.litert import graph_of
 from search_spaces.models.source import ModelSource

@@ -15,7 +15,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
 from search_spaces.rewrites.locality import Part

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.errors import ModelError, RewriteError, shown
-from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.core.errors import ModelError, RewriteError, shown
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Plan
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.litert import graph_of
 from search_spaces.models.source import ModelSource
-from search_spaces.plan import Plan
 from search_spaces.rewrites.structure import Structure
 
 Array = NDArray[np.float64]

@@ -41,9 +41,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from search_spaces.errors import UsageError
-from search_spaces.graph import Graph
-from search_spaces.plan import LayerRanks, Plan
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.rewrites.tucker import INPUTS, OUTPUTS, Layer, Ranks, ranks_of, read_filters, spectrum, tucker_layers
 
 Array = NDArray[np.float64]

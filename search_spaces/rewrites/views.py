@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
 from search_spaces.models.dtypes import integers
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
 
 ALIGNMENT = 64
 """Bytes; runtimes want their tensors to begin at multiples of it."""

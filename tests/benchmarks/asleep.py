@@ -17,9 +17,9 @@ from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.processors import make_processor
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator
-from search_spaces.chain import chain_plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 
 PAUSES_S = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0)
 WINDOW_S = 0.05

@@ -20,13 +20,13 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
-from optimizer.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
+from optimizer.model.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.coexecution import CoexecutionSpace
 
 OVER = (GREEDY, SINGLE, CHAINS, EVERY, BRANCHES)
 CLOSE_S, CLOSE_ROUNDS = 20.0, 100  # chains gain a per cent or two where lanes meet within microseconds

@@ -32,12 +32,12 @@ from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import worker_starts
 from optimizer.provenance import provenance
-from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage, flattened
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
 
 TURN_S = 0.03
 LIMIT = 0.03

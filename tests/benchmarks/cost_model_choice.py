@@ -22,13 +22,13 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import FinalPolicy, compare
-from optimizer.config import parse_config
-from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
-from optimizer.result import Result
-from optimizer.study import run_study
+from optimizer.report.console import ProgressWatcher
+from optimizer.study.config import parse_config
+from optimizer.study.course import run_study
+from optimizer.study.result import Result
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
-from search_spaces.plan import Plan
 
 MODELS = "vgg16,squeezenet1_1,mobilenet_v1"
 STAGES, PREDICTED, MEASURED = 3, 30, 60

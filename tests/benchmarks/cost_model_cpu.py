@@ -42,7 +42,7 @@ from evaluators.cost_model.fit import (
 from evaluators.cost_model.profile import CostProfile
 from evaluators.litert.processors import make_processor
 from optimizer.provenance import provenance
-from search_spaces.errors import OptimizeError
+from search_spaces.core.errors import OptimizeError
 from search_spaces.models import load
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Draft

@@ -28,12 +28,12 @@ from evaluators.base import Session
 from evaluators.cost_model.calibrate_time import Bench, pairs, time_contention, time_link, whole_plan
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder, Draft
 from search_spaces.models.zoo.names import ZOO, parse_name
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Platform
 
 LANES = ("cpu", "cpu0", "cpu1")
 KINDS = LANES[:2]

@@ -29,8 +29,8 @@ from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.transfers import prices
 from optimizer.provenance import provenance
-from search_spaces.graph import Graph
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from tests.benchmarks.cost_model_cpu import GENERATED, family, timed_models
 from tests.benchmarks.cost_model_plans import (
     KINDS,

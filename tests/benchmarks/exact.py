@@ -25,15 +25,15 @@ from evaluators.cost_model.transfers import prices
 from evaluators.table.placement import read_placement
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.cpsat import WORKERS
-from optimizer.exact.dag import best_plan
-from optimizer.exact.graph_costs import GraphCosts
-from optimizer.exact.placement import PlacementObjective, solve_placement
+from optimizer.exact.graphs.cpsat import WORKERS
+from optimizer.exact.graphs.dag import best_plan
+from optimizer.exact.graphs.graph_costs import GraphCosts
+from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
 from optimizer.files import write_json
 from optimizer.provenance import provenance
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.platform import Platform
 
 LIMIT_S = 30.0
 DEVICE, LANES = "s10", ("gpu", "2large", "2med")

@@ -37,7 +37,7 @@ from evaluators.cost_model.fit import (
 )
 from evaluators.cost_model.phones import PHONES, PhoneModel, read_phones
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, to_json
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.platform import Platform, Processor
 
 CHIPS = {
     "pixel4": ("Google Pixel 4", "Snapdragon 855, Adreno 640"),

@@ -26,10 +26,10 @@ from evaluators.cost_model.features import KERNELS, Array, OperatorFeatures, ope
 from evaluators.cost_model.fit import cross_validated, errors_of, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile, to_json
-from search_spaces.cuts import every_layer, layer_length, layer_type, parameter_count
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Link, Platform, Processor
 from search_spaces.models.zoo import draft
-from search_spaces.platform import Link, Platform, Processor
+from search_spaces.spaces.cuts import every_layer, layer_length, layer_type, parameter_count
 from tests.benchmarks.fit_phones import platform_text, rounded, write_json
 
 COMMAND = "python -m tests.benchmarks.fit_published ../shared/reference experiments"

@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.exact.chain import ChainCosts, best_chains
-from search_spaces.chain import ChainSpace
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 
 COUNT = 60
 MODEL_ERROR, INTERACTION, NOISE = 0.2, 0.1, 0.03

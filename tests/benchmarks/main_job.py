@@ -21,8 +21,8 @@ import numpy as np
 from evaluators.base import Candidate
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
-from search_spaces.plan import Plan
 
 
 def ours(model: str, budget: int, folder: Path) -> tuple[float, Plan]:

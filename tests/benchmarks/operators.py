@@ -21,10 +21,10 @@ from ai_edge_litert.interpreter import Interpreter
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests.operator_corpus import Case, corpus
 from tests.tflite_models import Array
 

@@ -21,12 +21,12 @@ from ai_edge_litert.interpreter import Interpreter
 
 from evaluators.litert.processors import local_platform
 from evaluators.litert.tensors import model_inputs
-from search_spaces.chain import ChainSpace
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import ChainSpace
 
 MAX_STAGES, WARM_UPS, RUNS = 4, 3, 10
 

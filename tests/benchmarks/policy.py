@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.pretrain import lesson_of
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import Problem
-from optimizer.samplers.policy import Weights, roll_out
-from optimizer.samplers.reinforce import lesson
-from optimizer.samplers.training import Lesson, pretrain
-from search_spaces.chain import chain_plan
+from optimizer.samplers.policy.network import Weights, roll_out
+from optimizer.samplers.policy.pretrain import lesson_of
+from optimizer.samplers.policy.reinforce import lesson
+from optimizer.samplers.policy.training import Lesson, pretrain
+from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.instances import Instance, instance
 from tests.benchmarks.samplers import PHONES, ZOO, ZOO_STAGES, zoo_study
 

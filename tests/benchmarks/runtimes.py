@@ -28,14 +28,14 @@ from evaluators.base import conditions_of, counters_of
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import FinalPolicy, run_final
-from optimizer.config import StudyConfig
-from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
-from optimizer.study import run_study
-from search_spaces.chain import chain_plan
+from optimizer.report.console import ProgressWatcher
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor, tell_apart
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor, tell_apart
+from search_spaces.spaces.chain import chain_plan
 
 LITERT, OPENVINO, AUTO, HETERO, OURS = "LiteRT", "OpenVINO", "AUTO", "HETERO", "plan"
 

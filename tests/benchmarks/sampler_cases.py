@@ -31,12 +31,12 @@ import numpy as np
 from evaluators.cost_model.plans import part_costs
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.exact.least import chain_costs, least_chain
-from optimizer.profile import known_profile
+from optimizer.model.profile import known_profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import AutoProposer, Problem
-from search_spaces.chain import ChainSpace
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
-from search_spaces.plan import Plan
+from search_spaces.spaces.chain import ChainSpace
 from tests.benchmarks.instances import MODEL_ERROR
 from tests.benchmarks.samplers import BUDGETS, Curve, Kept, Study, _quiet, regret
 

@@ -38,15 +38,15 @@ from evaluators.cost_model.plans import part_costs
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.samples import Measurement, Samples
 from optimizer.exact.least import chain_costs, least_chain
-from optimizer.history import Trial
-from optimizer.profile import profile
+from optimizer.model.profile import profile
 from optimizer.provenance import provenance
 from optimizer.samplers import quiet_optuna, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
-from search_spaces.chain import ChainSpace, chain_plan
+from optimizer.study.history import Trial
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.benchmarks.instances import COUNT, instance
 
 BUDGETS = (1, 5, 10, 25, 50, 100, 200)

@@ -46,11 +46,11 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import FinalPolicy, compare
 from optimizer.devices import choose_platform
 from optimizer.provenance import provenance
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 
 MODEL, LANES, STAGES, BUDGET = "vgg16", ("cpu", "cpu0", "cpu1"), 3, 200
 FIRST, LATER, APART, CLOSE = 1.5, 1.15, 1.05, 1.03

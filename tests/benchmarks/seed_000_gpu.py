@@ -23,13 +23,13 @@ from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.baselines import baselines
+from optimizer.model.baselines import baselines
 from optimizer.provenance import provenance
-from search_spaces.chain import chain_plan
-from search_spaces.errors import OptimizeError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 
 CNNS = (
     "vgg16,alexnet,vgg11,vgg19,squeezenet1_1,mobilenet_v1,resnet50,googlenet,mobilenet_v2,resnet18,squeezenet1_0,"

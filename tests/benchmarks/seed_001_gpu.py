@@ -32,15 +32,15 @@ from evaluators.cuda.devices import platform_of
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaRun, CudaWorkload
 from optimizer.provenance import provenance
-from search_spaces.arrangement import Arrangement, in_runs
-from search_spaces.errors import OptimizeError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
-from search_spaces.pools import members, with_pools
-from search_spaces.workload import Arrival, Client, Workload
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.core.arrangement import Arrangement, in_runs
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import members, with_pools
+from search_spaces.core.workload import Arrival, Client, Workload
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.benchmarks import seed_001_probe as probe
 from tests.benchmarks.seed_001_crew import Crew, preload
 from tests.benchmarks.seed_001_models import SETS, Model, cuts_of, prepared

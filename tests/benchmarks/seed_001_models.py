@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.tucker import Layer, Ranks, Triple, TuckerGraph, decompose, tucker_layers

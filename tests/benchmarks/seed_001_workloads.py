@@ -20,14 +20,14 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import FinalPolicy, compare
-from optimizer.config import parse_config
-from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
-from optimizer.storage import read_log
-from optimizer.study import run_study
-from optimizer.workload_problem import read_problem
-from optimizer.workload_result import WorkloadResult
-from search_spaces.plan import Plan
+from optimizer.report.console import ProgressWatcher
+from optimizer.study.config import parse_config
+from optimizer.study.course import run_study
+from optimizer.study.log import read_log
+from optimizer.workload.problem import read_problem
+from optimizer.workload.result import WorkloadResult
+from search_spaces.core.plan import Plan
 
 COMMAND = "python -m tests.benchmarks.seed_001_workloads"
 SETS = {

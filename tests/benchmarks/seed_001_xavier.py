@@ -17,13 +17,13 @@ import yaml
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
-from optimizer.workload_baselines import baseline_lanes, workload_baselines
-from search_spaces.errors import UnavailableError
-from search_spaces.joined_graph import merge
+from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import workload_of
 from search_spaces.models.zoo import draft
-from search_spaces.pools import with_pools
-from search_spaces.workload import workload_of
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.spaces.workload_space import WorkloadSpace
 
 MODELS = {"alexnet": "alexnet", "squeezenet": "squeezenet1_0", "vgg16": "vgg16", "regnet_y_32gf": "regnet_y_32gf"}
 

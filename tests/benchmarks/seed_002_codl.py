@@ -33,10 +33,10 @@ from evaluators.cost_model.transfers import prices
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.provenance import provenance
-from search_spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
-from search_spaces.platform import Platform
 from search_spaces.rewrites.splits import Axis
+from search_spaces.spaces.coexecution import CoexecutionSpace, Part
 
 DEVICES = ("snapdragon855", "snapdragon865", "snapdragon888")
 WITHIN = 0.10

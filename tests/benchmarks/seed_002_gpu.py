@@ -34,21 +34,21 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.config import StudyConfig
 from optimizer.exact.coexecution import CoexecutionModel
-from optimizer.history import History, Trial
-from optimizer.profile import Profile
+from optimizer.model.profile import Profile
 from optimizer.provenance import provenance
-from optimizer.result import Result
-from optimizer.run import LOG, RunFolder
-from optimizer.storage import read_log
-from optimizer.study import run_study
-from optimizer.study_ends import Interrupted
-from search_spaces.coexecution import GRID, CoexecutionSpace, Part
-from search_spaces.errors import OptimizeError, PlanError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from optimizer.study.ends import Interrupted
+from optimizer.study.folder import LOG, RunFolder
+from optimizer.study.history import History, Trial
+from optimizer.study.log import read_log
+from optimizer.study.result import Result
+from search_spaces.core.errors import OptimizeError, PlanError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 from search_spaces.rewrites.splits import Axis
+from search_spaces.spaces.coexecution import GRID, CoexecutionSpace, Part
 
 MODELS = "squeezenet1_1,resnet50,vgg16,mobilenet_v1,googlenet,fast_style_transfer,yolov2"
 LENGTHS = (1, 2, 4, 8, 16)
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 
 class Teller:
-    """Tells how a study goes on standard error; see :class:`~optimizer.study_ends.Watcher`."""
+    """Tells how a study goes on standard error; see :class:`~optimizer.study.ends.Watcher`."""
 
     def message(self, text: str) -> None:
         """See there."""

@@ -3,7 +3,7 @@
 ``python -m tests.benchmarks.seed_003_branches OUT.json --models squeezenet1_1,googlenet,inception_v3``
 
 The bound counts what was measured: each run of a branch as a stage, what starting a stage costs, and what a join costs
-(:mod:`optimizer.branch_profile`); on these the best plan is proven. What is reached of it is the gain of the
+(:mod:`optimizer.model.branch_profile`); on these the best plan is proven. What is reached of it is the gain of the
 best plan, measured in pairs against the whole model on one core, over the gain that the bound allows. Where the bound
 allows no more than such a comparison can tell, "sequential" is the right answer.
 """
@@ -21,16 +21,16 @@ import numpy as np
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
-from optimizer.branch_profile import branch_profile
-from optimizer.branches import branch_baselines, branch_beliefs, predictor
-from optimizer.profile import profile
+from optimizer.model.branch_profile import branch_profile
+from optimizer.model.branches import branch_baselines, branch_beliefs, predictor
+from optimizer.model.profile import profile
 from optimizer.provenance import provenance
-from search_spaces.branch_space import BranchSpace
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.chain import chain_plan
 
 Row = dict[str, Any]
 JOINT = "joint"

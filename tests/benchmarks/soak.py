@@ -23,13 +23,13 @@ from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaRun, CudaWorkload
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
-from optimizer.config import parse_config
 from optimizer.provenance import provenance
-from optimizer.workload_problem import read_problem
-from optimizer.workload_ranks import grids_of
-from search_spaces.arrangement import Arrangement, in_runs, joined_ranks
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import Stage
+from optimizer.study.config import parse_config
+from optimizer.workload.problem import read_problem
+from optimizer.workload.ranks import grids_of
+from search_spaces.core.arrangement import Arrangement, in_runs, joined_ranks
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Stage
 
 WORKLOAD = """\
 name: soak

@@ -27,17 +27,17 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.profile import known_profile, profile
+from optimizer.model.profile import known_profile, profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.coexecution import CoexecutionProposer
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.spaces.coexecution import CoexecutionSpace
 
 SHARE = 0.10
 WANTED = 0.97

@@ -25,7 +25,7 @@ from typing import Any
 from optimizer.provenance import provenance
 from optimizer.shared.storage import close_storage, open_storage
 from optimizer.shared.study import SharedStudy
-from optimizer.storage import TrialLog
+from optimizer.study.log import TrialLog
 from tests.postgres import Postgres
 
 ROOT = Path(__file__).parents[2]

@@ -27,14 +27,14 @@ from evaluators.base import Candidate
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from optimizer.config import StudyConfig
-from optimizer.console import ProgressWatcher
 from optimizer.provenance import provenance
-from optimizer.study import run_study
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from optimizer.report.console import ProgressWatcher
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
-from search_spaces.plan import Plan
+from search_spaces.spaces.chain import chain_plan
 
 _ROUNDS, _RUNS = 15, 3
 

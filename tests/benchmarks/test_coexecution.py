@@ -11,13 +11,13 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.coexecution import CoexecutionModel, Costed
-from search_spaces.branches import branch_groups
-from search_spaces.coexecution import CoexecutionSpace
-from search_spaces.intensity import operator_costs
+from search_spaces.core.intensity import operator_costs
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.zoo import draft
-from search_spaces.platform import Platform
 from search_spaces.rewrites.splits import Axis, Split, SplitGraph, split_operators
+from search_spaces.spaces.branches import branch_groups
+from search_spaces.spaces.coexecution import CoexecutionSpace
 from tests.strategies import one_core
 
 PLAN_S, GROUPS_S, REWRITE_NBYTES = 1.0, 0.1, 4 << 20

@@ -19,10 +19,10 @@ from evaluators.cost_model.transfers import prices
 from optimizer.exact.least import chain_costs
 from optimizer.samplers.chains import ChainPricing, Chains
 from optimizer.samplers.draws import Draws
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.zoo import draft
-from search_spaces.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
 
 
 def simulator(model: str) -> PlanSimulator:

@@ -6,9 +6,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import FinalPolicy, compare
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer, layer_length
 from search_spaces.models import load
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer, layer_length
 
 
 @pytest.mark.parametrize(

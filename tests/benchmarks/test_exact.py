@@ -5,7 +5,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from optimizer.exact.chain import ChainCosts, best_chains
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.platform import Platform, Processor
 
 _LIMIT_S = 0.05  # for 22 operators
 

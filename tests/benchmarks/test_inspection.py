@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from optimizer.console import make_console
+from optimizer.report.console import make_console
 from optimizer.report.graph_page import render_page
 from optimizer.tools.inspect import inspect_graph, render
-from search_spaces.branches import branch_groups, walk
-from search_spaces.graph import Graph, Operator
+from search_spaces.core.graph import Graph, Operator
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft
+from search_spaces.spaces.branches import branch_groups, walk
 from tests.strategies import chain_graph, tensor
 
 _BLOCKS = (6, 12, 24, 16)  # layers of DenseNet121's blocks (Huang et al. 2017, arXiv:1608.06993, table 1)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from search_spaces.cuts import cut_points
-from search_spaces.graph import Graph
-from search_spaces.intensity import operator_costs
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo import draft
+from search_spaces.spaces.cuts import cut_points
 
 _MEMORY = """
 import pathlib, resource, sys

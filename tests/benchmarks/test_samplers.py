@@ -8,8 +8,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from optimizer.samplers import SAMPLERS, make_sampler, quiet_optuna
-from search_spaces.chain import ChainSpace
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 from tests.strategies import chain_graph
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from optimizer.storage import TrialLog, read_log
+from optimizer.study.log import TrialLog, read_log
 
 # A trial as it is: 40 samples of 4 stages.
 TRIAL = {

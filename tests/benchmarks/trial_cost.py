@@ -34,16 +34,16 @@ from evaluators.forwarding import ForwardingSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.history import History
-from optimizer.loop import Loop
 from optimizer.provenance import provenance
 from optimizer.samplers import quiet_optuna
 from optimizer.samplers.auto import Problem
-from optimizer.storage import TrialLog
-from search_spaces.chain import ChainSpace
-from search_spaces.graph import Graph, Operator, Tensor
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform, Processor
+from optimizer.study.history import History
+from optimizer.study.log import TrialLog
+from optimizer.study.loop import Loop
+from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import ChainSpace
 
 TRIALS, PARAMETERS = 1000, 100
 SAMPLERS = ("auto", "random")

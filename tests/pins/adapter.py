@@ -25,32 +25,32 @@ from evaluators.base import Batch, Session
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.table.placement import read_placement
 from evaluators.workload.predicted import PredictedSession
-from optimizer.config import StudyConfig, most_stages, parse_config
 from optimizer.devices import choose_model_and_platform
-from optimizer.exact.placement import PlacementObjective, solve_placement
-from optimizer.goals import aim_of
-from optimizer.history import Trial
-from optimizer.limits import allowed_error
-from optimizer.profile import known_profile
-from optimizer.ranks import rank_profile
-from optimizer.storage import read_log
-from optimizer.study import run_study
-from optimizer.workload_baselines import first_plans
-from optimizer.workload_limits import check
-from optimizer.workload_memory import Memory
-from optimizer.workload_problem import Problem, read_problem
-from optimizer.workload_ranks import grids_of
-from optimizer.workload_result import WorkloadResult
-from optimizer.workload_search import WorkloadProposer
-from optimizer.workload_variants import find_variants
-from search_spaces.errors import OptimizeError, UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import JoinedGraph
-from search_spaces.plan import LayerRanks, Plan, Share, Stage
-from search_spaces.rank_space import RankSpace
-from search_spaces.registry import make_space
-from search_spaces.space import SearchSpace
-from search_spaces.workload_space import WorkloadSpace
+from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
+from optimizer.model.goals import aim_of
+from optimizer.model.profile import known_profile
+from optimizer.model.ranks import rank_profile
+from optimizer.study.config import StudyConfig, most_stages, parse_config
+from optimizer.study.course import run_study
+from optimizer.study.history import Trial
+from optimizer.study.limits import allowed_error
+from optimizer.study.log import read_log
+from optimizer.workload.baselines import first_plans
+from optimizer.workload.limits import check
+from optimizer.workload.memory import Memory
+from optimizer.workload.problem import Problem, read_problem
+from optimizer.workload.ranks import grids_of
+from optimizer.workload.result import WorkloadResult
+from optimizer.workload.search import WorkloadProposer
+from optimizer.workload.variants import find_variants
+from search_spaces.core.errors import OptimizeError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import LayerRanks, Plan, Share, Stage
+from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.registry import make_space
+from search_spaces.spaces.space import SearchSpace
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.short_studies import Quiet
 
 Plain = dict[str, Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from optimizer.storage import read_log
+from optimizer.study.log import read_log
 from tests.campaign_files import MODEL, answers, written
 from tests.test_campaign import BASIC
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.storage import read_log
+from optimizer.study.log import read_log
 from search_spaces.models.cache import ENVIRONMENT
 from tests.commands import SYNTHETIC, command, one_line
 from tests.disks import small_disk

@@ -20,7 +20,7 @@ import pytest
 
 from optimizer.campaign.cluster import pack, unpack
 from optimizer.cli import main
-from search_spaces.errors import RunFolderError
+from search_spaces.core.errors import RunFolderError
 from tests.campaign_files import MODEL, answers, written
 from tests.remote_agents import ROOT
 from tests.sentences import fails, says

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.config import StudyConfig
 from optimizer.report.data import read_study
 from optimizer.report.study import study_document
-from optimizer.study import run_study
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
 from tests.short_studies import Quiet
 
 

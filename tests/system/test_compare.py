@@ -12,8 +12,8 @@ from evaluators.litert.deployment import KIND, write_deployment
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.tools import compare
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.sentences import says
 
 pytestmark = pytest.mark.litert

@@ -29,11 +29,11 @@ from evaluators.testing import EvaluatorContract
 from optimizer.campaign.file import read_campaign
 from optimizer.campaign.studies import plan_studies
 from optimizer.cli import COMMANDS, main
+from search_spaces.core.platform_file import read_platform
+from search_spaces.core.plugins import entries
 from search_spaces.models import load
 from search_spaces.models.zoo import write
 from search_spaces.models.zoo.names import parse_name
-from search_spaces.platform_file import read_platform
-from search_spaces.plugins import entries
 from tests.benchmarks.readme_picture import picture
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ from optimizer.cli import main
 from optimizer.devices import choose_platform
 from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError
 from optimizer.export.run_plan import Plan as RunPlan
-from search_spaces.chain import chain_plan
+from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.models import load
-from search_spaces.plan import Plan, Share, Stage
+from search_spaces.spaces.chain import chain_plan
 from tests.commands import SEARCHED
 from tests.sentences import fails
 

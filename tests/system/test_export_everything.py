@@ -24,8 +24,8 @@ from optimizer.devices import choose_platform
 from optimizer.export.run_plan import Plan as RunPlan
 from optimizer.report.data import read_study
 from search_spaces.models import load
-from search_spaces.registry import make_space
-from search_spaces.space import EnumerableSpace
+from search_spaces.spaces.registry import make_space
+from search_spaces.spaces.space import EnumerableSpace
 from tests.commands import SEARCHED
 
 pytestmark = [pytest.mark.litert, pytest.mark.usefixtures("elsewhere")]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from optimizer.history import plain_attributes
-from optimizer.records import encode, header
 from optimizer.samplers import SAMPLERS
 from optimizer.shared.storage import close_storage, open_storage
 from optimizer.shared.study import SETTINGS
-from search_spaces import allowed_code
+from optimizer.study.history import plain_attributes
+from optimizer.study.records import encode, header
+from search_spaces.core import allowed_code
 from tests.hostile_attributes import hostile
 from tests.short_studies import records
 from tests.test_hostile_attributes import BEGIN

@@ -27,14 +27,14 @@ from evaluators.litert.program import Copies, copies
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.workers import Request
 from optimizer.cli import main
-from optimizer.profile import Profile, profile
-from search_spaces.chain import chain_plan
-from search_spaces.cuts import every_layer
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
+from optimizer.model.profile import Profile, profile
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Limits, Platform, tell_apart
 from search_spaces.models import load
-from search_spaces.plan import Plan, Stage
-from search_spaces.platform import Limits, Platform, tell_apart
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
 from tests import strategies
 from tests.litert_loading import pid_of, signalled
 from tests.sentences import fails

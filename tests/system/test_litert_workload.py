@@ -18,13 +18,13 @@ from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
 from evaluators.workload.prices import PriceTable
-from search_spaces.errors import UnavailableError
-from search_spaces.graph import Graph
-from search_spaces.joined_graph import merge
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import Arrival, Client, workload_of
 from search_spaces.models import load
-from search_spaces.pools import with_pools
-from search_spaces.shared_workload_space import SharedWorkloadSpace
-from search_spaces.workload import Arrival, Client, workload_of
+from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from tests.sentences import fails
 from tests.test_litert_workload import lanes, opened, plan_of, two
 

@@ -17,13 +17,13 @@ from optimizer.cli import main
 from optimizer.samplers import SAMPLERS, make_sampler
 from optimizer.samplers.foreign import ForeignSampler
 from optimizer.tools.plugins import list_plugins
-from search_spaces.chain import ChainSpace, chain_plan
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.plugins import OURS, load_entry, time_limit
+from search_spaces.core.plugins import entries as entries_of
 from search_spaces.models import load
 from search_spaces.models.zoo.names import ZOO
-from search_spaces.plugins import OURS, load_entry, time_limit
-from search_spaces.plugins import entries as entries_of
-from search_spaces.registry import make_space
+from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.registry import make_space
 from tests.sentences import fails, says
 
 PACKAGE = """
@@ -34,7 +34,7 @@ from evaluators.base import Batch
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.table.evaluator import TableEvaluator
 from evaluators.testing import SyntheticEvaluator, SyntheticSession
-from search_spaces.chain import ChainSpace
+from search_spaces.spaces.chain import ChainSpace
 from optuna.samplers import RandomSampler
 
 class Fine(SyntheticEvaluator):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimizer.samplers.policy import Weights, roll_out
-from optimizer.samplers.reinforce import lesson
-from optimizer.samplers.training import pretrain
+from optimizer.samplers.policy.network import Weights, roll_out
+from optimizer.samplers.policy.reinforce import lesson
+from optimizer.samplers.policy.training import pretrain
 from tests.benchmarks.instances import instance
 from tests.test_reinforce import OTHER, SMALL, problem
 

@@ -12,9 +12,9 @@ import pytest
 
 from evaluators.remote.devices import ENVIRONMENT
 from optimizer.cli import main
-from search_spaces.chain import chain_plan
-from search_spaces.errors import DeviceLostError
-from search_spaces.graph import Graph
+from search_spaces.core.errors import DeviceLostError
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.remote_agents import agent_process
 from tests.test_remote import evaluator_at
 

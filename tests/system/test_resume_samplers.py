@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from optimizer.samplers import SAMPLERS
-from optimizer.samplers.policy import Weights
-from search_spaces.errors import UsageError
+from optimizer.samplers.policy.network import Weights
+from search_spaces.core.errors import UsageError
 from tests.sentences import fails
 from tests.short_studies import Killed, killed_at, records, tried
 from tests.short_studies import go as run

@@ -22,7 +22,7 @@ from optimizer.shared.storage import close_storage, open_storage, patiently
 from optimizer.shared.study import SharedStudy
 from optimizer.tools.certificates import make_certificates
 from optimizer.tools.storage_server import MOST_NBYTES
-from search_spaces.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError
 from tests.sentences import fails, says
 from tests.shared_chaos import ROOT
 

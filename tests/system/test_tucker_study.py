@@ -12,11 +12,11 @@ import pytest
 from evaluators.litert import PlanRunner
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
-from optimizer.config import StudyConfig
-from optimizer.console import render
-from optimizer.ranks import CHAIN, UNIFORM
-from optimizer.storage import read_log
-from optimizer.study import run_study
+from optimizer.model.ranks import CHAIN, UNIFORM
+from optimizer.report.console import render
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from optimizer.study.log import read_log
 from search_spaces.models import load
 from tests.sentences import says
 from tests.short_studies import Quiet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search_spaces.plan import Plan
+from search_spaces.core.plan import Plan
 from tests.test_workload_limits import memory_of, sparing_nbytes, study, two_clients
 
 

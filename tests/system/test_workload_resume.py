@@ -15,13 +15,13 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.samples import Measurement, Samples
 from evaluators.workload.predicted import Grids, PredictedSession
 from optimizer.cli import main
-from optimizer.config import parse_config
-from optimizer.storage import read_log
-from optimizer.workload_problem import read_problem
-from optimizer.workload_search import WorkloadProposer
-from optimizer.workload_variants import Variants, find_variants
-from search_spaces.errors import EXIT_INTERRUPTED
-from search_spaces.plan import Plan
+from optimizer.study.config import parse_config
+from optimizer.study.log import read_log
+from optimizer.workload.problem import read_problem
+from optimizer.workload.search import WorkloadProposer
+from optimizer.workload.variants import Variants, find_variants
+from search_spaces.core.errors import EXIT_INTERRUPTED
+from search_spaces.core.plan import Plan
 from tests.commands import rewrite_log, studied, tried
 
 MODELS = "vgg11@0.25/32+spectrum×2"
@@ -103,7 +103,7 @@ def test_plans_with_variants_that_are_not_found_again_keep_their_place_in_the_bu
     before = tried("run")
     rewrite_log("run", lambda record: record.kind != "ranks")
     monkeypatch.setattr(
-        "optimizer.workload_study.find_variants",
+        "optimizer.study.several_models.find_variants",
         lambda *arguments: Variants(tuple(each[-1:] for each in find_variants(*arguments).of)),
     )
     for budget in ("12", "14", "16"):
@@ -119,7 +119,7 @@ def test_what_was_priced_survives_a_kill_before_variants_are_known(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("optimizer.workload_study.find_variants", killed)
+    monkeypatch.setattr("optimizer.study.several_models.find_variants", killed)
     assert main([*WORDS, *ON, "--budget", "4", "--out", "run"]) == EXIT_INTERRUPTED
     assert kinds("run") == ["prices"]
 

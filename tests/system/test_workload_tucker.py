@@ -21,18 +21,18 @@ from evaluators.litert.packed import packed_weights
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
-from optimizer.config import parse_config
-from optimizer.storage import read_log
-from optimizer.workload_memory import Memory
-from optimizer.workload_problem import Problem, read_problem
-from optimizer.workload_ranks import PLAIN, grids_of
-from optimizer.workload_variants import Variants, find_variants
-from search_spaces.arrangement import arrangement, component_plan, jobs_of, ranks_by_component
-from search_spaces.errors import PlanError, RunFolderError
+from optimizer.study.config import parse_config
+from optimizer.study.log import read_log
+from optimizer.workload.memory import Memory
+from optimizer.workload.problem import Problem, read_problem
+from optimizer.workload.ranks import PLAIN, grids_of
+from optimizer.workload.variants import Variants, find_variants
+from search_spaces.core.arrangement import arrangement, component_plan, jobs_of, ranks_by_component
+from search_spaces.core.errors import PlanError, RunFolderError
+from search_spaces.core.plan import LayerRanks
 from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.models.litert import read_model
-from search_spaces.plan import LayerRanks
-from search_spaces.workload_space import WorkloadSpace
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.commands import printed, studied, tried
 from tests.sentences import fails, says
 from tests.test_workload import space_of

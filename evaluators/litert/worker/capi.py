@@ -18,7 +18,7 @@ from typing import Any
 
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES, package_folders
 from evaluators.litert.worker.shared_memory import map_joined, unmap
-from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.core.errors import OptimizeError, UnavailableError
 
 _MAX_RANK = 8
 # litert_environment_options.h

@@ -18,7 +18,7 @@ from typing import Any
 
 from evaluators.litert.worker.capi import Compiled, Copy, Device
 from evaluators.litert.worker.shared_memory import Semaphore, post
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 
 NO_LIMIT_NS = 1 << 62
 

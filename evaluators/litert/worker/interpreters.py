@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluators.litert.worker.capi import Compiled
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 from evaluators.litert.worker.capi import Compiled
 from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.own_process import own_process
-from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.core.errors import OptimizeError, UnavailableError
 
 _QUERY_LIMIT_S = 60.0
 _NATIVE = {

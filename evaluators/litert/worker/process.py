@@ -52,7 +52,7 @@ from evaluators.litert.worker.openvino import OpenVino
 from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, OPENVINO, TFLITE
 from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, map_file, post, unmap
 from evaluators.litert.worker.shared_scheduler import SchedulerState
-from search_spaces.errors import OptimizeError, UnavailableError
+from search_spaces.core.errors import OptimizeError, UnavailableError
 
 # What the accelerator for graphics adapters writes when it takes a run of operators, and of what it does not take.
 _KERNEL_MADE = "API from graph."

@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.errors import UnavailableError
-from search_spaces.platform import Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.platform import Processor
 
 LITERT, TFLITE, OPENVINO = "litert", "tflite-runtime", "openvino"
 INTERPRETER = "interpreter"

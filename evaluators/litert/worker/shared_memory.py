@@ -16,7 +16,7 @@ from ctypes import c_int, c_long, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 from search_spaces.models.stages import in_pages
 
 SLOT_NBYTES = 64  # a cache line each; sem_t has 32 bytes at most in glibc and musl

@@ -16,7 +16,7 @@ from typing import Any
 
 from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, Semaphores, SharedMemory, post, try_wait
 from evaluators.workload.scheduler import QueueClient, Scheduler
-from search_spaces.plan import Dispatch
+from search_spaces.core.plan import Dispatch
 
 _LOCK, _READY, _WAKE_UPS = 0, 1, 2
 _LOCK_SPIN_NS, _WAKE_UP_SPIN_NS = 50_000, 20_000

@@ -22,9 +22,9 @@ import numpy as np
 from evaluators.base import Batch, Capabilities
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.tensors import agreement
-from search_spaces.chain import chain_plan
-from search_spaces.errors import UnavailableError
-from search_spaces.platform import Platform, Processor
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
 
 COMMAND = os.environ.get("EXAMPLE_BOARD", f"{shlex.quote(sys.executable)} -m example_evaluator.board")
 TOLERANCE = 1e-3  # relative: unlike kernels round differently

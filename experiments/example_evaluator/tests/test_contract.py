@@ -5,7 +5,7 @@ from __future__ import annotations
 from evaluators.base import Evaluator
 from evaluators.registry import make_evaluator
 from evaluators.testing import EvaluatorContract
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
 from search_spaces.models import load
 
 

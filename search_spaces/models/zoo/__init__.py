@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 from search_spaces.models.zoo.names import ZOO, Spec, parse_name
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from search_spaces.graph import Graph, Operator, Tensor
+from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import DTYPES, enumerators, tensor_nbytes
 from search_spaces.models.flatbuffer import ALIGNMENT, pack_header, write_model
 from search_spaces.models.litert import VERSION, plain_options

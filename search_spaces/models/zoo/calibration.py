@@ -24,7 +24,7 @@ def calibrated(path: Path) -> Mapping[int, Range]:
     Raises:
         UnavailableError: the runtime does not run the model here.
     """
-    from search_spaces.errors import UnavailableError  # the child runs this file alone, wherever the package lies
+    from search_spaces.core.errors import UnavailableError  # the child runs this file alone, wherever the package lies
 
     command = [sys.executable, "-P", __file__, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from search_spaces.errors import ModelError
+from search_spaces.core.errors import ModelError
 
 WHOLE = "to whole channels"
 EIGHTS = "to multiples of 8"

@@ -26,7 +26,7 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import compare
-from search_spaces.plan import Plan
+from search_spaces.core.plan import Plan
 from tests.benchmarks.verdicts import accelerated, cost, networks, replay, studies
 from tests.benchmarks.verdicts.document import Document
 from tests.benchmarks.verdicts.neighbours import CONDITIONS, describe, neighbour

@@ -9,9 +9,9 @@ from typing import Any
 
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
 from tests.benchmarks.verdicts.document import judged
 from tests.benchmarks.verdicts.studies import REGRET, Row, compared, long_trace, plans_to_compare, study
 from tests.benchmarks.verdicts.trace import Trace, ratio

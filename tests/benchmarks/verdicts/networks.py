@@ -12,11 +12,11 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Load
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.zoo.builder import Builder
-from search_spaces.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.verdicts.trace import Trace, ratio, record
 
 BODY = 20  # convolutions of equal work

@@ -19,7 +19,7 @@ import numpy as np
 from evaluators.base import Agreement, Batch, Candidate
 from evaluators.measurement.disturbance import Counters
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 from tests.benchmarks.verdicts.document import judged
 from tests.benchmarks.verdicts.trace import Trace
 

@@ -23,10 +23,10 @@ import numpy as np
 from evaluators.base import Agreement, Batch, Candidate, Evaluator, Session
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.disturbance import Counters
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
-from search_spaces.plan import Plan
-from search_spaces.platform import Platform
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 
 NAME = "verdicts-slowed"
 SLOWER = "VERDICTS_SLOWER"

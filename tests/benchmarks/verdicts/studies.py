@@ -22,13 +22,13 @@ import numpy as np
 from evaluators.base import Session, counters_of
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import Load
-from optimizer.decide import Verdict
-from optimizer.run import LOG
-from optimizer.storage import read_log
-from search_spaces.chain import chain_plan
-from search_spaces.graph import Graph
+from optimizer.study.folder import LOG
+from optimizer.study.log import read_log
+from optimizer.study.verdict import Verdict
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
 from search_spaces.models import load
-from search_spaces.plan import Plan
+from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.verdicts.document import judged
 from tests.benchmarks.verdicts.networks import network
 from tests.benchmarks.verdicts.slowed import LEFT, NAME, RIGHT, SlowedEvaluator, SlowedSession, best_plan, installed

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from evaluators.base import Candidate
 from evaluators.measurement.disturbance import QUIET, Counters, RunFilter
 from evaluators.measurement.final import SETTLE_BELOW_S, FinalPolicy, Load
-from search_spaces.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,76 @@
+"""The constraint solver CP-SAT of OR-Tools, an optional dependency: imported where it is used."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Literal
+
+from search_spaces.core.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model as cp
+
+WORKERS = 2
+PROVEN = 1e-5  # a gap that rounding to integers makes
+Outcome = Literal["found", "infeasible", "no time"]
+"""There is a solution; there is proven to be none; or nothing is known."""
+
+
+def solver_module() -> Any:
+    """Return the module ``ortools.sat.python.cp_model``.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise UnavailableError(
+            "exact solutions of graphs need OR-Tools, which is not installed",
+            "install the extra: pip install 'partition-optimizer[exact]'",
+        ) from error
+    return cp_model
+
+
+def relative_gap(value: float, bound: float) -> float:
+    """Return how far a value can be above the best one, relative to what none goes below."""
+    return value / bound - 1.0 if bound > 0 else 0.0 if value == 0 else math.inf
+
+
+def check_time_limit(seconds: float) -> float:
+    """Return a solver's time limit.
+
+    Raises:
+        UsageError: it is not more than 0.
+    """
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--time-limit {seconds:g}: must be more than 0 seconds", "a proof takes time; try 10")
+    return seconds
+
+
+def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS) -> tuple[cp.CpSolver, Outcome]:
+    """Solve a model; return the solver, to be asked for values and bound, and what became of it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, or another exception of a signal's handler; the solver is stopped first.
+    """
+    module = solver_module()
+    solver = module.CpSolver()
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 1e-3)
+    solver.parameters.num_workers = workers
+    solver.parameters.random_seed = 0
+    # Its own handler would swallow Ctrl-C, and leave none: the next one would end the process with nothing saved.
+    solver.parameters.catch_sigint_signal = False
+    # Handlers of signals run in the main thread, and only between two steps of Python; a solve is one.
+    with ThreadPoolExecutor(1, thread_name_prefix="CP-SAT") as pool:
+        solved = pool.submit(solver.solve, model)
+        try:
+            status = solved.result()
+        finally:
+            while not solved.done():
+                solver.stop_search()
+                wait([solved], 0.05)
+    if status in (module.OPTIMAL, module.FEASIBLE):
+        return solver, "found"
+    return solver, "infeasible" if status == module.INFEASIBLE else "no time"

@@ -1,0 +1,253 @@
+"""The best plan of a graph with branches, over lanes that run side by side: exact, or with the gap that is left.
+
+The graph is taken apart at its gates (:mod:`~.segments`); a plan of the whole is then a path through the
+lanes of the gates, and what no plan goes below is the shortest path through bounds of the segments. A segment is
+solved for two lanes of its gates only if that shortest path comes by: by trying all plans where it is a small chain, by
+search (:mod:`~.segment_search`) where it is small, else by CP-SAT. In the largest ones only neighbours
+in a run may share a stage, and the bound is that of :mod:`optimizer.exact.bound`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.exact.bound import lower_bound
+from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.graphs.graph_costs import GraphCosts, as_plan, makespan_s
+from optimizer.exact.graphs.segment_model import SegmentPlan, solve_segment
+from optimizer.exact.graphs.segment_plans import all_chains, is_chain, list_schedule, segment_cost
+from optimizer.exact.graphs.segment_search import Problem, beam_segment, search_segment
+from optimizer.exact.graphs.segments import Segment, segments
+from search_spaces.core.errors import InfeasibleError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+
+_MOST_TRIED = 5  # operators of a chain up to which all its plans are tried: 3 · 4^4 of them for three lanes
+_MOST_SEARCHED = 18  # operators of a segment up to which the search beats CP-SAT
+_MOST_EXACT = 40  # operators of a segment in which CP-SAT may form stages in any way
+_HAIR = 1e-9
+
+Ends = tuple[int | None, int | None]
+Lane = int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSolution:
+    """A plan, and what is known of better ones.
+
+    Attributes:
+        plan: canonical, unless its order of stages is faster than the canonical one.
+        makespan_s: seconds that the model gives it.
+        bound_s: no plan takes less in the model.
+        wall_s: seconds that solving took.
+    """
+
+    plan: Plan
+    makespan_s: float
+    bound_s: float
+    wall_s: float
+
+    @property
+    def gap(self) -> float:
+        """How far the plan can be from the best one, relative to the bound."""
+        return relative_gap(self.makespan_s, self.bound_s)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is the best, up to the rounding of the solver's integers (1e-5)."""
+        return self.gap <= PROVEN
+
+
+def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> GraphSolution:
+    """Return the plan with the least makespan that is found in the time, with a bound on all plans.
+
+    Raises:
+        InfeasibleError: some operator runs on no processor.
+        UnavailableError: OR-Tools is missing, and the graph has a large part without gates; or there was no time to
+            find a plan.
+        UsageError: the time limit is not more than 0.
+    """
+    check_time_limit(time_limit_s)
+    _check_support(costs)
+    begin_s = time.monotonic()
+    parts = [_Part(graph, costs, segment) for segment in segments(graph)]
+    known: dict[object, dict[Ends, _Answer]] = {}
+    for part in parts:
+        part.answers = known.setdefault(part.key, part.answers)
+    end_s = begin_s + time_limit_s
+    while True:
+        least, path = _shortest(parts, lambda answer: answer.bound_s)
+        spent, _ = _shortest(parts, lambda answer: answer.cost_s)
+        open_pairs = [(part, ends) for part, ends in zip(parts, path, strict=True) if part.answers[ends].open]
+        if not open_pairs or spent <= least * (1 + _HAIR):
+            break
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            break
+        slack_s = spent - least
+        for number, (part, ends) in enumerate(open_pairs):
+            share_s = (end_s - time.monotonic()) / (len(open_pairs) - number)
+            if share_s > 0 and part.answers[ends].open:
+                part.refine(ends, slack_s, share_s)
+    spent, path = _shortest(parts, lambda answer: answer.cost_s)
+    if spent == float("inf"):
+        raise UnavailableError(f"no plan was found within {time_limit_s:g} s", "give a longer --time-limit")
+    plan = as_plan(graph, costs, _stages(costs, [part.plan(ends) for part, ends in zip(parts, path, strict=True)]))
+    took_s = makespan_s(graph, costs, plan)
+    bound_s = min(took_s, max(least, lower_bound(graph, costs)))
+    return GraphSolution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is known of a segment between two lanes.
+
+    Attributes:
+        plan: the best so far, of the segment moved to operator 0; None where there is none.
+        bound_s: no plan takes less.
+        open: whether more work could tell more.
+        tried: whether there has been a search already.
+    """
+
+    plan: SegmentPlan | None
+    bound_s: float
+    open: bool
+    tried: bool = False
+
+    @property
+    def cost_s(self) -> float:
+        return self.plan.cost_s if self.plan else float("inf")
+
+
+class _Part:
+    """A segment, and what is known of it for each choice of the lanes of its gates."""
+
+    def __init__(self, graph: Graph, costs: GraphCosts, segment: Segment) -> None:
+        self._graph, self._costs, self._segment = graph, costs, segment
+        self.key = _key(graph, costs, segment)
+        self.answers = self._first()
+
+    def _lanes(self, gate: int | None) -> list[Lane]:
+        lanes = range(len(self._costs.platform.processors))
+        return [None] if gate is None else [p for p in lanes if self._costs.operator_s[p, gate] < float("inf")]
+
+    def _first(self) -> dict[Ends, _Answer]:
+        """Return what can be told at once: everything of a small chain, else a list schedule and a path."""
+        graph, costs, segment = self._graph, self._costs, self._segment
+        first = segment.operators[0]
+        found: dict[Ends, _Answer] = {}
+        if len(segment.operators) <= _MOST_TRIED and is_chain(graph, segment):
+            for entry_lane in self._lanes(segment.entry):
+                for last, plan in all_chains(graph, costs, segment, entry_lane):
+                    ends = (entry_lane, last if segment.exit is not None else None)
+                    if ends not in found or plan.cost_s < found[ends].cost_s:
+                        found[ends] = _Answer(_moved(plan, -first), plan.cost_s, open=False)
+            return found
+        for entry_lane in self._lanes(segment.entry):
+            for exit_lane in self._lanes(segment.exit):
+                made = list_schedule(graph, costs, segment, entry_lane, exit_lane)
+                bound_s = Problem.make(graph, costs, segment, entry_lane, exit_lane).bound_s
+                found[entry_lane, exit_lane] = _Answer(_moved(made, -first) if made else None, bound_s, open=True)
+        return found
+
+    def plan(self, ends: Ends) -> SegmentPlan:
+        """Return the best plan known, in its place in the graph."""
+        plan = self.answers[ends].plan
+        if plan is None:
+            raise UnavailableError("no plan was found for a part of the graph", "give a longer --time-limit")
+        return _moved(plan, self._segment.operators[0])
+
+    def refine(self, ends: Ends, slack_s: float, time_limit_s: float) -> None:
+        """Find out more about one choice of lanes: the best plan, or that it takes ``slack_s`` more than the bound."""
+        graph, costs, segment = self._graph, self._costs, self._segment
+        before, first = self.answers[ends], segment.operators[0]
+        if len(segment.operators) <= _MOST_SEARCHED:
+            if not before.tried:  # a better plan first: it bounds the search
+                plan = beam_segment(Problem.make(graph, costs, segment, *ends), segment.operators)
+                if plan is not None:
+                    seconds = segment_cost(graph, costs, segment, ends[0], plan.stages, continued=plan.continued)
+                    plan = _moved(replace(plan, cost_s=seconds), -first) if seconds < before.cost_s else before.plan
+                self.answers[ends] = _Answer(plan or before.plan, before.bound_s, open=True, tried=True)
+                return
+            most_s = min(before.cost_s, before.bound_s + slack_s) * (1 + _HAIR)
+            problem = Problem.make(graph, costs, segment, *ends)
+            plan, bound_s = search_segment(problem, segment.operators, most_s, time.monotonic() + time_limit_s)
+            done = plan is not None or bound_s >= before.cost_s
+            best = _moved(plan, -first) if plan is not None else before.plan
+            self.answers[ends] = _Answer(best, max(before.bound_s, bound_s), open=not done, tried=True)
+            return
+        known = _moved(before.plan, first) if before.plan else None
+        exact = len(segment.operators) <= _MOST_EXACT
+        answer = solve_segment(graph, costs, segment, *ends, time_limit_s, known, exact=exact)
+        best, bound_s = before.plan, before.bound_s
+        if answer is not None:
+            seconds = segment_cost(graph, costs, segment, ends[0], answer.stages, continued=answer.continued)
+            if seconds < before.cost_s:
+                best = _moved(replace(answer, cost_s=seconds), -first)
+            bound_s = max(bound_s, answer.bound_s) if exact else bound_s
+        self.answers[ends] = _Answer(best, bound_s, open=False)
+
+
+def _shortest(parts: list[_Part], length: Callable[[_Answer], float]) -> tuple[float, list[Ends]]:
+    """Return the shortest way through the lanes of the gates, and which lanes each part has on it."""
+    paths: dict[Lane, tuple[float, list[Ends]]] = {None: (0.0, [])}
+    for part in parts:
+        here: dict[Lane, tuple[float, list[Ends]]] = {}
+        for (before, after), answer in part.answers.items():
+            if before in paths:
+                spent = paths[before][0] + length(answer)
+                if after not in here or spent < here[after][0]:
+                    here[after] = spent, [*paths[before][1], (before, after)]
+        paths = here
+    return min(paths.values(), key=lambda path: path[0])
+
+
+def _key(graph: Graph, costs: GraphCosts, segment: Segment) -> object:
+    """Return what two segments share that are the same problem."""
+    first = segment.operators[0]
+    entry = [] if segment.entry is None else [segment.entry]
+    rank = {o: i for i, o in enumerate((*entry, *segment.operators))}
+    names: dict[int, int] = {}
+    reads = [
+        [
+            (rank[graph.producer[t]], names.setdefault(t, len(names)), costs.hand_over_s[t].tobytes())
+            for t in graph.operators[operator].inputs
+            if graph.producer.get(t) in rank
+        ]
+        for operator in segment.operators
+    ]
+    seconds = costs.operator_s[:, first : first + len(segment.operators)].tobytes()
+    refused = b"" if segment.entry is None else np.isinf(costs.operator_s[:, segment.entry]).tobytes()
+    return seconds, refused, repr(reads), segment.entry is None, segment.exit is None
+
+
+def _moved(plan: SegmentPlan, by: int) -> SegmentPlan:
+    """Return the same plan for a segment elsewhere in the graph."""
+    return replace(plan, stages=tuple((tuple(o + by for o in operators), lane) for operators, lane in plan.stages))
+
+
+def _stages(costs: GraphCosts, steps: Sequence[SegmentPlan]) -> list[Stage]:
+    """Return the stages of consecutive segments; one that goes on beyond a gate is one stage."""
+    found: list[tuple[tuple[int, ...], int]] = []
+    for step in steps:
+        rest = list(step.stages)
+        if step.continued:
+            operators, lane = rest.pop(0)
+            gate = max(range(len(found)), key=lambda i: found[i][0][-1])  # the stage that holds the gate
+            found[gate] = (*found[gate][0], *operators), lane
+        found += rest
+    names = [p.name for p in costs.platform.processors]
+    return [Stage(tuple(sorted(operators)), names[lane]) for operators, lane in found]
+
+
+def _check_support(costs: GraphCosts) -> None:
+    refused = np.flatnonzero(np.isinf(costs.operator_s).all(axis=0))
+    if refused.size:
+        raise InfeasibleError(
+            f"operator {int(refused[0])} is supported on no processor of {costs.platform.name!r}",
+            "add one that supports it",
+        )

@@ -1,0 +1,291 @@
+"""The best plan of a small segment by best-first search over schedules, built operator by operator.
+
+A partial plan is a set of operators that have been placed, and the stage that was begun last. The next operator joins
+that stage or begins a new one on some lane, not before the last stage began; so each plan comes up once, its stages in
+the order in which they begin. Of two partial plans with the same operators done, the same last stage as far as later
+operators can tell, and the same lanes for what is still to be read, one that is later in nothing dominates the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from optimizer.exact.chain_costs import exclusive_groups
+from optimizer.exact.graphs.graph_costs import GraphCosts
+from optimizer.exact.graphs.segment_model import SegmentPlan
+from optimizer.exact.graphs.segments import Segment
+from search_spaces.core.graph import Graph
+
+_BEAM = 100  # partial plans
+_LOOK = 256  # expansions between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A segment for given lanes of its gates, in small integers: operators and tensors count from 0, the entry is last.
+
+    Attributes:
+        reads: for each operator, what it reads from others: ``(writer, tensor)``.
+        seconds: for each operator, on each lane.
+        overhead, hand_over: of a stage on each lane; of each tensor, from lane to lane.
+        excluded: for each lane, those that are busy with it, itself included.
+        tail: for each operator on each lane, the least time from its end to the end of the segment.
+        groups, share: lanes that exclude each other, and for each operator the least that it adds to their mean load.
+        entry_lane: of the gate before the segment, or None.
+    """
+
+    reads: tuple[tuple[tuple[int, int], ...], ...]
+    needs: tuple[int, ...]
+    readers: tuple[int, ...]
+    tensor_readers: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    overhead: tuple[float, ...]
+    hand_over: tuple[tuple[tuple[float, ...], ...], ...]
+    excluded: tuple[tuple[int, ...], ...]
+    tail: tuple[tuple[float, ...], ...]
+    groups: tuple[tuple[int, ...], ...]
+    share: tuple[float, ...]
+    entry_lane: int | None
+
+    @classmethod
+    def make(
+        cls, graph: Graph, costs: GraphCosts, segment: Segment, entry_lane: int | None, exit_lane: int | None
+    ) -> Problem:
+        """Return the problem of a segment."""
+        local = {o: i for i, o in enumerate((*segment.operators, *([] if segment.entry is None else [segment.entry])))}
+        count, processors = len(segment.operators), costs.platform.processors
+        lanes = range(len(processors))
+        tensors: dict[int, int] = {}
+        reads = []
+        for operator in segment.operators:
+            inside = dict.fromkeys(t for t in graph.operators[operator].inputs if graph.producer.get(t) in local)
+            reads.append(tuple((local[graph.producer[t]], tensors.setdefault(t, len(tensors))) for t in inside))
+        readers, tensor_readers = [0] * len(local), [0] * len(tensors)
+        for operator, inputs in enumerate(reads):
+            for writer, tensor in inputs:
+                readers[writer] |= 1 << operator
+                tensor_readers[tensor] |= 1 << operator
+        seconds = [[float(costs.operator_s[lane, o]) for lane in lanes] for o in segment.operators]
+        if exit_lane is not None:
+            seconds[-1] = [s if lane == exit_lane else math.inf for lane, s in enumerate(seconds[-1])]
+        hand_over = [costs.hand_over_s[t].tolist() for t in tensors]
+        tail = [[0.0 if not readers[o] else -1.0 for _ in lanes] for o in range(len(local))]
+        for reader in range(count - 1, -1, -1):
+            for writer, tensor in reads[reader]:
+                for lane in lanes:
+                    there = min(
+                        (0.0 if q == lane else hand_over[tensor][lane][q]) + seconds[reader][q] + tail[reader][q]
+                        for q in lanes
+                    )
+                    tail[writer][lane] = max(tail[writer][lane], there)
+        groups = exclusive_groups(costs.platform)
+        weight = [sum(lane in g for g in groups) / len(groups) for lane in lanes]
+        return cls(
+            tuple(reads),
+            tuple(sum(1 << w for w in {w for w, _ in inputs} if w < count) for inputs in reads),
+            tuple(readers),
+            tuple(tensor_readers),
+            tuple(map(tuple, seconds)),
+            tuple(float(s) for s in costs.overhead_s),
+            tuple(tuple(map(tuple, table)) for table in hand_over),
+            tuple(tuple(b for b in lanes if b == a or processors[a].excludes(processors[b])) for a in lanes),
+            tuple(map(tuple, tail)),
+            tuple(groups),
+            tuple(min(w * s for w, s in zip(weight, row, strict=True)) for row in seconds),
+            entry_lane,
+        )
+
+    @property
+    def bound_s(self) -> float:
+        """What no plan of the segment goes below: the longest path, or the mean load."""
+        return _estimate(self, _begin(self))
+
+
+class _State(NamedTuple):
+    """A partial plan.
+
+    Attributes:
+        done: operators placed, a bit each.
+        lane: of the last stage; -1 where there is none.
+        inside: operators of the last stage that others still read.
+        read: tensors that the last stage has read, and that others still will.
+        start, length: of the last stage.
+        free: when each lane is free.
+        ready: writers of earlier stages that are still read: ``(operator, lane, end)``.
+        rest: what is not placed adds to the mean load of the groups.
+        operator: the one placed last.
+        begins: whether it began a stage.
+        parent: the plan before it.
+    """
+
+    done: int
+    lane: int
+    inside: int
+    read: int
+    start: float
+    length: float
+    free: tuple[float, ...]
+    ready: tuple[tuple[int, int, float], ...]
+    rest: float
+    operator: int
+    begins: bool
+    parent: _State | None
+
+
+def search_segment(
+    problem: Problem, operators: tuple[int, ...], most_s: float, stop_s: float
+) -> tuple[SegmentPlan | None, float]:
+    """Return the best plan that takes less than ``most_s``, or None, and a bound on all plans.
+
+    Args:
+        operators: of the segment, as the graph counts them.
+        stop_s: the monotonic time at which to give up; the bound then is what the search has come to.
+    """
+    everything = (1 << len(problem.reads)) - 1
+    first = _begin(problem)
+    heap: list[tuple[float, int, int, _State]] = [(_estimate(problem, first), 0, 0, first)]
+    seen: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
+    number = pushed = 0
+    while heap:
+        bound, left, _, state = heapq.heappop(heap)
+        if bound >= most_s:
+            return None, most_s
+        if state.done == everything:
+            return _plan(state, operators, bound), bound
+        number += 1
+        if number % _LOOK == 0 and time.monotonic() > stop_s:
+            return None, bound
+        key = (state.done, state.lane, state.inside, state.read, *((o, lane) for o, lane, _ in state.ready))
+        times = (state.start, state.length, *state.free, *(end for _, _, end in state.ready))
+        others = seen.setdefault(key, [])
+        if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):
+            continue
+        others.append(times)
+        for child in _children(problem, state):
+            estimate = max(bound, _estimate(problem, child))
+            if estimate < most_s:
+                pushed += 1
+                heapq.heappush(heap, (estimate, left - 1, pushed, child))
+    return None, most_s
+
+
+def beam_segment(problem: Problem, operators: tuple[int, ...]) -> SegmentPlan | None:
+    """Return a plan that is good though not proven: at each depth only the most promising partial plans go on."""
+    states = [_begin(problem)]
+    for _ in operators:
+        best: dict[tuple[object, ...], tuple[float, int, _State]] = {}
+        for number, state in enumerate(child for parent in states for child in _children(problem, parent)):
+            key = (state.done, state.lane, state.inside, state.read, *((o, lane) for o, lane, _ in state.ready))
+            rated = (_estimate(problem, state), number, state)
+            if key not in best or rated < best[key]:
+                best[key] = rated
+        states = [state for _, _, state in sorted(best.values())[:_BEAM]]
+    if not states:
+        return None
+    return _plan(states[0], operators, max(states[0].start + states[0].length, *states[0].free))
+
+
+def _begin(problem: Problem) -> _State:
+    """Return the plan in which nothing is placed but the entry."""
+    entry = problem.entry_lane
+    inside = 1 << len(problem.reads) if entry is not None else 0
+    free, rest = (0.0,) * len(problem.overhead), sum(problem.share)
+    return _State(0, -1 if entry is None else entry, inside, 0, 0.0, 0.0, free, (), rest, -1, begins=False, parent=None)
+
+
+def _children(problem: Problem, state: _State) -> list[_State]:
+    found = []
+    end = state.start + state.length
+    ready = {o: (lane, at) for o, lane, at in state.ready}
+    closed = dict(ready)
+    for operator in _bits(state.inside):
+        closed[operator] = (state.lane, end)
+    for operator in range(len(problem.reads)):
+        if state.done >> operator & 1 or problem.needs[operator] & ~state.done:
+            continue
+        done = state.done | 1 << operator
+        rest = state.rest - problem.share[operator]
+        if state.lane >= 0 and problem.seconds[operator][state.lane] < math.inf:
+            found.append(_joined(problem, state, operator, ready, done, rest))
+        for lane, seconds in enumerate(problem.seconds[operator]):
+            if seconds == math.inf:
+                continue
+            begin, took, read = max(state.free[lane], state.start), problem.overhead[lane] + seconds, 0
+            for writer, tensor in problem.reads[operator]:
+                source, at = closed[writer]
+                begin = max(begin, at)
+                took += problem.hand_over[tensor][source][lane]
+                if problem.tensor_readers[tensor] & ~done:
+                    read |= 1 << tensor
+            still = tuple((o, *closed[o]) for o in sorted(closed) if problem.readers[o] & ~done)
+            inside = 1 << operator if problem.readers[operator] & ~done else 0
+            free = _busy(problem, state.free, lane, begin + took)
+            found.append(_State(done, lane, inside, read, begin, took, free, still, rest, operator, True, state))
+    return found
+
+
+def _joined(
+    problem: Problem, state: _State, operator: int, ready: dict[int, tuple[int, float]], done: int, rest: float
+) -> _State:
+    """Return the plan in which an operator joins the last stage."""
+    lane = state.lane
+    begin, took, read = state.start, state.length + problem.seconds[operator][lane], state.read
+    for writer, tensor in problem.reads[operator]:
+        if state.inside >> writer & 1 or read >> tensor & 1:
+            continue
+        source, at = ready[writer]
+        begin = max(begin, at)
+        took += problem.hand_over[tensor][source][lane]
+        read |= 1 << tensor
+    inside = sum(1 << o for o in (*_bits(state.inside), operator) if problem.readers[o] & ~done)
+    read = sum(1 << t for t in _bits(read) if problem.tensor_readers[t] & ~done)
+    still = tuple((o, *ready[o]) for o in sorted(ready) if problem.readers[o] & ~done)
+    free = _busy(problem, state.free, lane, begin + took)
+    return _State(done, lane, inside, read, begin, took, free, still, rest, operator, begins=False, parent=state)
+
+
+def _busy(problem: Problem, free: tuple[float, ...], lane: int, until: float) -> tuple[float, ...]:
+    times = list(free)
+    for other in problem.excluded[lane]:
+        times[other] = max(times[other], until)
+    return tuple(times)
+
+
+def _estimate(problem: Problem, state: _State) -> float:
+    """Return what the whole segment takes at least, after a partial plan."""
+    end = state.start + state.length
+    least = max(end, *state.free)
+    for operator in _bits(state.inside):
+        least = max(least, end + problem.tail[operator][state.lane])
+    for operator, lane, at in state.ready:
+        least = max(least, at + problem.tail[operator][lane])
+    loads = sum(min(state.free[lane] for lane in group) for group in problem.groups)
+    return max(least, loads / len(problem.groups) + state.rest)
+
+
+def _bits(mask: int) -> list[int]:
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def _plan(state: _State, operators: tuple[int, ...], cost_s: float) -> SegmentPlan:
+    steps: list[_State] = []
+    at: _State | None = state
+    while at is not None and at.operator >= 0:
+        steps.append(at)
+        at = at.parent
+    stages: list[tuple[list[int], int]] = []
+    continued = bool(steps) and not steps[-1].begins
+    for step in reversed(steps):
+        if step.begins or not stages:
+            stages.append(([], step.lane))
+        stages[-1][0].append(operators[step.operator])
+    return SegmentPlan(tuple((tuple(sorted(s)), lane) for s, lane in stages), continued, cost_s, cost_s)

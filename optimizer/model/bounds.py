@@ -1,0 +1,118 @@
+"""What a study believes before it measures: costs, the plans that are best by them, and what no plan goes below.
+
+Where the evaluator computes its latencies (``capabilities.costs``), all of this is proven on its own
+tables and the best plan is priced by the evaluator itself. Where it measures, it is proven on the additive model of the
+operators that were profiled; that is a bound in the model, and a plan measured below it shows the model wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from evaluators.base import Session
+from optimizer.exact.bound import Relaxation, model_error, relax
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.least import Least, chain_costs, least_chain
+from optimizer.model.profile import Profile
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no plan goes below in the model.
+
+    Attributes:
+        space_s: no plan of the space takes less.
+        proven: whether one takes exactly that; else it is only known that none takes less.
+        all_plans: the relaxations, over all plans whatsoever of this graph on these processors.
+        own: whether the model is what the evaluator itself computes with, so that no result can be below the bound.
+    """
+
+    space_s: float
+    proven: bool
+    all_plans: Relaxation
+    own: bool
+
+    def error(self, latency_s: float) -> float:
+        """Return by what share of the bound a latency is below it: by so much the model is wrong at least."""
+        return model_error(latency_s, self.space_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bounds as plain values, in milliseconds."""
+        return {
+            "space_ms": self.space_s * 1e3,
+            "proven": self.proven,
+            "all_plans_ms": self.all_plans.latency_s * 1e3,
+            "critical_path_ms": self.all_plans.critical_path_s * 1e3,
+            "work_ms": self.all_plans.work_s * 1e3,
+            "model": "the evaluator's own" if self.own else "profiled operators",
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beliefs:
+    """What is believed of a graph on a platform.
+
+    Attributes:
+        costs: additive, for samplers.
+        optima: the plans that are best by the model, the best first.
+    """
+
+    costs: ChainCosts
+    optima: tuple[Plan, ...]
+    bounds: Bounds
+
+
+def beliefs(
+    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: SearchSpace, most: int, optima: int
+) -> Beliefs:
+    """Return what is believed before anything is measured.
+
+    Args:
+        profiled: the operators, as they were timed.
+        most: parts of a chain at most.
+        optima: how many of the best plans to return, where the evaluator measures.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    if session.capabilities.costs:
+        tables = session.part_costs(graph)
+        costs = chain_costs(platform, tables)
+        least = least_chain(graph, chain_costs(platform, tables, least=True), price_of(graph, session), most)
+        return Beliefs(costs, (least.plan,), _within(space, least, relax(graph, costs)))
+    costs = profiled.costs(platform)
+    found = best_chains(costs, most, optima)
+    plans = tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in found)
+    relaxed = relax(graph, costs)
+    if isinstance(space, ChainSpace):
+        return Beliefs(costs, plans, Bounds(found[0].cost_s, True, relaxed, own=False))
+    return Beliefs(costs, plans, Bounds(min(found[0].cost_s, relaxed.latency_s), False, relaxed, own=False))
+
+
+def price_of(graph: Graph, session: Session) -> Callable[[Plan], float]:
+    """Return what tells the seconds that a session computes for a plan; infinite for one that it refuses."""
+
+    def price(plan: Plan) -> float:
+        try:
+            with closing(session.load(graph, plan)) as candidate:
+                return float(candidate.run(1).latency_s[0])
+        except UnavailableError:
+            return float("inf")
+
+    return price
+
+
+def _within(space: SearchSpace, least: Least, relaxed: Relaxation) -> Bounds:
+    if isinstance(space, ChainSpace):
+        return Bounds(least.bound_s, least.proven, relaxed, own=True)
+    return Bounds(min(least.bound_s, relaxed.latency_s), False, relaxed, own=True)

@@ -1,0 +1,169 @@
+"""What runs of branches cost as the stages that they would be, and what it costs lanes to meet, timed on the device.
+
+A machine changes its pace by more than branches gain, so nothing here is compared with what was timed a while ago:
+plans run in turns, and each turn is related to its own run of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Session, unsupported_operators
+from evaluators.measurement.final import SETTLE_BELOW_S
+from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s
+from optimizer.model.profile import Profile
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.wording import plural
+from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.chain import chain_plan
+
+_TURNS_S = 1.5  # so much time of inferences plans run in turns,
+_LEAST_TURNS, _MOST_TURNS = 7, 80  # within these bounds
+
+
+def branch_profile(
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    space: BranchSpace,
+    known: Profile,
+    progress: Callable[[str], None],
+) -> Profile:
+    """Return a profile whose operators add up to the measured runs, with hand-over as it is where branches meet.
+
+    Args:
+        known: the operators, as they were timed one by one.
+
+    Raises:
+        UnavailableError: the device failed.
+    """
+    operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
+    for like, members in platform.classes().items():
+        name = members[0].name
+        if unsupported_operators(session, graph, name):
+            continue
+        progress(f"timing {plural(len(space.runs.runs), 'run')} of branches on {name}")
+        whole_s = known.whole_s[like]
+        plans = chain_plan(graph, (), [name]), Plan(graph.digest, tuple(Stage(r, name) for r in space.runs.runs))
+        apart = _in_turns(session, graph, plans)[1]
+        overhead_s[like] = whole_s * max(0.0, apart.latency - 1.0) / max(1, len(space.runs.runs) - 1)
+        stage_s = apart.stages * whole_s
+        operator_s[like] = _rescaled(space, known.operator_s[like], stage_s, overhead_s[like], whole_s)
+    found = Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
+    for a, b in _side_by_side(platform):
+        if not all(np.isfinite(known.whole_s[p.like]) for p in (a, b)):
+            continue
+        progress(f"timing joins of {a.name} and {b.name}")
+        join_s = _join_s(session, graph, platform, space, (a, b), found)
+        hand_over_s["|".join(sorted((a.like, b.like)))] = join_s
+    return replace(found, hand_over_s=hand_over_s)
+
+
+class _Shares(NamedTuple):
+    """What a plan took in the median, as shares of what another one did in the same turns: in all, and each stage."""
+
+    latency: float
+    stages: NDArray[np.float64]
+
+
+def _in_turns(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[_Shares]:
+    """Run plans in turns, and return what each took of what the first one did."""
+    latency_s: list[list[float]] = [[] for _ in plans]
+    stage_s: list[list[NDArray[np.float64]]] = [[] for _ in plans]
+    with ExitStack() as stack:
+        built = [stack.enter_context(closing(session.load(graph, plan))) for plan in plans]
+        short = max(float(candidate.run(1).latency_s[0]) for candidate in built) < SETTLE_BELOW_S
+        order, turns, spent_s = list(range(len(plans))), 0, 0.0
+        while turns < _LEAST_TURNS or (turns < _MOST_TURNS and spent_s < _TURNS_S):
+            for which in order:
+                if short:
+                    spent_s += float(built[which].run(1).latency_s[0])
+                batch = built[which].run(1)
+                spent_s += float(batch.latency_s[0])
+                latency_s[which].append(float(batch.latency_s[0]))
+                stage_s[which].append(batch.stage_s[0])
+            order.reverse()
+            turns += 1
+    first_s = np.array(latency_s[0])
+    return [
+        _Shares(float(np.median(np.array(took_s) / first_s)), np.median(np.array(stages_s) / first_s[:, None], axis=0))
+        for took_s, stages_s in zip(latency_s, stage_s, strict=True)
+    ]
+
+
+def _rescaled(
+    space: BranchSpace, operator_s: tuple[float, ...], stage_s: NDArray[np.float64], overhead_s: float, whole_s: float
+) -> tuple[float, ...]:
+    """Return operators' times that add up to their runs', in proportion, and all of them to the whole model."""
+    found = np.array(operator_s)
+    for run, took_s in zip(space.runs.runs, stage_s, strict=True):
+        inside = list(run)
+        total = float(found[inside].sum())
+        wanted = max(0.0, took_s - overhead_s)
+        found[inside] = found[inside] * (wanted / total) if total > 0 else wanted / len(inside)
+    total = float(found.sum())
+    if total > 0:
+        found *= max(0.0, whole_s - overhead_s) / total
+    return tuple(float(s) for s in found)
+
+
+def _join_s(
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    space: BranchSpace,
+    lanes: tuple[Processor, Processor],
+    known: Profile,
+) -> float:
+    """Return what a stage pays for each tensor that a stage on another lane wrote.
+
+    It is what makes the model right about all groups side by side, against the whole model on the first lane; so it
+    holds all that meeting costs, also that a lane waits, reads what lies in another core's cache, and shares memory.
+    """
+    one, other = lanes
+    names = [one.name] * len(space.runs.runs)
+    for group in space.runs.groups:
+        for number, branch in enumerate(space.runs.branches(group)):
+            for run in branch:
+                names[run] = lanes[number % 2].name
+    plan = space.plan(names)
+    if len({stage.processor for stage in plan.stages}) == 1:
+        return 0.0
+    measured = _in_turns(session, graph, [chain_plan(graph, (), [one.name]), plan])[1].latency
+    pair = "|".join(sorted((one.like, other.like)))
+
+    def excess(join_s: float) -> float:
+        costs = replace(known, hand_over_s={**known.hand_over_s, pair: join_s}).costs(platform)
+        return makespan_s(graph, GraphCosts.of_chain(graph, costs), plan) / known.whole_s[one.like] - measured
+
+    return _root(excess, known.whole_s[one.like])
+
+
+def _root(excess: Callable[[float], float], most: float) -> float:
+    """Return where a function that grows crosses 0, between 0 and ``most``; an end of that where it does not."""
+    if excess(0.0) >= 0.0:
+        return 0.0
+    if excess(most) <= 0.0:
+        return most
+    from scipy.optimize import brentq
+
+    return float(brentq(excess, 0.0, most, xtol=1e-12))
+
+
+def _side_by_side(platform: Platform) -> list[tuple[Processor, Processor]]:
+    """Return one pair of lanes that can run at once for each pair of kinds that has one."""
+    found: Mapping[tuple[str, ...], tuple[Processor, Processor]] = {
+        tuple(sorted((a.like, b.like))): (a, b)
+        for a, b in reversed(list(combinations(platform.processors, 2)))
+        if not a.excludes(b)
+    }
+    return list(found.values())

@@ -1,0 +1,402 @@
+"""What a study makes small, and what it believes of it: the session that tells it, the model, the front of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.energy import powers_w
+from evaluators.measurement.final import Final, run_final
+from evaluators.objectives import (
+    LATENCY,
+    OBJECTIVES,
+    Objective,
+    Priced,
+    PricedSession,
+    find_objective,
+    pricing,
+    weights,
+)
+from evaluators.sampling import SamplingPolicy
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.ranks import RankAim
+from optimizer.exact.weighed import weighed
+from optimizer.model.baselines import Baseline
+from optimizer.model.bounds import Beliefs, beliefs
+from optimizer.model.branches import branch_beliefs, predictor
+from optimizer.model.coexecution import coexecution_beliefs, coexecution_price
+from optimizer.model.objective import latency_costs, objective_beliefs, objective_model
+from optimizer.model.profile import Profile
+from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_beliefs, rank_model, rank_violations
+from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
+from optimizer.model.search_model import (
+    SearchModel,
+    bound_of,
+    composed_beliefs,
+    latency_only,
+    model_session,
+    priced_model,
+    starts_of,
+)
+from optimizer.samplers.auto import Problem, Proposer
+from optimizer.study.config import StudyConfig, most_stages
+from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, knee, significant_front
+from optimizer.study.history import History
+from optimizer.study.limits import allowed_error, limits_of
+from optimizer.study.verdict import FinalSettings, Verdict, decide
+from optimizer.workload.search import WorkloadProposer
+from search_spaces.core.constraints import Violation
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.wording import plural
+from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
+
+# What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
+_MODEL_OPTIMA = (8, 1)
+_COMPOSED_STEPS = 40  # a prediction of a split plan takes milliseconds
+_PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aim:
+    """What a study makes small.
+
+    Attributes:
+        session: tells it of plans.
+        believed: in its unit.
+        predict: what the model says of a plan, in its unit.
+        latency: the additive model of the latency.
+        latency_s: what the model says of a plan's latency.
+        problem: for samplers, but for the constraints.
+        more: baselines beside the usual ones.
+        priced: the session, where it returns other objectives than latencies alone.
+        figures: what the model says of other figures of a plan that are limited, by their names.
+        least: what no plan goes below in the model, of these.
+        breaks: what a plan breaks beside the usual constraints.
+    """
+
+    session: Session
+    believed: Beliefs
+    predict: Callable[[Plan], float]
+    latency: ChainCosts
+    latency_s: Callable[[Plan], float]
+    problem: Callable[[Callable[[Plan], bool]], Problem]
+    more: tuple[Baseline, ...] = ()
+    priced: Priced | None = None
+    figures: Mapping[str, Callable[[Plan], float]] = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
+    breaks: Callable[[Plan], tuple[Violation, ...]] = lambda _: ()
+
+
+def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
+    """Return the session whose plans are searched: in all states of the platform that a person names.
+
+    Raises:
+        UsageError: the session cannot put the platform into states, or nothing tells the energy that is asked for.
+    """
+    if "energy" in config.objective or config.max_energy is not None:
+        powers_w(platform, session)
+    return in_states(session, platform, config.state, config.robust) if config.state else session
+
+
+def aim_of(
+    config: StudyConfig, graph: Graph, platform: Platform, space: EnumerableSpace, session: Session, profiled: Profile
+) -> Aim:
+    """Return what a study makes small.
+
+    Args:
+        session: measures or predicts latencies, on the platform as it is.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    most = most_stages(config, len(graph.operators))
+    optima = _MODEL_OPTIMA[config.sampler == "auto"]
+    if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
+        raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
+    if _is_composed(config, space):
+        return _composed_aim(config, graph, platform, cast("NeighbourlySpace", space), session, profiled, most)
+    if isinstance(space, RankSpace):
+        return _ranked_aim(config, graph, platform, space, session, profiled, most)
+    usual, states = session, in_states(session, platform, config.state, config.robust) if config.state else None
+    session = states or session
+    priced = _priced(config, platform, session)
+    if priced is not None:
+        return _priced_aim(config, graph, platform, space, priced, profiled, most, optima)
+    more: tuple[Baseline, ...] = ()
+    if isinstance(space, BranchSpace):
+        believed = branch_beliefs(graph, session, profiled, platform, space)
+    elif isinstance(space, CoexecutionSpace):
+        believed = coexecution_beliefs(graph, profiled.costs(platform), space)
+    elif states is not None:
+        believed = robust_beliefs(graph, states, platform, most)
+    else:
+        believed = beliefs(graph, session, profiled, platform, space, most, optima)
+    if states is not None:
+        more = (Baseline(NOMINAL, nominal_plan(graph, usual, platform, most)),)
+    costs = believed.costs
+    predict = predictor(graph, space, costs)
+    if isinstance(space, CoexecutionSpace):
+        predict = coexecution_price(space, costs)
+    return Aim(
+        session,
+        believed,
+        predict,
+        costs,
+        predict,
+        lambda fits: Problem(graph, platform, space, costs, fits),
+        more,
+    )
+
+
+def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
+    """Return whether freedoms, objectives or states come together of which none of the exact methods knows all."""
+    latency = config.objective == (LATENCY.name,) and not needed(config)
+    if isinstance(space, RankSpace):
+        return not (isinstance(space.chains, ChainSpace) and latency and not config.state)
+    if isinstance(space, CoexecutionSpace | BranchSpace):
+        return not latency or bool(config.state)
+    return bool(config.state) and not latency
+
+
+def _composed_aim(
+    config: StudyConfig,
+    graph: Graph,
+    platform: Platform,
+    space: NeighbourlySpace,
+    usual: Session,
+    profiled: Profile,
+    most: int,
+) -> Aim:
+    """Return what a study makes small, of plans of any shape, by predictions of whole plans."""
+    priced = _priced(config, platform, usual)
+    how = priced.how if priced is not None else latency_only(platform)
+
+    def everywhere(session: Session) -> Any:
+        return in_states(session, platform, config.state, config.robust) if config.state else session
+
+    session, mean = everywhere(priced or usual), asked(config, platform, usual)
+    error, ranks = allowed_error(config) or 0.0, None
+    if isinstance(space, RankSpace):
+        ranks = rank_model(graph, usual, profiled, platform, space)
+    most_expected = SLACK * error if session.capabilities.outputs else error
+
+    def breaks(plan: Plan) -> tuple[Violation, ...]:
+        return () if ranks is None else error_violations(ranks.space, most_expected, plan)
+
+    predicting = model_session(usual, graph, platform, profiled, space)
+    tells = everywhere(priced_model(predicting, platform, how))
+    model = SearchModel(tells, graph, space, lambda plan: not breaks(plan))
+    costs = latency_costs(mean, graph, platform, profiled)
+    count = len(config.objective)
+    starts = starts_of(space, graph, costs, how[:count], ranks, error, most)
+    optima = model.optima(starts, count, config.seed)
+    bound = bound_of(graph, space, costs, how[0], ranks)
+    believed = composed_beliefs(model, costs, optima, bound, own=session.capabilities.costs)
+
+    def propose(seed: int) -> Proposer:
+        return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS)
+
+    names = [each.objective.name for each in how]
+    figures = {name: partial(model.figure, names.index(name)) for name in names[count:]}
+    least = {each.objective.name: bound_of(graph, space, costs, each, ranks).latency_s for each in how[count:]}
+    latency = SearchModel(everywhere(priced_model(predicting, platform, latency_only(platform))), graph, space)
+    more: tuple[Baseline, ...] = ()
+    if ranks is not None:
+        more = rank_baselines(graph, platform, ranks, error, most, profiled.fastest(platform))
+    return Aim(
+        session,
+        believed,
+        model.predict,
+        costs,
+        latency.predict,
+        lambda fits: Problem(graph, platform, space, costs, fits, search=propose, front=count > 1),
+        more,
+        priced=session if priced is not None else None,
+        figures=figures,
+        least=least,
+        breaks=breaks,
+    )
+
+
+def _ranked_aim(
+    config: StudyConfig,
+    graph: Graph,
+    platform: Platform,
+    space: RankSpace,
+    session: Session,
+    profiled: Profile,
+    most: int,
+) -> Aim:
+    error = allowed_error(config) or 0.0
+    model = plain = rank_model(graph, session, profiled, platform, space)
+    bound = rank_model(graph, session, profiled, platform, space, least=True)
+    most_expected = SLACK * error if session.capabilities.outputs else error
+    believed = rank_beliefs(graph, session, model, bound, error, most)
+    aim = RankAim(model, error, most)
+    return Aim(
+        session,
+        believed,
+        model.price,
+        plain.costs,
+        plain.price,
+        lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=aim),
+        rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
+        breaks=lambda plan: rank_violations(model, most_expected, plan),
+    )
+
+
+def _priced_aim(
+    config: StudyConfig,
+    graph: Graph,
+    platform: Platform,
+    space: EnumerableSpace,
+    session: PricedSession,
+    profiled: Profile,
+    most: int,
+    optima: int,
+) -> Aim:
+    model = objective_model(session, graph, platform, profiled)
+    latency = latency_costs(session.inner, graph, platform, profiled)
+    count = len(config.objective)
+    first = session.how[0]
+    by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
+    named = PricedSession(session.inner, session.how[:count])
+    makes = (lambda costs: criteria(graph, named, costs), lambda lane: by.get(lane, 1.0)) if count > 1 else None
+    figures: dict[str, Callable[[Plan], float]] = {}
+    least: dict[str, float] = {}
+    for how in session.how:
+        if how.objective.name in {limit.name for limit in limits_of(config)} and how.objective.law == "sum":
+            by = weights(how.objective, platform, how.powers)
+            if set(by) >= {p.name for p in platform.processors}:
+                costs = weighed(latency, by)
+                figures[how.objective.name] = partial(chain_cost, replace(costs, beyond_s=None))
+                least[how.objective.name] = best_chains(costs, most)[0].cost_s
+    believed = objective_beliefs(model, session, most, optima)
+    for which in range(1, count):  # a front starts from the optimum of each objective
+        other = session.only(which)
+        found = objective_beliefs(objective_model(other, graph, platform, profiled), other, most, 1).optima
+        believed = replace(believed, optima=tuple({p.digest: p for p in (*believed.optima, found[0])}.values()))
+    return Aim(
+        session,
+        believed,
+        model.predict,
+        latency,
+        lambda plan: chain_cost(latency, plan),
+        lambda fits: Problem(graph, platform, space, latency if count > 1 else model.costs, fits, model.law, makes),
+        priced=session,
+        figures=figures,
+        least=least,
+    )
+
+
+def _priced(config: StudyConfig, platform: Platform, session: Session) -> PricedSession | None:
+    """Return the session that tells the objectives of plans, and what constraints ask for; None for latencies alone."""
+    names = [*config.objective, *needed(config)]
+    if names == [LATENCY.name]:
+        return None
+    return PricedSession(session, [pricing(find_objective(name), platform, session) for name in names])
+
+
+def needed(config: StudyConfig) -> list[str]:
+    """Return the objectives that are no aim of a study, but are limited."""
+    limited = [LATENCY.name] if config.deadline is not None else []
+    limited += [limit.name for limit in limits_of(config) if limit.name in OBJECTIVES]
+    return [name for name in limited if name not in config.objective]
+
+
+def decide_front(
+    session: Priced,
+    history: History,
+    baselines: Mapping[str, Plan],
+    how: FinalSettings,
+    objectives: Sequence[Objective],
+) -> tuple[Front, Verdict]:
+    """Return the front of several objectives, each plan compared with the others in each, and its knee's verdict.
+
+    Raises:
+        UnavailableError: no plan could be measured.
+    """
+    trials = (
+        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan))
+        or front_finalists(history, objectives, how.fits)
+        or front_finalists(history, objectives, lambda _: True)
+    )
+    if not trials:
+        raise UnavailableError("no plan could be measured", "see the failures in the trial log")
+    policy = replace(how.policy, max_s=how.policy.max_s / len(objectives), loaded=max(2, len(trials)))
+    stages = [len(t.plan.stages) for t in trials]
+    finals: list[Final] = []
+    for which in range(1, len(objectives)):
+        other = session.only(which)
+        how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
+        finals.append(
+            run_final(
+                [_loader(other, how.graph, t.plan) for t in trials],
+                policy,
+                np.random.default_rng([how.seed, 2, len(finals)]),
+                conditions=conditions_of(other),
+                counters=counters_of(other),
+                watched=lambda found: found.measured,
+                computed=not (other.capabilities.conditions or other.capabilities.counters),
+            )
+        )
+    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
+    common = [i for i in range(len(trials)) if all(i in f.measured for f in finals)]
+    if not common:
+        reasons = dict.fromkeys(s.failure for f in finals for s in f.standings if s.failure)
+        raise UnavailableError(f"no plan could be measured in every objective: {'; '.join(reasons)}")
+
+    def rows(first: Final) -> list[int]:
+        return significant_front([first, *finals], stages)
+
+    def values(first: Final, kept: Sequence[int]) -> NDArray[np.float64]:
+        samples = [[f.standings[i].samples for f in (first, *finals)] for i in kept]
+        return np.array([[s.median if s else np.inf for s in row] for row in samples])
+
+    def at_knee(first: Final, among: Sequence[int]) -> int:
+        kept = [i for i in rows(first) if i in among] or [i for i in among if i in common] or common
+        return kept[knee(values(first, kept))]
+
+    first_settings = replace(how, policy=policy)
+    verdict = decide(session.only(0), history, baselines, first_settings, trials=trials, choose=at_knee)
+    kept = rows(verdict.final)
+    if verdict.best not in [trials[i].plan for i in kept]:
+        kept.append(next(i for i, t in enumerate(trials) if t.plan == verdict.best))
+    table = values(verdict.final, kept)
+    plans = tuple(
+        FrontPlan(trials[i].plan, names.get(trials[i].plan.digest, ""), tuple(map(float, row)))
+        for i, row in zip(kept, table, strict=True)
+    )
+    return Front(tuple(objectives), plans, next(i for i, p in enumerate(plans) if p.plan == verdict.best)), verdict
+
+
+def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidate]:
+    return lambda: session.load(graph, plan, fresh=True)
+
+
+def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
+    """Return how to measure plans that stand in a table by name, and those that are proposed.
+
+    The time for proposals is shared out among the budget: with many of them, each is measured only well enough to see
+    whether it belongs to the finalists, which are all measured again.
+    """
+    each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
+    if find_objective(config.objective[0]).of_blocks:  # whose observations are of many runs each
+        named = SamplingPolicy(precision=config.precision, min_runs=2, max_runs=6, warmup_max=2)
+        return named, SamplingPolicy(precision=config.precision, min_runs=1, max_runs=4, warmup_max=1)
+    named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=2)
+    return named, SamplingPolicy(precision=config.precision, max_s=each_s, min_runs=1)

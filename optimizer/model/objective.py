@@ -1,0 +1,129 @@
+"""What a study believes of an objective other than the latency, before it measures: predictions, optima, bounds."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from evaluators.base import Session
+from evaluators.objectives import Objective, PricedSession, Pricing, most_alive_nbytes, peak_nbytes, weights
+from optimizer.exact.bound import Relaxation
+from optimizer.exact.chain import chains_in_order
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.least import chain_costs
+from optimizer.exact.weighed import least_plan, weighed
+from optimizer.model.bounds import Beliefs, Bounds, price_of
+from optimizer.model.profile import Profile
+from optimizer.study.config import StudyConfig
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
+
+_SOLVE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveModel:
+    """What the additive model says of an objective.
+
+    Attributes:
+        costs: in the objective's unit; by ``law``.
+    """
+
+    objective: Objective
+    graph: Graph
+    costs: ChainCosts
+
+    @property
+    def law(self) -> Law:
+        """How parts add up: to a sum, or to the load of the busiest lane."""
+        return "period" if self.objective.law == "period" else "latency"
+
+    def predict(self, plan: Plan) -> float:
+        """Return what the model says of a plan, in the objective's unit."""
+        if self.objective.law == "memory":
+            return sum(peak_nbytes(self.graph, plan).values()) / 1e9
+        return chain_cost(self.costs, plan, self.law)
+
+
+def check_several(config: StudyConfig) -> None:
+    """Check that a study of several models is asked nothing that only those of one model know.
+
+    Raises:
+        UsageError: it is.
+    """
+    asked = {
+        "--input": config.input,
+        "--signature": config.signature,
+        "--custom-ops": config.custom_ops,
+    }
+    for option, value in asked.items():
+        if value:
+            raise UsageError(f"{option}: is not supported with several models", "leave it out, or give one --model")
+
+
+def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:
+    """Return the model of a session's first objective."""
+    how = session.how[0]
+    costs = latency_costs(session, graph, platform, profiled)
+    by = known_weights(how, platform)
+    return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.law == "latency"))
+
+
+def known_weights(how: Pricing, platform: Platform) -> dict[str, float]:
+    """Return what a second of each lane counts; a meter knows no watts beforehand, so time stands for energy then."""
+    by = weights(how.objective, platform, how.powers)
+    return by if set(by) >= {p.name for p in platform.processors} else {p.name: 1.0 for p in platform.processors}
+
+
+def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: Profile) -> ChainCosts:
+    """Return the additive model of the latency."""
+    if session.capabilities.costs:
+        return chain_costs(platform, session.part_costs(graph))
+    return profiled.costs(platform)
+
+
+def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, optima: int) -> Beliefs:
+    """Return what is believed before anything is measured.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    graph, own = model.graph, session.capabilities.costs
+    if model.objective.law == "memory":
+        return _smallest(model, own=own)
+    stop_s = time.monotonic() + _SOLVE_S
+    if own:
+        least = least_plan(graph, model.costs, price_of(graph, session), most, model.law, stop_s)
+        return Beliefs(model.costs, (least.plan,), bounds_at(least.bound, proven=least.proven, own=True))
+    found = []
+    bound = 0.0
+    try:
+        for chain in chains_in_order(model.costs, most, optima, objective=model.law, stop_s=stop_s):
+            found.append(chain_plan(graph, chain.cuts, chain.processors))
+            bound = bound or chain.cost_s
+    except UnavailableError:
+        if not found:
+            found = [chain_plan(graph, (), [model.costs.platform.processors[0].name])]
+    return Beliefs(model.costs, tuple(found), bounds_at(bound, proven=bound > 0.0, own=False))
+
+
+def _smallest(model: ObjectiveModel, *, own: bool) -> Beliefs:
+    """Return beliefs on the memory: every operator alone needs its weights and its activations."""
+    graph = model.graph
+    constants = {t for o in range(len(graph.operators)) for t in graph.boundary((o,)).constants}
+    weights_nbytes = sum(graph.tensors[t].nbytes for t in constants)
+    most = max(most_alive_nbytes(graph, (o,)) for o in range(len(graph.operators)))
+    wholes = [chain_plan(graph, (), [p.name]) for p in model.costs.platform.processors]
+    best = min(wholes, key=model.predict)
+    bound = (weights_nbytes + most) / 1e9
+    return Beliefs(model.costs, (best,), bounds_at(bound, proven=math.isclose(model.predict(best), bound), own=own))
+
+
+def bounds_at(value: float, *, proven: bool, own: bool) -> Bounds:
+    """Return bounds that all relaxations agree on."""
+    return Bounds(value, proven, Relaxation(value, value), own=own)

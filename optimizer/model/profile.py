@@ -1,0 +1,290 @@
+"""Operators timed once per kind of processor, and the additive model that they make.
+
+The model cut before every operator gives each operator's time in its place in the network, with the caches as its
+predecessor leaves them. The whole model on the same processor then tells what cutting costs, and the operators' times
+are scaled so that they add up to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import PartCosts, Session, unsupported_operators
+from evaluators.samples import MOST_S, Measurement
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.exact.chain import ChainCosts
+from search_spaces.core.errors import RunFolderError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.wording import plural
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
+
+_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the additive model needs, per kind of processor (``Processor.like``); what a processor refuses is infinite.
+
+    Attributes:
+        operator_s: like → seconds of each operator.
+        overhead_s: like → seconds that starting one more part adds.
+        hand_over_s: ``like → other like`` (as ``"a|b"``) → seconds between the end of a part and the start of the
+            next one on another lane.
+        whole_s: like → seconds of the whole model.
+        triple_s: like → seconds of each triple that a convolution may be decomposed into, in the order of the space's
+            ``places`` (:class:`search_spaces.spaces.rank_space.RankSpace`); empty where none is asked for.
+    """
+
+    operator_s: Mapping[str, tuple[float, ...]]
+    overhead_s: Mapping[str, float]
+    hand_over_s: Mapping[str, float]
+    whole_s: Mapping[str, float]
+    triple_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def costs(self, platform: Platform) -> ChainCosts:
+        """Return the additive model for the processors of a platform that were timed."""
+        platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
+        lanes, likes = platform.processors, [p.like for p in platform.processors]
+        count = len(self.operator_s[likes[0]])
+        pairs = [[0.0 if a is b else self.hand_over_s[_pair(a.like, b.like)] for b in lanes] for a in lanes]
+        between = np.array(pairs)
+        operator_s, overhead_s = (np.array([of[like] for like in likes]) for of in (self.operator_s, self.overhead_s))
+        return ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (count, *between.shape)))
+
+    def fastest(self, platform: Platform) -> str:
+        """Return the name of the processor that runs the whole model fastest."""
+        return min(platform.processors, key=lambda p: self.whole_s[p.like]).name
+
+    def knows(self, platform: Platform) -> bool:
+        """Return whether nothing about the lanes of a platform is left to be timed."""
+        return (
+            self.operator_s.keys() >= platform.classes().keys() and self.hand_over_s.keys() >= _pairs(platform).keys()
+        )
+
+    def of(self, likes: Mapping[str, str]) -> Profile:
+        """Return what is known of kinds of processors.
+
+        Args:
+            likes: the names that they get → their names here; what is not known of them is left out.
+        """
+        known = self.operator_s.keys() & self.overhead_s.keys() & self.whole_s.keys()
+        here = {new: old for new, old in likes.items() if old in known}
+        pairs = {_pair(a, b): _pair(here[a], here[b]) for a in here for b in here}
+        return Profile(
+            {new: self.operator_s[old] for new, old in here.items()},
+            {new: self.overhead_s[old] for new, old in here.items()},
+            {new: self.hand_over_s[old] for new, old in pairs.items() if old in self.hand_over_s},
+            {new: self.whole_s[old] for new, old in here.items()},
+            {new: self.triple_s[old] for new, old in here.items() if old in self.triple_s},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as plain values."""
+        found = {
+            "operator_s": {like: [_finite(v) for v in values] for like, values in self.operator_s.items()},
+            "overhead_s": dict(self.overhead_s),
+            "hand_over_s": dict(self.hand_over_s),
+            "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
+        }
+        if self.triple_s:
+            found["triple_s"] = {like: [_finite(v) for v in values] for like, values in self.triple_s.items()}
+        return found
+
+    @classmethod
+    def from_json(cls, data: object) -> Profile:
+        """Build a profile from what :meth:`to_json` returned.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            content: Any = data
+            lists = (content["operator_s"], content.get("triple_s", {}))
+            operator_s, triple_s = ({str(k): tuple(map(_seconds, v)) for k, v in each.items()} for each in lists)
+            plain = (content["overhead_s"], content["hand_over_s"])
+            overhead_s, hand_over_s = ({str(k): float(v) for k, v in each.items()} for each in plain)
+            whole_s = {str(k): _seconds(v) for k, v in content["whole_s"].items()}
+            return cls(operator_s, overhead_s, hand_over_s, whole_s, triple_s)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunFolderError(f"the profile of the operators is damaged: {error!r}") from error
+
+
+def known_profile(tables: PartCosts, platform: Platform) -> Profile:
+    """Return the profile of a session that tells its costs: nothing is timed.
+
+    A model that does not fit into a processor's memory takes for ever there.
+    """
+    lane = {p.name: i for i, p in enumerate(platform.processors)}
+    first = {like: lane[members[0].name] for like, members in platform.classes().items()}
+    whole_s = tables.operator_s.sum(axis=1) + tables.overhead_s + tables.beyond_s[:, 0, -1]
+    if tables.operator_nbytes is not None and tables.memory_bytes is not None:
+        whole_s = np.where(tables.operator_nbytes.sum() > tables.memory_bytes, np.inf, whole_s)
+    between = tables.hand_over_s[1:] if len(tables.hand_over_s) > 1 else tables.hand_over_s
+    hand_over_s = {
+        pair: float(between[:, [lane[a], lane[b]], [lane[b], lane[a]]].mean())
+        for pair, (a, b) in _pairs(platform).items()
+    }
+    return Profile(
+        {like: tuple(tables.operator_s[i].tolist()) for like, i in first.items()},
+        {like: float(tables.overhead_s[i]) for like, i in first.items()},
+        hand_over_s,
+        {like: float(whole_s[i]) for like, i in first.items()},
+    )
+
+
+def _finite(seconds: float) -> float | None:
+    """Return seconds as JSON has them: there is no infinity in it."""
+    return seconds if math.isfinite(seconds) else None
+
+
+def _seconds(value: Any) -> float:
+    seconds = math.inf if value is None else float(value)
+    if MOST_S < seconds < math.inf:
+        raise ValueError(f"{seconds:g} s is not a latency")
+    return seconds
+
+
+def profile(
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    progress: Callable[[str], None] = lambda _: None,
+    known: Profile | None = None,
+) -> Profile:
+    """Time every operator on one processor of each kind, and every kind of hand-over.
+
+    What a processor refuses takes for ever there. A hand-over takes what passes between two stages, and what they spend
+    on copies between the memories of processors.
+
+    Args:
+        known: what was timed before, of this model on this device, and is not timed again.
+
+    Raises:
+        UnavailableError: the device failed, or no processor takes some operator.
+    """
+    operator_s: dict[str, tuple[float, ...]] = {}
+    overhead_s: dict[str, float] = {}
+    whole_s: dict[str, float] = {}
+    hand_over_s: dict[str, float] = {}
+    count = len(graph.operators)
+    refused: dict[str, frozenset[int]] = {}
+    looks: dict[str, _Look] = {}
+    for like, members in platform.classes().items():
+        name = members[0].name
+        refused[name] = frozenset(unsupported_operators(session, graph, name))
+        if known is not None and like in known.operator_s:
+            operator_s[like], overhead_s[like] = known.operator_s[like], known.overhead_s[like]
+            whole_s[like] = known.whole_s[like]
+            continue
+        progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
+        if not refused[name]:
+            looks[like] = _look(session, graph, name)
+    for like, look in looks.items():
+        # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
+        again = len(operator_s.keys() | looks.keys()) > 1
+        sure = look.lesser(_look(session, graph, platform.classes()[like][0].name)) if again else look
+        operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
+    stand_in = next((n for n in refused if not refused[n]), None)
+    for like, members in platform.classes().items():
+        name = members[0].name
+        if like not in operator_s:
+            overhead_s[like], whole_s[like] = 0.0, math.inf
+            operator_s[like] = _with_help(session, graph, name, refused[name], stand_in)
+    for pair, (here, there) in _pairs(platform).items():
+        if known is not None and pair in known.hand_over_s:
+            hand_over_s[pair] = known.hand_over_s[pair]
+            continue
+        progress(f"timing transfers between {here} and {there}")
+        plan = _handing_over(graph, here, there, refused)
+        if plan is None:
+            hand_over_s[pair] = max(hand_over_s.values(), default=0.0)
+            continue
+        found = _time(session, graph, plan)
+        copied = sum(event.copied_s for event in found.timeline.events) if found.timeline else 0.0
+        hand_over_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
+    return Profile(operator_s, overhead_s, hand_over_s, whole_s, known.triple_s if known is not None else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one processor takes for a whole model, and for it in parts of one operator each, in seconds."""
+
+    whole_s: float
+    apart_s: float
+    stage_s: tuple[float, ...]
+
+    def lesser(self, other: _Look) -> _Look:
+        """Return the lesser times of two looks."""
+        apart = min(self, other, key=lambda look: look.apart_s)
+        return _Look(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s)
+
+    def scaled(self) -> tuple[tuple[float, ...], float, float]:
+        """Return the operators' times, the overhead of a part, and the time of the whole model."""
+        count = len(self.stage_s)
+        overhead = max(0.0, (self.apart_s - self.whole_s) / (count - 1)) if count > 1 else 0.0
+        alone = np.maximum(np.array(self.stage_s) - overhead, 0.0)
+        total = float(alone.sum())
+        even = np.full(count, self.whole_s / count)
+        scaled = alone * (max(0.0, self.whole_s - overhead) / total) if total > 0 else even
+        return tuple(scaled.tolist()), overhead, self.whole_s
+
+
+def _look(session: Session, graph: Graph, name: str) -> _Look:
+    count = len(graph.operators)
+    whole = _time(session, graph, chain_plan(graph, (), [name]))
+    apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+    return _Look(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
+
+
+def _with_help(
+    session: Session, graph: Graph, name: str, refused: frozenset[int], stand_in: str | None
+) -> tuple[float, ...]:
+    """Return the operators' times on a processor that leaves some to another one."""
+    count = len(graph.operators)
+    if len(refused) == count or stand_in is None:
+        return (math.inf,) * count
+    lanes = [stand_in if o in refused else name for o in range(count)]
+    found = _time(session, graph, chain_plan(graph, every_layer(graph), lanes))
+    copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
+    return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
+
+
+def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, frozenset[int]]) -> Plan | None:
+    """Return a plan of two parts, cut as near to the middle as what the two processors refuse allows; None if none."""
+    count = len(graph.operators)
+    for cut in sorted(range(1, count), key=lambda c: abs(c - count // 2)):
+        for first, second in ((here, there), (there, here)):
+            before, after = refused.get(first, frozenset()), refused.get(second, frozenset())
+            if not any(o < cut for o in before) and not any(o >= cut for o in after):
+                return chain_plan(graph, (cut,), [first, second])
+    return None
+
+
+def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
+    with closing(session.load(graph, plan)) as candidate:
+        return measure(candidate, _POLICY)
+
+
+def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:
+    """Return one pair of lanes for each pair of kinds, and for each kind that has two lanes."""
+    classes = list(platform.classes().items())
+    found = {}
+    for i, (like, members) in enumerate(classes):
+        if len(members) > 1:
+            found[_pair(like, like)] = (members[0].name, members[1].name)
+        for other, others in classes[i + 1 :]:
+            found[_pair(like, other)] = (members[0].name, others[0].name)
+    return found
+
+
+def _pair(a: str, b: str) -> str:
+    return "|".join(sorted((a, b)))

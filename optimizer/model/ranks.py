@@ -1,0 +1,210 @@
+"""What a study of ranks believes before it measures: times of triples, the best plan by the model, and baselines."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.base import Session
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.exact.bound import relax
+from optimizer.exact.chain import best_chains
+from optimizer.exact.least import chain_costs
+from optimizer.exact.ranks import RankCosts, best_ranked, uniform
+from optimizer.model.baselines import Baseline, baselines
+from optimizer.model.bounds import Beliefs, Bounds, price_of
+from optimizer.model.profile import Profile
+from search_spaces.core.constraints import Violation
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import LayerRanks, Plan
+from search_spaces.core.platform import Platform
+from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.tucker import Ranks
+from search_spaces.rewrites.tucker_ranks import RankChoices
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
+from search_spaces.spaces.rank_space import RankSpace
+
+SLACK = 3.0
+"""Where outputs can be compared, only what is expected to be off by more than this multiple is not run."""
+
+UNIFORM = "Tucker, one share for all layers"
+CHAIN = "the best chain without Tucker"
+
+_LOGGER = logging.getLogger("partition_optimizer")
+_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+
+
+def rank_profile(
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    space: RankSpace,
+    known: Profile,
+    most_error: float,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Profile:
+    """Return a profile that also knows what each triple takes on each kind of processor.
+
+    All layers are decomposed at once, as far as each has a first, second, … choice. What can never keep the allowed
+    error takes for ever.
+
+    Raises:
+        UnavailableError: the device failed.
+        RewriteError, ModelError: the weights cannot be read.
+    """
+    _check_some(space, most_error)
+    allowed = (SLACK * most_error if session.capabilities.outputs else most_error) ** 2
+    triple_s = {like: np.full(len(space.places), math.inf) for like in platform.classes()}
+    for level in range(max(map(len, space.options.values()), default=0)):
+        ranks = {o: options[level] for o, options in space.options.items() if level < len(options)}
+        ranks = {o: r for o, r in ranks.items() if space.loss(o, r) <= allowed}
+        if not ranks:
+            continue
+        progress(f"timing {len(ranks)} convolutions as triples, choice {level + 1}")
+        for like, found in _level_s(session, graph, platform, space, known, ranks).items():
+            for operator, seconds in found.items():
+                triple_s[like][space.places[operator, ranks[operator]]] = seconds
+    return replace(known, triple_s={like: tuple(values.tolist()) for like, values in triple_s.items()})
+
+
+def _check_some(space: RankSpace, most_error: float) -> None:
+    """Warn where no convolution can be decomposed, since its error alone is more than is allowed."""
+    least = min((space.loss(*place) ** 0.5 for place in space.places), default=math.inf)
+    if least > most_error:
+        _LOGGER.warning(
+            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g): allow a larger --max-error, "
+            "or give weights that were trained; random ones have no low rank, but those of NAME+spectrum do",
+            space.graph.name,
+            most_error,
+            least,
+        )
+
+
+def _level_s(
+    session: Session, graph: Graph, platform: Platform, space: RankSpace, known: Profile, ranks: Mapping[int, Ranks]
+) -> dict[str, dict[int, float]]:
+    """Return, for each kind of processor, the seconds of triples."""
+    first = {like: members[0].name for like, members in platform.classes().items()}
+    if session.capabilities.costs:
+        made = Lowering(graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
+        table, count = session.part_costs(made.graph).operator_s, len(graph.operators)
+        each = np.stack([np.bincount(made.origins, lane, count) for lane in table])
+        row = {p.name: i for i, p in enumerate(platform.processors)}
+        return {like: {o: float(each[row[name], o]) for o in ranks} for like, name in first.items()}
+    found: dict[str, dict[int, float]] = {}
+    for like, name in first.items():
+        if not math.isfinite(known.whole_s[like]):
+            continue  # it leaves operators to others; that it takes triples is not known
+        with suppress(UnavailableError):
+            seconds = _timed(session, space, name, known.overhead_s[like], ranks)
+            found[like] = {o: float(seconds[o]) for o in ranks}
+    return found
+
+
+def _timed(
+    session: Session, space: RankSpace, name: str, overhead_s: float, ranks: Mapping[int, Ranks]
+) -> NDArray[np.float64]:
+    """Return the times of the operators of a decomposed model in their places, scaled to add up to the whole one."""
+    graph = space.graph
+    cuts = every_layer(graph)
+    whole = _measured(session, graph, space.with_ranks(chain_plan(graph, (), [name]), ranks))[0]
+    apart = _measured(session, graph, space.with_ranks(chain_plan(graph, cuts, [name] * (len(cuts) + 1)), ranks))[1]
+    alone: NDArray[np.float64] = np.maximum(apart - overhead_s, 0.0)
+    total = float(alone.sum())
+    return alone * ((whole - overhead_s) / total) if total > 0.0 else alone
+
+
+def _measured(session: Session, graph: Graph, plan: Plan) -> tuple[float, NDArray[np.float64]]:
+    with closing(session.load(graph, plan)) as candidate:
+        found = measure(candidate, _POLICY)
+    return found.latency_s.median, np.array(found.stage_s)
+
+
+def rank_model(
+    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: RankSpace, *, least: bool = False
+) -> RankCosts:
+    """Return the additive model of layers and triples.
+
+    Args:
+        least: with the least that hand-overs cost, for a bound.
+    """
+    costs = profiled.costs(platform)
+    if session.capabilities.costs:
+        costs = chain_costs(platform, session.part_costs(graph), least=least)
+    if least:
+        costs = replace(costs, beyond_s=None)  # fewer weights may fit where those of the model do not
+    triple_s = np.array([profiled.triple_s[p.like] for p in platform.processors])
+    return RankCosts(space, costs, triple_s.reshape(len(platform.processors), len(space.places)))
+
+
+def rank_beliefs(
+    graph: Graph, session: Session, model: RankCosts, bound: RankCosts, error: float, most: int
+) -> Beliefs:
+    """Return what is believed: the optimum of the model, with ranks and without, and what no plan goes below in it.
+
+    Args:
+        session: tells what is made small, in the unit of the model.
+        bound: the model with the least costs.
+        error: that outputs may be expected to be off by.
+        most: parts of a plan at most.
+
+    Raises:
+        InfeasibleError: no chain fits.
+    """
+    best = best_ranked(model, error, most)
+    plain = best_chains(model.costs, most)[0]
+    plans = dict.fromkeys((best.plan, chain_plan(graph, plain.cuts, plain.processors)))
+    cheapest = np.array(bound.costs.operator_s)
+    for (operator, _), place in model.space.places.items():
+        cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
+    relaxed = relax(graph, replace(bound.costs, operator_s=cheapest))
+    own = session.capabilities.costs
+    # Where parts may overlap, sums are no bound.
+    one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
+    least_s = best_ranked(bound, error, most).bound_s if one_by_one else relaxed.latency_s
+    reached = min(map(price_of(graph, session), plans)) if own else best.cost_s
+    least_s = min(least_s, reached)
+    return Beliefs(model.costs, tuple(plans), Bounds(least_s, reached <= least_s * (1 + 1e-9), relaxed, own=own))
+
+
+def rank_baselines(
+    graph: Graph, platform: Platform, model: RankCosts, error: float, most: int, fastest: str
+) -> tuple[Baseline, ...]:
+    """Return what a person would try beside the usual: one share for all layers, and the best cuts without ranks."""
+    space = model.space
+    whole = chain_plan(graph, (), [fastest])
+    plain = best_chains(model.costs, most)[0]
+    pure = [
+        (UNIFORM, space.with_ranks(whole, uniform(model, fastest, error))),
+        (CHAIN, chain_plan(graph, plain.cuts, plain.processors)),
+    ]
+    usual = {b.plan.digest for b in baselines(graph, platform, fastest)}  # which a study has anyway
+    found = {plan.digest: Baseline(name, plan) for name, plan in reversed(pure) if plan.digest not in usual}
+    return tuple(reversed(found.values()))
+
+
+def rank_violations(model: RankCosts, most_error: float, plan: Plan) -> tuple[Violation, ...]:
+    """Return what a plan breaks by its ranks: triples that are no faster, and the expected error."""
+    if not plan.ranks:
+        return ()
+    found = []
+    if slower := model.slower(plan):
+        statement = f"triples that are no faster than their layers (the first is of operator {min(slower)})"
+        found.append(Violation(statement, len(slower), 0, "triples", "leave these layers as they are"))
+    return (*found, *error_violations(model.space, most_error, plan))
+
+
+def error_violations(choices: RankChoices, most_error: float, plan: Plan) -> tuple[Violation, ...]:
+    """Return the violation of a plan whose triples may be expected to be off by more than is allowed."""
+    if (error := choices.error(plan)) <= most_error * (1 + 1e-9):
+        return ()
+    lever = "allow a larger --max-error, or give a model whose weights have a low rank"
+    return (Violation("error of the outputs expected from the filters", error, most_error, "relative", lever),)

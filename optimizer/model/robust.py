@@ -1,0 +1,80 @@
+"""Plans for a platform that may be in several states: the exact optimum, and the plan that is best in the usual one."""
+
+from __future__ import annotations
+
+import math
+
+from evaluators.base import Session
+from evaluators.cost_model.session import StatesSession
+from optimizer.exact.bound import relax
+from optimizer.exact.front import pareto_chains, summed
+from optimizer.exact.least import chain_costs, least_chain
+from optimizer.model.bounds import Beliefs, Bounds, price_of
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.states import Robust, parse_states
+from search_spaces.spaces.chain import chain_plan
+
+NOMINAL = "the nominal plan"
+"""The plan that is best where the platform is in its usual state."""
+
+
+def in_states(session: Session, platform: Platform, words: tuple[str, ...], robust: Robust) -> StatesSession:
+    """Return the session that prices plans in all states.
+
+    Raises:
+        UsageError: the session only knows the state in which the device is now, or a state is none.
+    """
+    if not session.capabilities.states:
+        raise UsageError(
+            "--state requires a cost model",
+            "give --evaluator cost-model and a profile; optimize calibrate makes one of this machine",
+        )
+    return StatesSession(session, parse_states(words, platform), robust)
+
+
+def nominal_plan(graph: Graph, session: Session, platform: Platform, most: int) -> Plan:
+    """Return the plan that is the fastest where all lanes are as fast as ever."""
+    costs = chain_costs(platform, session.part_costs(graph), least=True)
+    return least_chain(graph, costs, price_of(graph, session), most).plan
+
+
+def robust_beliefs(graph: Graph, session: StatesSession, platform: Platform, most: int) -> Beliefs:
+    """Return the best plan over all states, by the front of all chains with one objective a state.
+
+    Where each part reads from the one before it, that is exact; where parts may overlap, it is the best of the chains
+    that no other beats one after another, and the bound is that of the mean over the states.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    tables = session.tables(graph)
+    mean = chain_costs(platform, session.part_costs(graph))
+    relaxed = relax(graph, mean)
+    price = price_of(graph, session)
+    least = [chain_costs(platform, table, least=True) for table in tables]
+    in_turn = all(graph.predecessors(o) == {o - 1} for o in range(1, len(graph.operators)))
+    try:
+        chains = pareto_chains([summed(s.name, c) for s, c in zip(session.states, least, strict=True)], platform, most)
+    except UnavailableError:  # too many states for labels: the mean is a bound of the worst
+        found = least_chain(graph, chain_costs(platform, session.part_costs(graph), least=True), price, most)
+        return Beliefs(mean, (found.plan,), Bounds(found.bound_s, found.proven, relaxed, own=True))
+    ordered = sorted(chains, key=lambda chain: session.value_s(chain.values))
+    best: tuple[float, Plan] | None = None
+    bound_s = math.inf
+    for chain in ordered:
+        bound_s = session.value_s(chain.values)
+        if best is not None and bound_s >= best[0] * (1 - 1e-12):
+            bound_s = best[0]
+            break
+        plan = chain_plan(graph, chain.cuts, chain.processors)
+        value = price(plan)
+        if best is None or value < best[0]:
+            best = value, plan
+    if best is None:
+        raise UnavailableError("no chain was found")
+    bound_s = min(best[0], bound_s) if in_turn else min(best[0], relaxed.latency_s)
+    proven = in_turn and best[0] <= bound_s * (1 + 1e-9)
+    return Beliefs(mean, (best[1],), Bounds(bound_s, proven, relaxed, own=True))

@@ -1,0 +1,461 @@
+"""What a person sees: progress on stderr while it runs, the answer on stdout at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from evaluators.machine import problems
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective
+from optimizer.model.ranks_text import describe_ranks
+from optimizer.report.terminal import table
+from optimizer.report.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
+from optimizer.study.verdict import REACH
+from optimizer.workload.result import WorkloadResult
+from search_spaces.core.errors import printable
+from search_spaces.core.wording import human_bytes, many, percent, plural, seconds
+
+if TYPE_CHECKING:
+    from evaluators.measurement.final import Ratio
+    from evaluators.samples import Samples
+    from optimizer.study.folder import RunFolder
+    from optimizer.study.front import Front
+    from optimizer.study.history import History, Trial
+    from optimizer.study.result import Result
+    from search_spaces.core.graph import Graph
+    from search_spaces.core.plan import Plan
+
+_MOST_STAGES_SHOWN = 12
+_MOST_FRONT = 16
+_TIMES = 2.0  # from here on people think in factors
+UNDECIDED = "not decided"
+_TELLING = 25.0  # per cent: a wider interval says nothing
+_NOISE = 0.01  # a difference that the machine makes by itself
+_CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
+_PIPE_WIDTH = 110
+_LABEL = 12  # width of what stands before the lines of the answer
+
+
+class _PlainConsole(Console):
+    """A console that names from files do not command."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of what is shown; only Rich itself writes escape sequences."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console; into a pipe it writes lines of a fixed width."""
+    console = _PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: ProgressColumn, quiet: bool) -> Progress:
+    """Return a bar with how much is done of how many, on a terminal, which vanishes in the end."""
+    bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit))
+    hidden = quiet or not console.is_terminal
+    return Progress(*first, *bar, clock, console=console, disable=hidden, transient=True)
+
+
+class ProgressWatcher:
+    """Shows a bar with trials, best so far, distinct plans and time left."""
+
+    def __init__(self, budget: int, *, quiet: bool, verbose: bool) -> None:
+        self._console = make_console(stderr=True)
+        self._quiet = quiet
+        self._verbose = verbose
+        self._history: History | None = None
+        self._unit = "ms"
+        clock = TimeRemainingColumn(compact=True)
+        self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
+        self._task = self._progress.add_task("starting", total=budget, best="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def message(self, text: str) -> None:
+        """Show what is being done now."""
+        self._progress.update(self._task, description=text)
+        if self._verbose or (not self._console.is_terminal and not self._quiet):
+            self._console.print(text, style="dim", markup=False)
+
+    def warn(self, text: str) -> None:
+        """Print what the person must know above the bar."""
+        self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        """Take in what the run folder held, and tell where a study is resumed."""
+        self._history = history
+        self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
+        self._progress.update(self._task, completed=history.measured)
+        if run.resumed:
+            self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} measured so far")
+        if self._verbose:
+            self._console.print(
+                f"run folder {run.path}, {plural(space_size, 'plan')} in the space", style="dim", markup=False
+            )
+
+    def trial(self, trial: Trial) -> None:
+        """Move the bar on, and tell of the trial where each has a line."""
+        if self._history is None:
+            return
+        ranking = self._history.ranking()
+        best = ""
+        if ranking and ranking[0].measurement:
+            best = f"best {interval_ms(ranking[0].measurement.latency_s, self._unit)}, {self._history.repeats} repeats"
+        self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
+        if self._verbose:
+            samples = trial.measurement.latency_s if trial.measurement else None
+            found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
+            self._console.print(f"#{trial.number} {trial.origin}: {found}", style="dim", markup=False)
+
+
+def interval_ms(samples: Samples, unit: str = "ms") -> str:
+    """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval, in thousandths of the samples' unit."""
+    return _with_interval(samples.median, samples.ci95, unit)
+
+
+def render(result: Result) -> Group:
+    """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
+    front: list[Text | Table] = [Text(), _front(result.front)] if result.front is not None else []
+    parts: list[Text | Table] = []
+    if isinstance(result, WorkloadResult):
+        parts += [workload_head(result), Text(), outcomes_table(result), *front]
+        parts += [Text(), jobs_table(result), *tucker_lines(result)]
+    else:
+        parts += [_head(result), Text(), _baselines(result), *front]
+        if result.best is not None:
+            parts += [Text(), _stages(result, result.best)]
+            if ranks := describe_ranks(result.graph, result.best):
+                parts.append(Text(ranks))
+    parts += [Text(), *_conclusions(result), Text(), *_next(result)]
+    for part in parts:
+        if isinstance(part, Text):  # lines are the terminal's to break, so that commands can be copied
+            part.no_wrap, part.overflow = True, "ignore"
+    return Group(*parts)
+
+
+def _head(result: Result) -> Text:
+    names = ", ".join(p.name for p in result.platform.processors)
+    history = result.history
+    explored = "all" if result.exhausted else many(history.measured)
+    return Text(
+        f"{result.graph.name}: {plural(len(result.graph.operators), 'operator')} on {names}; "
+        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {seconds(result.wall_s)}"
+    )
+
+
+def _baselines(result: Result) -> Table:
+    what = f"predicted {result.objective.title}" if result.predicted else f"{result.objective.title} [95 %]"
+    against = "" if result.verdict is None else "against the recommended plan"
+    made = table(("plan", what, against, ">stages"))
+    for name, plan in result.rows():
+        style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
+        cells = (name, _figure(result, plan), _against(result, plan), str(len(plan.stages)))
+        made.add_row(*map(Text, cells), style=style)
+    return made
+
+
+def _figure(result: Result, plan: Plan) -> str:
+    """Return a plan's figure with its interval, or why it has none."""
+    samples, interval = result.samples(plan), result.interval(plan)
+    if samples is None or interval is None:
+        trial = result.history.known.get(plan.digest)
+        return trial.failure if trial else "not measured (budget)"
+    unit = result.objective.shown
+    text = figure_text(samples.median, interval, unit)
+    measured = result.measurement(plan)
+    if result.verdict is not None and not result.in_final(plan) and not result.predicted:
+        early = measured is not None and measured.stopped == "raced"
+        text = f"about {text}, " + ("stopped early" if early else "search")
+    return text
+
+
+def _against(result: Result, plan: Plan) -> str:
+    """Return how a plan compares with the recommended one."""
+    if result.verdict is None:
+        return ""
+    if plan == result.verdict.best:
+        return "recommended"
+    ratio = result.against_best(plan)
+    if ratio is None:
+        return ""
+    text = slower_text(ratio, result.objective)
+    if text == UNDECIDED and not result.verdict.still_racing(plan):  # it left after too few rounds for an interval
+        return f"about {percent(ratio.value - 1.0)} {result.objective.larger}" if ratio.value > 1.0 else text
+    return text
+
+
+def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
+    """Return ``12.34 ms [12.30, 12.41]``, in thousandths of the value's unit; no interval where it has no width."""
+    text = _with_interval(value, interval, unit)
+    return text.partition(" [")[0] if interval[0] == interval[1] else text
+
+
+def _with_interval(value: float, interval: tuple[float, float], unit: str) -> str:
+    digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
+    low, high = (f"{end * 1e3:.{digits}f}" for end in interval)
+    return f"{value * 1e3:.{digits}f} {unit} [{low}, {high}]"
+
+
+def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
+    """Return how much slower, or faster, a plan is than another, or that the two cannot be told apart.
+
+    Of other objectives than times, how much more or less energy or memory it takes.
+    """
+    low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
+    if not ratio.significant:
+        far = max(-low, high)
+        return "equal" if low == high else f"equal within {far:.1f} %" if far <= _TELLING else UNDECIDED
+    if low == high:
+        return f"{abs(value):.1f} % {objective.larger if value > 0 else objective.smaller}"
+    if ratio.low > _TIMES:
+        much = "long" if objective.is_time else "much"
+        return f"{ratio.value:.3g} times as {much} [{ratio.low:.3g}, {ratio.high:.3g}]"
+    if value > 0:
+        return f"{value:.1f} % {objective.larger} [{low:.1f}, {high:.1f}]"
+    return f"{-value:.1f} % {objective.smaller} [{-high:.1f}, {-low:.1f}]"
+
+
+def _front(front: Front) -> Table:
+    title = f"front: {plural(len(front.plans), 'plan')} that no other plan beats significantly"
+    made = table((*(f">{o.title}, {o.shown}" for o in front.objectives), ">stages", "plan"), title=title)
+    for index in _spread(len(front.plans), front.knee):
+        each = front.plans[index]
+        placed = each.name or ", ".join(
+            f"{s.operators[0]} to {s.operators[-1]} {s.processor}" for s in each.plan.stages
+        )
+        style = "bold green" if index == front.knee else ""
+        values = (f"{value * 1e3:.4g}" for value in each.values)
+        shown_plan = Text(f"{placed}  ← knee" if index == front.knee else placed)
+        made.add_row(*values, str(len(each.plan.stages)), shown_plan, style=style)
+    return made
+
+
+def _spread(count: int, knee: int) -> list[int]:
+    """Return which of many plans to show: the ends, the knee, and others evenly between."""
+    if count <= _MOST_FRONT:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (_MOST_FRONT - 1)) for i in range(_MOST_FRONT)} | {knee})
+
+
+def _stages(result: Result, plan: Plan) -> Table:
+    samples, stage_s, interval = result.samples(plan), result.stage_s(plan), result.interval(plan)
+    unit = result.objective.shown
+    kind = "recommended plan, predicted" if result.predicted else "recommended plan"
+    title = f"{kind}: {figure_text(samples.median, interval, unit)}" if samples and interval else kind
+    if samples and result.objective.law == "period":
+        title += f", {1.0 / samples.median:.4g} results a second"
+    took = unit if result.objective.law != "memory" else "ms"
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
+            rows.append(("…", plural(len(plan.stages) - index, "more stage"), "", "", ""))
+            break
+        stage_ms = f"{stage_s[index] * 1e3:.2f}" if stage_s else ""
+        what = describe_operators(result.graph, stage.operators)
+        rows.append((str(index), what, stage.processor, stage_ms, crossing(result.graph, stage.operators) or "–"))
+    return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
+
+
+def _conclusions(result: Result) -> list[Text]:
+    """Return why this plan in three lines (the answer, its gain over what, the bound), and notes."""
+    lines = []
+    verdict = result.verdict
+    if verdict is not None and result.front is not None:
+        others = " and ".join(o.name for o in result.front.objectives)
+        lines.append(_labelled("answer", f"the plan at the knee of {others}; --json has the whole front"))
+    elif verdict is not None:
+        good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
+        lines.append(_labelled("answer", answer(result), "bold green" if good else "bold"))
+        if text := _gain(result):
+            lines.append(_labelled("gain", text))
+    if bound := _bound(result):
+        lines.append(_labelled("bound", bound))
+    notes = [*_evidence(result), *_disturbances(result)]
+    if result.deployed is not None:
+        notes.append(f"outputs of the written stage files: {result.deployed}")
+    return lines + [_labelled("notes" if i == 0 else "", note) for i, note in enumerate(notes)]
+
+
+def _labelled(label: str, text: str, style: str = "") -> Text:
+    return Text(f"{label:{_LABEL}}").append(text, style=style)
+
+
+def answer(result: Result) -> str:
+    """Return in a few words which plan to use."""
+    verdict = result.verdict
+    if verdict is None:
+        return ""
+    predicted = ", predicted" if result.predicted else ""
+    if verdict.challenger == verdict.best:
+        name = verdict.named(verdict.best)
+        return (f"“{name}”" if name else _description(verdict.best)) + predicted
+    faster = ""
+    if verdict.speedup is not None:
+        better = result.objective.better
+        faster = f": no plan is {better}" if verdict.speedup.inverse.significant else f": no {better} plan was found"
+    return f"“{verdict.reference[0]}”{faster}{predicted}"
+
+
+def _description(plan: Plan) -> str:
+    processors = ", ".join(dict.fromkeys(s.processor for s in plan.stages))
+    return f"a plan of {plural(len(plan.stages), 'stage')} on {processors}"
+
+
+def _gain(result: Result) -> str:
+    """Return what the recommended plan gains against the best one-stage plan and the best cut criterion."""
+    verdict = result.verdict
+    if verdict is None:
+        return ""
+    name, ratio = verdict.reference[0], verdict.speedup
+    if ratio is None or verdict.challenger is None:
+        return f"no other plan {'is in the space' if result.exhausted else 'was tried'}"
+    if verdict.challenger == verdict.best:
+        kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
+        than = f"“{name}”, {kind}"
+        if result.objective.is_time:
+            low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
+            text = f"{ratio.value:.3f} times as fast as {than}{low_high}"
+        else:
+            text = _slower(ratio.inverse, result.objective, than)
+        text += "" if ratio.significant else "; not significant"
+    elif (slower := _slower(ratio.inverse, result.objective)) == UNDECIDED:
+        text = "not decided against the next best plan"
+    else:
+        text = f"the next best plan is {slower}" if result.objective.is_time else f"the next best plan: {slower}"
+    criterion = verdict.criterion
+    if criterion is not None and verdict.named(verdict.best) != criterion[0]:
+        text += f"; best cut criterion, “{criterion[0]}”: {_slower(criterion[1], result.objective)}"
+    return text
+
+
+def _slower(ratio: Ratio, objective: Objective, than: str = "") -> str:
+    """Return :func:`slower_text` for a sentence: ``4.7 % slower (95 %: 1.7 to 7.9 %)``."""
+    figure, bracket, interval = slower_text(ratio, objective).partition(" [")
+    if than:
+        figure += f" {'to' if figure.startswith('equal') else 'than'} {than}"
+    if not bracket:
+        return figure
+    low, high = interval.removesuffix("]").split(", ")
+    unit = " %" if "%" in figure else ""
+    return f"{figure} (95 %: {low} to {high}{unit})"
+
+
+def _evidence(result: Result) -> list[str]:
+    """Return what else the final says: plans that break a limit, inferences after a pause, and what it left out."""
+    verdict = result.verdict
+    if verdict is None or result.front is not None:
+        return []
+    found = []
+    for index in verdict.final.measured:
+        beyond = verdict.ratio(verdict.plans[index], verdict.best)
+        if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
+            name = f"“{verdict.names[index]}”" if verdict.names[index] else _description(verdict.plans[index])
+            found.append(f"{name}: {_slower(beyond, result.objective)}, but it has too many stages or breaks a limit")
+    if verdict.undecided:
+        found.append(f"undecided: {verdict.undecided}")
+    after = verdict.after_pause_s.get(verdict.best.digest)
+    if after is not None:
+        text = f"an inference after a pause of 1 s takes {after * 1e3:.3g} ms"
+        other = verdict.after_pause_s.get(verdict.reference[1].digest)
+        if other is not None and verdict.reference[1] != verdict.best:
+            text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
+        found.append(text)
+    if verdict.left_out and not result.predicted:
+        plans, were = plural(verdict.left_out, "more plan"), "was" if verdict.left_out == 1 else "were"
+        found.append(f"{plans} within {percent(REACH)} of the best {were} not measured again")
+    return found
+
+
+def _bound(result: Result) -> str:
+    """Return how far the best plan can be from the best possible one, as far as the model knows."""
+    bounds, gap = result.bounds, result.gap
+    if bounds is None or gap is None:
+        return ""
+    least = f"{bounds.space_s * 1e3:.2f} {result.objective.shown}"
+    model = "this cost model" if bounds.own else "the profiled operators"
+    if gap < -_NOISE:
+        text = f"{percent(-gap, 1)} below the bound by {model}, {least}, which is therefore too high"
+    elif gap >= _NOISE:
+        text = f"at most {percent(gap, 1)} above the best plan of this space by {model}, {least}"
+    elif bounds.proven and bounds.own:
+        text = f"optimal under this cost model: {least}"
+    else:
+        text = f"within {percent(_NOISE)} of the best plan of this space by {model}, {least}"
+    if result.objective == LATENCY:
+        text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.2f} ms"
+    return text
+
+
+def _disturbances(result: Result) -> list[str]:
+    """Return what the machine did that a reader of the numbers should know."""
+    found = [*(f"{name}: {text}" for name, text in result.placements.items()), *result.disturbances]
+    verdict = result.verdict
+    if verdict is not None and not result.predicted and abs(math.log(verdict.scale)) > math.log1p(_CHANGE):
+        scale = verdict.scale
+        what = f"{percent(scale - 1.0)} slower" if scale > 1.0 else f"{percent(1.0 / scale - 1.0)} faster"
+        found.append(f"the machine ran {what} during the final comparison; earlier figures are scaled to it")
+    samples = result.samples(result.best) if result.best is not None else None
+    bad = problems(samples.conditions) if samples is not None else []
+    if bad:
+        found.append(f"measured while {', '.join(bad)}; optimize doctor says what to do")
+    return found
+
+
+def _next(result: Result) -> list[Text]:
+    if result.verdict is None:
+        return []
+    folder = Text("run folder  ").append(str(result.run_dir))
+    if result.deployed is None or not any("cores" in p.options for p in result.platform.processors):
+        again = shlex.join(["optimize", "execute", str(result.run_dir)])  # no files for this machine
+        return [folder, Text("run it      ").append(again, style="cyan")]
+    plan = str(result.run_dir / "best" / "plan.json")
+    runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
+    quoted = json.dumps(plan, ensure_ascii=False)
+    return [
+        folder,
+        Text("run it      ").append(f"optimize execute {shlex.quote(plan)}", style="cyan"),
+        Text("in Python   ").append(f"from evaluators.litert import {runner}; {runner}({quoted})", style="cyan"),
+    ]
+
+
+def crossing(graph: Graph, operators: Sequence[int]) -> str | None:
+    """Return the size of what some operators hand to others; None where nothing is left to be handed on."""
+    border = graph.boundary(operators)
+    later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
+    return human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None
+
+
+def describe_operators(graph: Graph, operators: Sequence[int]) -> str:
+    """Return ``0 to 9: 7 CONV_2D, 3 MAX_POOL_2D``; indices are half-open nowhere a person reads."""
+    counts = Counter(graph.operators[index].kind for index in operators)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(3)) + (", …" if len(counts) > 3 else "")
+    first, last = operators[0], operators[-1]
+    where = str(first) if first == last else f"{first} to {last}"
+    return f"{where}: {kinds}"

@@ -1,0 +1,1 @@
+"""The policy-gradient sampler: its network, its features, its training."""

@@ -1,0 +1,128 @@
+"""``optimize pretrain``: a policy for the sampler ``reinforce``, trained on cost models of devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from evaluators.cost_model.session import CostModelEvaluator
+from optimizer.devices import choose_platform
+from optimizer.model.profile import profile
+from optimizer.samplers.auto import Problem
+from optimizer.samplers.policy.network import Weights
+from optimizer.samplers.policy.reinforce import lesson
+from optimizer.samplers.policy.training import Lesson, pretrain
+from search_spaces.core.errors import UsageError
+from search_spaces.core.wording import plural
+from search_spaces.models import load
+from search_spaces.spaces.chain import ChainSpace
+
+SCHEMA_VERSION = 1
+_FEWEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What training came to.
+
+    Attributes:
+        path: of the policy.
+        lessons: names of what it was trained on, in turn.
+        batches: how many batches of plans it drew.
+        first, last: by what factor the plans that it drew were slower than the fastest it met, geometric mean over the
+            lessons: in the first batch of each lesson, and in the last one.
+    """
+
+    path: Path
+    lessons: tuple[str, ...]
+    batches: int
+    first: float
+    last: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "policy": str(self.path),
+            "lessons": list(self.lessons),
+            "batches": self.batches,
+            "slower_than_best_first": self.first,
+            "slower_than_best_last": self.last,
+        }
+
+
+def train(
+    models: Sequence[str], devices: Sequence[Path], out: Path, *, max_stages: int = 4, batches: int = 0, seed: int = 0
+) -> Trained:
+    """Train a policy on every model on every device, in turns, and write it.
+
+    Args:
+        models: names or files, as of ``--model``.
+        devices: profiles, files or shipped names, as of ``--platform`` of the evaluator ``cost-model``.
+        out: where the policy goes, a ``.npz`` file.
+        max_stages: parts of a plan at most.
+        batches: batches of plans to draw; 0 for 40 a lesson.
+        seed: the same seed gives the same policy.
+
+    Raises:
+        UsageError: a model, a device or a number is wrong, or the file cannot be written.
+        ProfileError: a device's profile does not know the operators of a model.
+    """
+    if max_stages < 1:
+        raise UsageError(f"--max-stages {max_stages}: a plan has at least 1 stage")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a directory")
+    names, lessons = [], []
+    for model, device in product(models, devices):
+        names.append(f"{model} on {device}")
+        lessons.append(lesson_of(model, device, max_stages))
+    count = batches or 40 * len(lessons)
+    if count < _FEWEST * len(lessons):
+        raise UsageError(f"--batches {batches}: {len(lessons)} training tasks need at least {_FEWEST * len(lessons)}")
+    told: list[list[tuple[float, float]]] = [[] for _ in lessons]
+    weights = pretrain(
+        Weights.new(seed), lessons, count, seed, lambda n, mean_s, best_s: told[n % len(told)].append((mean_s, best_s))
+    )
+    if not all(told):
+        raise UsageError(f"no plan of {names[told.index([])]} drawn is supported", "give another model or device")
+    best = [min(best_s for _, best_s in of) for of in told]
+    first, last = (
+        math.exp(sum(math.log(of[which][0] / b) for of, b in zip(told, best, strict=True)) / len(told))
+        for which in (0, -1)
+    )
+    try:
+        weights.save(out)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {(error.strerror or str(error)).lower()}") from error
+    return Trained(out, tuple(names), count, first, last)
+
+
+def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | None = None) -> Lesson:
+    """Return a model on a device to learn on; ``lanes`` are those of the device that are used, all by default.
+
+    Raises:
+        UsageError: the model or the device is unknown.
+        ProfileError: the profile does not know an operator of the model.
+    """
+    graph = load(model)
+    evaluator = CostModelEvaluator()
+    platform = choose_platform(evaluator, lanes, device)
+    with evaluator.prepare(platform) as session:
+        costs = profile(session, graph, platform).costs(platform)
+    space = ChainSpace(graph, platform, min(max_stages, len(graph.operators)))
+    return lesson(Problem(graph, platform, space, costs))
+
+
+def render(trained: Trained) -> str:
+    """Return what a person reads."""
+    return (
+        f"{trained.path}: {trained.batches} batches of plans on {plural(len(trained.lessons), 'training task')}; its "
+        f"draws were {trained.first:.2f} times as slow as the best plan found, and are {trained.last:.2f} times\n"
+        f"use it with --sampler reinforce@{trained.path}"
+    )

@@ -1,0 +1,1 @@
+"""A study: its settings, its course, its log, and how it ends."""

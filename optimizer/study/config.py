@@ -1,0 +1,299 @@
+"""What a person can ask of a study, checked, with errors in the words of the command line.
+
+Importing this imports pydantic: the command line does so only after it has parsed its arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from evaluators.objectives import OBJECTIVES
+from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
+from search_spaces.core.errors import UsageError
+from search_spaces.models import parse_input_shapes
+from search_spaces.spaces.registry import needs_any_stages, parse_freedoms
+
+_STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or more
+_SHOWN_CHARACTERS = 60
+_MOST_DIGITS = 300  # a float holds any number of so many
+_MOST = 10**_MOST_DIGITS
+_REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
+
+
+def _order(name: str) -> int:
+    """Return where an objective stands among all."""
+    return list(OBJECTIVES).index(name) if name in OBJECTIVES else len(OBJECTIVES)
+
+
+class StudyConfig(BaseModel):
+    """The settings of one study. Values may be given as text, as the command line has them.
+
+    Attributes:
+        model: name of a built-in model, or path of a ``.tflite`` file; several as ``NAME*4,NAME``, or a workload's
+            YAML file (:mod:`search_spaces.core.workload`).
+        budget: distinct plans to measure at most.
+        minutes: the search ends after so long; the final comparison follows. None for any.
+        max_stages: stages of a plan at most; by default no more than the model has operators, and no limit for spaces
+            whose plans have as many as they need.
+        sampler, evaluator: names in their registries.
+        allow: what plans may do, as ``cuts,branches,splits,ranks``; or a plug-in's space.
+        objective: what is minimised; of several, the plans that none beats in all of them. Of several models
+            ``latency`` is the mean of theirs.
+        seed: the same seed proposes the same plans, given the same measurements.
+        precision: target half width of the confidence interval, relative to the median.
+        study: name of the study, a safe file name; None for a new one.
+        out: the run folder; None for ``runs/<study>``.
+        processors: the processors to use, in order; None for all that are found.
+        device: where an evaluator measures that measures elsewhere; a name, or several of devices that are alike.
+        storage: URL of a storage that several workers share; None for a trial log of our own.
+        heartbeat: seconds between heartbeats of such a worker; one that is silent four times as long is dead.
+        platform: a file that describes the processors, or the name of one that ships with the product.
+        allow_fallback: whether an accelerator may leave operators to the CPU.
+        state: ``name:processor=factor,…`` for each state of the platform to optimise for; cost models only.
+        robust: whether the worst of these states counts, or what is to be expected.
+        power: ``processor=watts`` for each processor, or for one of those that are alike.
+        deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
+            longer are not run, and a study whose best plan takes longer fails.
+        max_energy: millijoules that one inference may take; None for any.
+        max_error: by how much outputs may differ from the whole model's, relative to its largest one; None for as much
+            as the precision of the processors explains.
+        warm_start: folder of a finished study; its measurements of this model on this device are reused, and
+            its best plans are tried on another one.
+        stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
+        input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
+        input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default.
+        signature: key of the model's signature to run; its main subgraph by default.
+        custom_ops: a library with kernels of custom operators.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    budget: int = Field(ge=1)
+    minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_stages: int = Field(default=4, ge=1)
+    sampler: str = Field(default="auto", min_length=1)
+    evaluator: str = Field(default="litert", min_length=1)
+    allow: str = Field(default="cuts", min_length=1)
+    objective: tuple[str, ...] = Field(default=("latency",), min_length=1)
+    seed: int = Field(default=0, ge=0)
+    precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
+    study: str | None = None
+    out: Path | None = None
+    device: str | None = Field(default=None, min_length=1, max_length=1000)
+    storage: str | None = None
+    heartbeat: int = Field(default=10, ge=1, le=3600)
+    processors: tuple[str, ...] | None = None
+    platform: Path | None = None
+    allow_fallback: bool = False
+    power: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    robust: Literal["worst", "expected"] = "worst"
+    deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    stop_when_proven: bool = False
+    warm_start: Path | None = None
+    input_shape: tuple[str, ...] = ()
+    input: Path | None = None
+    signature: str | None = Field(default=None, max_length=1000)
+    custom_ops: Path | None = None
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _several(cls, value: object) -> object:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("budget", "max_stages", "seed", "heartbeat", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        # pydantic takes "2.0", "1_000" and true for whole numbers; a person who typed that meant something else.
+        if isinstance(value, bool | float) or (isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value)):
+            raise ValueError("must be a whole number")
+        if (
+            len(value) > _MOST_DIGITS
+            if isinstance(value, str)
+            else isinstance(value, int) and value >= 10**_MOST_DIGITS
+        ):
+            raise ValueError("is too large")
+        return value
+
+    @field_validator("allow", mode="after")
+    @classmethod
+    def _freedoms(cls, value: str) -> str:
+        return parse_freedoms(value)
+
+    @field_validator("out", "platform", "warm_start", "input", "custom_ops", mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        if value == "":  # which would be the folder that we are in
+            raise ValueError("must not be empty")
+        return value
+
+    @field_validator("model", "out", "platform", "warm_start", "input", "custom_ops", mode="after")
+    @classmethod
+    def _path(cls, value: str | Path | None) -> str | Path | None:
+        if value is not None and "\0" in str(value):
+            raise ValueError("a path cannot hold a NUL character")
+        return value
+
+    @field_validator("study", mode="after")
+    @classmethod
+    def _safe(cls, value: str | None) -> str | None:
+        if value is not None and not _STUDY.fullmatch(value):
+            raise ValueError("must start with a letter or digit and hold at most 100 letters, digits, '.', '_' and '-'")
+        return value
+
+    @field_validator("storage", mode="after")
+    @classmethod
+    def _known_storage(cls, value: str | None) -> str | None:
+        from optimizer.shared.storage import check_url
+
+        return value if value is None else check_url(value)
+
+    @field_validator("processors", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("processors", mode="after")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or not all(value) or len(set(value)) != len(value)):
+            raise ValueError("must be different names separated by commas")
+        return value
+
+    @field_validator("objective", mode="after")
+    @classmethod
+    def _objectives(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in OF_WORKLOADS and name not in OBJECTIVES:
+                near = difflib.get_close_matches(name, OBJECTIVES, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
+        if len(set(value)) != len(value):
+            raise ValueError("an objective is named twice")
+        return tuple(sorted(value, key=_order))  # a front is the same in whatever order a person names them
+
+    @field_validator("power", mode="after")
+    @classmethod
+    def _powers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_powers(value)
+        return value
+
+    @field_validator("input_shape", "objective", "power", "state", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("input_shape", mode="after")
+    @classmethod
+    def _shapes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_input_shapes(value)
+        return value
+
+
+def parse_powers(words: Sequence[str]) -> dict[str, float]:
+    """Return the watts that words like ``cpu0=2.5`` give to lanes.
+
+    Raises:
+        ValueError: a word is no lane and its watts.
+    """
+    found: dict[str, float] = {}
+    for word in words:
+        lane, _, watts = word.rpartition("=")
+        if not lane or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
+            raise ValueError("must be a processor and its watts, as cpu0=2.5")
+        found[lane] = float(watts)
+    return found
+
+
+def most_stages(config: StudyConfig, operators: int) -> int:
+    """Return the parts that a plan of a model may have; only what a person asked for can be too many for it."""
+    if "max_stages" in config.model_fields_set:
+        return config.max_stages
+    return operators if needs_any_stages(config.allow) else min(config.max_stages, operators)
+
+
+def end_of_search(config: StudyConfig) -> float:
+    """Return when a search that begins now ends, by :func:`time.monotonic`."""
+    return math.inf if config.minutes is None else time.monotonic() + 60.0 * config.minutes
+
+
+def parse_config(values: Mapping[str, Any]) -> StudyConfig:
+    """Return the settings; options that are None or absent get their defaults.
+
+    Raises:
+        UsageError: a value is wrong; the text names the option as a person types it.
+    """
+    try:
+        return StudyConfig.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False)[0]) from None
+
+
+def option(field: str) -> str:
+    """Return the command line's name of a setting: ``max_stages`` → ``--max-stages``."""
+    return "--" + field.replace("_", "-")
+
+
+def command_line(config: StudyConfig) -> str:
+    """Return the command, quoted for a POSIX shell, that asks for this study; defaults are left out."""
+    words = ["optimize"]
+    for name, field in StudyConfig.model_fields.items():
+        value = getattr(config, name)
+        if value is None or (value == field.default and not field.is_required()):
+            continue
+        if value is True:
+            words.append(option(name))
+            continue
+        # Shapes have commas of their own: that option is repeated.
+        texts = value if name in _REPEATED else [",".join(value) if isinstance(value, tuple) else str(value)]
+        for text in texts:
+            # "--model -x" would be read as two options.
+            words += [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]
+    return shlex.join(words)
+
+
+def _explain(error: ErrorDetails) -> UsageError:
+    name = str(error["loc"][0]) if error["loc"] else "configuration"
+    if error["type"] == "missing":
+        return UsageError(f"{option(name)} is missing")
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, StudyConfig.model_fields, n=1)
+        return UsageError(
+            f"{option(name)}: there is no such option", f"did you mean {option(near[0])}?" if near else ""
+        )
+    context = error.get("ctx", {})
+    problem = {
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "greater_than": f"must be greater than {context.get('gt', 0):g}",
+        "less_than": f"must be less than {context.get('lt', 0):g}",
+        "int_parsing_size": "is too large",
+        "int_type": "must be a whole number",
+        "float_parsing": "must be a number",
+        "float_type": "must be a number",
+        "finite_number": "must be a number",
+        "string_type": "must be text",
+        "string_too_short": "must not be empty",
+        "literal_error": f"must be {context.get('expected')}",
+        "value_error": str(context.get("error")),
+    }.get(error["type"], error["msg"])
+    given = error["input"]
+    several = isinstance(given, tuple) or (name in _LISTS and isinstance(given, list))
+    text = " ".join(map(str, given)) if several else str(given)
+    shown = " ".join(text.split()) or "''"
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = f"{shown[: _SHOWN_CHARACTERS - 1]}…"
+    return UsageError(f"{option(name)} {shown}: {problem}")

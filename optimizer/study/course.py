@@ -1,0 +1,221 @@
+"""A study from beginning to end: run folder, what plans cost, loop, final, files; of one model or of several."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from evaluators.base import Agreement, Session, counters_of
+from evaluators.measurement.disturbance import RunFilter
+from evaluators.registry import make_evaluator
+from optimizer.devices import asks_for_several, error_hint
+from optimizer.model.bounds import Bounds
+from optimizer.model.goals import decide_front
+from optimizer.samplers import make_sampler
+from optimizer.shared.loop import SharedLoop
+from optimizer.shared.study import SharedStudy, placed, sharing
+from optimizer.study.config import StudyConfig, end_of_search
+from optimizer.study.drift_monitor import DriftMonitor
+from optimizer.study.ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
+from optimizer.study.folder import RunFolder, write_json
+from optimizer.study.front import Front
+from optimizer.study.history import WARM, History, Trial
+from optimizer.study.loop import Loop, Origin, in_space
+from optimizer.study.result import Result
+from optimizer.study.subjects import FINAL_S, Search, Subject
+from optimizer.study.verdict import FinalSettings, Verdict, decide
+from search_spaces.core.plan import Plan
+
+
+@dataclass(slots=True)
+class Study:
+    """What the steps of a study share.
+
+    Attributes:
+        front: of several objectives.
+        restored: how many plans the log knew.
+        undecided: whether an earlier final of this study was.
+    """
+
+    config: StudyConfig
+    subject: Subject
+    watcher: Watcher
+    run: RunFolder
+    shared: SharedStudy | None
+    history: History = field(init=False)
+    begin_s: float = field(default_factory=time.monotonic)
+    baselines: dict[str, Plan] = field(default_factory=dict)
+    bounds: Bounds | None = None
+    exhausted: bool = False
+    front: Front | None = None
+    restored: int = 0
+    runs: RunFilter = field(default_factory=RunFilter)
+    undecided: bool = False
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the history anew, with what the log holds; again where the space has become another one."""
+        subject = self.subject
+        self.history = History(subject.space.distributions(), [o.name for o in subject.objectives[1:]])
+        subject.restore(self.history, self.run.contents.records)
+        self.restored = len(self.history.known)
+
+    def opened(self) -> None:
+        """Tell that the space is known, and what the log held of it."""
+        self.watcher.opened(self.run, self.history, self.subject.space.cardinality())
+
+    def holds(self, plan: Plan) -> bool:
+        """Return whether the space holds a plan."""
+        return in_space(self.subject.space, plan)
+
+    def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
+        """Return what is known so far."""
+        known = {
+            "graph": self.subject.graph,
+            "platform": self.subject.measured_on,
+            "evaluator": self.config.evaluator,
+            "history": self.history,
+            "baselines": self.baselines,
+            "verdict": verdict,
+            "bounds": self.bounds,
+            "deployed": deployed,
+            "cardinality": self.subject.space.cardinality(),
+            "exhausted": self.exhausted,
+            "wall_s": time.monotonic() - self.begin_s,
+            "run_dir": self.run.path,
+            "objective": self.subject.objectives[0],
+            "front": self.front,
+            "disturbance": self.runs.total,
+        }
+        return self.subject.result(known, verdict)
+
+
+def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> Result:
+    """Run a study, or go on with one, and leave its run folder complete.
+
+    Raises:
+        OptimizeError: with the exit code that tells what went wrong; what was measured is in the run folder.
+        Interrupted: the person pressed Ctrl-C after the run folder was open.
+    """
+    begin_s = time.monotonic()
+    config = placed(config)
+    make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
+    subject = read_subject(config, watcher)
+    lanes = [f"{p.name} ({p.like})" for p in subject.processors]
+    fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
+    with (
+        sharing(config, subject.digest, lanes) as shared,
+        RunFolder.create_or_resume(
+            config, model_digest=subject.digest, fingerprint=fingerprint, command=command, lanes=lanes
+        ) as run,
+    ):
+        tell_of_damage(run, watcher)
+        subject.resume(run.contents.records)
+        study = Study(config, subject, watcher, run, shared, begin_s)
+        with kept_at_the_end(study):
+            if subject.ready:
+                study.opened()
+            with subject.session(run.path) as session:
+                return _search(study, session)
+
+
+def read_subject(config: StudyConfig, watcher: Watcher) -> Subject:
+    """Return what a study is of; errors are those of :func:`run_study`."""
+    evaluator = make_evaluator(config.evaluator)
+    watcher.message(f"reading {config.model}")
+    if asks_for_several(evaluator, config):
+        from optimizer.study.several_models import SeveralModels
+
+        return SeveralModels.read(config, evaluator)
+    from optimizer.study.one_model import OneModel
+
+    found = OneModel.read(config, evaluator)
+    if hint := error_hint(evaluator, config):
+        watcher.message(hint)
+    return found
+
+
+def _search(study: Study, session: Session) -> Result:
+    config, subject, run = study.config, study.subject, study.run
+    search = subject.learn(study, session)
+    history = study.history
+    study.runs = RunFilter(counters_of(search.session))
+    study.bounds = search.bounds
+    study.baselines = {b.name: b.plan for b in search.baselines}
+
+    def notify(trial: Trial) -> None:
+        study.watcher.trial(trial)
+        monitor.after(trial)
+
+    first = [*((b.name, b.plan) for b in search.baselines), *((WARM, plan) for plan in search.carried)]
+    queue: list[Origin] = [(origin, plan) for origin, plan in first if study.holds(plan)]
+    make: Callable[..., Loop] = Loop
+    if study.shared is not None:
+        make = partial(SharedLoop, shared=study.shared, worker=secrets.randbits(31))
+    loop = make(
+        subject.graph,
+        subject.space,
+        search.session,
+        history,
+        run.log,
+        search.named,
+        search.proposed,
+        config.sampler,
+        config.seed,
+        config.budget,
+        queue,
+        search.predict,
+        notify,
+        search.problem,
+        search.breaks,
+        study.bounds.space_s * (1.0 + config.precision) if study.bounds and config.stop_when_proven else 0.0,
+        search.proposer,
+        asks_all=search.asks_all,
+        known=sum(t.origin == WARM and study.holds(t.plan) for t in history.outside),
+        runs=study.runs,
+        end_s=end_of_search(config),
+    )
+    monitor = DriftMonitor(search.session, subject.graph, history, run.log, study.runs, study.watcher.warn)
+    monitor.restore(run.contents.records)
+    loop.run_outside(b for b in search.baselines if not study.holds(b.plan))
+    study.exhausted = loop.run()
+    verdict = kept_verdict(study)  # a finished study that is asked again has nothing new to measure
+    if verdict is None:
+        study.undecided = any(record.kind == "verdict" for record in run.contents.records)
+        verdict = _decide(study, search, loop)
+        run.log.append("verdict", {**verdict.to_json(), "front": study.front.to_json() if study.front else None})
+    elif len(subject.objectives) > 1:
+        study.front = kept_front(run)
+    deployed = subject.finish(study, session, verdict)
+    result = study.result(verdict, deployed)
+    write_json(run.path / "result.json", result.to_json())
+    subject.check(result)
+    return result
+
+
+def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
+    """Measure every plan that may be the best against the others, and choose."""
+    drift, history = study.history.drift, study.history
+    loaded_s = sum(t.measurement.load_s for t in history.known.values() if t.measurement)
+    spent_s = max(time.monotonic() - study.begin_s, drift.measured_s + drift.probed_s + loaded_s)  # also when resumed
+    policy, pauses = search.final(max(spent_s, FINAL_S) if study.undecided else spent_s)
+    how = FinalSettings(
+        study.subject.graph,
+        policy,
+        study.config.seed,
+        study.watcher.message,
+        fits=search.fits,
+        allowed=search.allowed,
+        cores=len({core for p in study.subject.processors for core in p.cores}),
+        pauses=pauses,
+    )
+    objectives = study.subject.objectives
+    if search.priced is not None and len(objectives) > 1:
+        study.front, verdict = decide_front(search.priced, history, study.baselines, how, objectives)
+        return verdict
+    return decide(search.session, history, study.baselines, how, loop.believed())

@@ -1,0 +1,354 @@
+"""The folder of a study: what was asked, on what, and everything that was measured.
+
+::
+
+    runs/vgg16-20260301-140312/
+    ├── manifest.json   versions, machine, seed, command: who made the numbers
+    ├── config.yaml     the settings in full
+    ├── trials.jsonl    the checked log, the truth from which a study goes on
+    ├── result.json     written at the end
+    └── best/           the plan and its stage files
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from optimizer.files import disk_errors, is_temporary, write_atomic, write_json
+from optimizer.provenance import provenance
+from optimizer.study.log import TrialLog, read_log
+from optimizer.study.records import LogContents, header
+from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.core.yaml_file import read_settings
+from search_spaces.models.zoo.names import is_name
+
+if TYPE_CHECKING:
+    from optimizer.study.config import StudyConfig
+
+__all__ = ["RunFolder", "write_atomic", "write_json"]
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+CONFIG = "config.yaml"
+LOG = "trials.jsonl"
+RUNTIME_LOG = "runtime.log"
+# Settings that decide what is proposed and what a number means; a study keeps them for its whole life.
+_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow")
+_BEFORE = {"allow": "cuts"}  # what studies had before they could choose
+_MAX_MANIFEST_NBYTES = 16 << 20
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """An open run folder of one process.
+
+    Attributes:
+        path: the folder.
+        config: the settings, with the name of the study filled in.
+        log: open for new records.
+        contents: what the log held: nothing for a new study.
+        changes: what was different about machine or software when the study began, or was damaged; one line each.
+    """
+
+    path: Path
+    config: StudyConfig
+    log: TrialLog
+    contents: LogContents
+    changes: tuple[str, ...] = ()
+
+    @classmethod
+    def create_or_resume(
+        cls,
+        config: StudyConfig,
+        *,
+        model_digest: str,
+        fingerprint: Mapping[str, Any],
+        command: Sequence[str],
+        lanes: Sequence[str] = (),
+    ) -> RunFolder:
+        """Open the folder that ``config`` names, or make it; go on with the study that is in it.
+
+        Args:
+            config: ``out`` is the folder itself, else it is ``runs/<study>`` here; without either it is a new one.
+            model_digest: of the graph's structure.
+            fingerprint: of the evaluator's session, plain values.
+            command: the command line, for the manifest.
+            lanes: what the study's plans may name, and which of them are alike; on a machine with others it ends.
+
+        Raises:
+            RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
+        """
+        path, study = _place(config)
+        settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
+        kept = {name: settings[name] for name in _FIXED}
+        fixed = {"model_digest": model_digest, **kept, "lanes": sorted(lanes)}
+        with disk_errors(path):
+            _refuse_foreign(path)
+            _check(path, config.study, fixed)  # before the log is touched, which may be another study's
+            log, contents = TrialLog.open(path / LOG)
+            try:
+                manifest = _check(path, config.study, fixed)  # again, now that nobody else writes
+                for file in path.iterdir():
+                    if is_temporary(file.name):  # a killed write left it, and nobody else has the log's lock
+                        file.unlink(missing_ok=True)
+                config = config.model_copy(update={"study": manifest["study"] if manifest else study})
+                session = {"command": list(command), "budget": config.budget, **provenance()}
+                session["fingerprint"] = parsed_json(json.dumps(fingerprint, default=str))
+                changes = _changes(manifest["fingerprint"], session["fingerprint"]) if manifest else ()
+                if manifest and manifest.pop("remade", False):
+                    aside = _put_aside(path / MANIFEST)
+                    manifest["fingerprint"] = session["fingerprint"]
+                    changes = (f"{MANIFEST} was damaged; it is kept as {aside} and written again",)
+                _write(path, config, fixed, session, manifest)
+            except BaseException:
+                log.close()
+                raise
+        return cls(path, config, log, contents, changes)
+
+    @property
+    def study(self) -> str:
+        """The name of the study."""
+        return str(self.config.study)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there were records when the folder was opened."""
+        return bool(self.contents.records)
+
+    @property
+    def resume_command(self) -> str:
+        """The command, quoted for a shell, that goes on with this study."""
+        from optimizer.study.config import command_line
+
+        return command_line(self.config)
+
+    def close(self) -> None:
+        """Close the log, so that another process may go on."""
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        unused = not self.resumed and self.log.empty
+        self.close()
+        if unused and kind is not None and issubclass(kind, OptimizeError):
+            self._remove()
+
+    def _remove(self) -> None:
+        """Free the name of a study that could not start; what the runtime told stays, for the error may name it."""
+        with suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {MANIFEST, CONFIG, LOG, RUNTIME_LOG}:
+                for name in (MANIFEST, CONFIG, LOG):
+                    (self.path / name).unlink(missing_ok=True)
+                told = self.path / RUNTIME_LOG
+                if told.exists() and not told.stat().st_size:
+                    told.unlink()
+                self.path.rmdir()
+
+
+class DamagedManifestError(RunFolderError):
+    """A manifest cannot be read; what it said may be found elsewhere."""
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest of the run folder ``path``, or None where there is none.
+
+    Raises:
+        RunFolderError: it is damaged, written by a newer version, or no manifest of ours.
+    """
+    file = path / MANIFEST
+    with disk_errors(file):
+        if not file.exists():
+            return None
+        if not file.is_file() or file.stat().st_size > _MAX_MANIFEST_NBYTES:
+            raise RunFolderError(f"{file}: not a manifest of this program", "give another --study or --out")
+        content = read_bounded(file, _MAX_MANIFEST_NBYTES)
+    try:
+        manifest = parsed_json(content)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise DamagedManifestError(
+            f"{file}: damaged: {why}", "give another --study; nothing here was changed"
+        ) from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{file}: schema_version is {version}, and this version reads up to {SCHEMA_VERSION}",
+            "update the program, or give another --study",
+        )
+    parts = {"study": str, "fixed": dict, "fingerprint": dict, "resumed": list}
+    if not isinstance(version, int) or any(not isinstance(manifest.get(name), kind) for name, kind in parts.items()):
+        raise DamagedManifestError(f"{file}: not a manifest of this program", "give another --study or --out")
+    return dict(manifest)
+
+
+def _place(config: StudyConfig) -> tuple[Path, str]:
+    """Return the folder, made if need be, and the name of the study if it is a new one."""
+    now = datetime.now(UTC)
+    # A name of the zoo may have a point and a slash in it: mobilenet_v1@0.5/192.
+    zoo = is_name(config.model) and not config.model.endswith(".tflite")
+    called = config.model if zoo else Path(config.model).stem
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", called).lstrip("._-")[:60] or "model"
+    name = f"{stem}-{now:%Y%m%d-%H%M%S}"
+    if config.out is not None or config.study is not None:
+        path = config.out or Path("runs", str(config.study))
+        _make(path)
+        return path, config.study or name
+    names = (name if i == 1 else f"{name}-{i}" for i in count(1))  # another study of this second may have the name
+    study = next(each for each in names if not Path("runs", each).is_dir())
+    path = Path("runs", study)
+    _make(path)
+    return path, study
+
+
+def _make(path: Path) -> None:
+    with disk_errors(path, "give --out a folder that you can write to"):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            wrong = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink())
+            raise RunFolderError(f"{wrong}: not a folder", "give --out a folder that you can write to") from None
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise where the folder holds something that is not ours; a study killed while it began is."""
+    names = {p.name for p in path.iterdir()}
+    if MANIFEST in names:
+        return
+    log = path / LOG
+    strangers = sorted(n for n in names - {LOG, CONFIG, RUNTIME_LOG} if not is_temporary(n))
+    if LOG in names and not (
+        log.is_file() and log.stat().st_size <= len(header()) and header().startswith(log.read_bytes())
+    ):
+        strangers.append(LOG)
+    if strangers:
+        raise RunFolderError(
+            f"{path}: holds {strangers[0]!r} but no {MANIFEST}: not a run folder", "give another --out"
+        )
+
+
+def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest if there is one; raise where its study is another.
+
+    One that is damaged is made anew as far as the settings and the log allow it, since the log is the truth.
+    """
+    try:
+        manifest = read_manifest(path)
+    except DamagedManifestError:
+        manifest = _remade_manifest(path, fixed)
+        if manifest is None:
+            raise
+    if manifest is None:
+        return None
+    there = {"study": manifest["study"], **_BEFORE, **manifest["fixed"]}
+    if isinstance(there.get("objective"), list):  # as the settings have it, of which a manifest was made anew
+        there["objective"] = ",".join(map(str, there["objective"]))
+    here = {"study": study or manifest["study"], **fixed}
+    for name, value in here.items():
+        if there.get(name) != value:
+            raise RunFolderError(
+                f"{path} holds another study: {_difference(name, there.get(name), value)}",
+                "give another --study or --out",
+            )
+    return manifest
+
+
+def _write(
+    path: Path, config: StudyConfig, fixed: Mapping[str, Any], session: dict[str, Any], manifest: dict[str, Any] | None
+) -> None:
+    """Write the settings, then the manifest: a folder with a manifest is complete."""
+    import yaml
+
+    settings = {"schema_version": SCHEMA_VERSION, **config.model_dump(mode="json")}
+    write_atomic(path / CONFIG, yaml.safe_dump(settings, sort_keys=False).encode())
+    if manifest is None:
+        head = {"schema_version": SCHEMA_VERSION, "study": config.study, "seed": config.seed, "fixed": fixed}
+        manifest = {**head, **session, "resumed": []}
+    else:
+        manifest["resumed"].append(session)
+    write_json(path / MANIFEST, manifest)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"since the study began, {name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    )
+
+
+def _remade_manifest(path: Path, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a manifest that the settings and the log of a run folder allow for; None where they tell too little.
+
+    The settings must be readable, and the log must hold a plan of the model that is asked for: what else the manifest
+    said of the model and its processors is then taken from what is asked for.
+
+    Raises:
+        RunFolderError: they are those of another study.
+    """
+    try:
+        settings, records = read_settings(path / CONFIG), read_log(path / LOG).records
+    except (UsageError, RunFolderError):
+        return None
+    plans = (record.data.get("plan") for record in records if record.kind in {"trial", "baseline"})
+    plan = next((p for p in plans if isinstance(p, Mapping)), None)
+    if plan is None or not isinstance(settings.get("study"), str):
+        return None
+    if plan.get("graph_digest") != fixed["model_digest"]:
+        raise RunFolderError(f"{path} holds another study: it is of another model", "give another --study or --out")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": settings["study"],
+        "seed": settings.get("seed"),
+        "fixed": {name: settings.get(name, value) for name, value in fixed.items()},
+        "fingerprint": {},
+        "resumed": [],
+        "remade": True,
+    }
+
+
+def _put_aside(file: Path) -> Path:
+    """Give a damaged file another name, and return that."""
+    others = (file.with_name(f"{file.name}.damaged-{number}") for number in count(1))
+    return file.rename(next(other for other in others if not other.exists()))
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    """Return in words how a setting of a study that exists differs from what is asked for."""
+    if name == "model_digest":
+        return "it is of another model"
+    if name == "lanes":
+        before, now = (
+            [str(lane).split(" (", maxsplit=1)[0] for lane in lanes] if isinstance(lanes, Sequence) else []
+            for lanes in (there, here)
+        )
+        if before == now:
+            return f"its processors {', '.join(before)} are others than those of the same names here"
+        return f"it was measured on {', '.join(before) or 'none'}, not on {', '.join(now)}"
+    if name == "study":
+        return f"it is called {_shown(there)}, not {_shown(here)}"
+    return f"it was begun with --{name.replace('_', '-')} {_value(there)}, not {_value(here)}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "left out"
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return _shown(text)[1:-1]

@@ -1,0 +1,184 @@
+"""Several objectives: the plans that no other plan beats in all of them, and the one at the knee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.measurement.final import Final
+from evaluators.objectives import OBJECTIVES, Objective, PricedSession, weights
+from evaluators.samples import Measurement
+from evaluators.workload.objectives import find_workload_objective
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
+from optimizer.exact.weighed import weighed
+from optimizer.study.history import History, Trial
+from search_spaces.core.errors import PlanError, RunFolderError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+
+_MOST_FINALISTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPlan:
+    """A plan of the front.
+
+    Attributes:
+        name: of the baseline that it is, or "".
+        values: in the objectives' units and order.
+    """
+
+    plan: Plan
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The plans that no other measured plan beats, by their first objective.
+
+    Attributes:
+        knee: which of them gives up least of all objectives together, each relative to its range on the front.
+        model: values of the front of the model, exact on it; empty where there is none.
+    """
+
+    objectives: tuple[Objective, ...]
+    plans: tuple[FrontPlan, ...]
+    knee: int
+    model: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def best(self) -> Plan:
+        """The plan at the knee."""
+        return self.plans[self.knee].plan
+
+    @classmethod
+    def from_json(cls, data: Any) -> Front:
+        """Build a front from what :meth:`to_json` returned.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            objectives = tuple(_objective(str(name)) for name in data["objectives"])
+            plans = tuple(
+                FrontPlan(
+                    Plan.from_json(each["plan"]),
+                    str(each["name"] or ""),
+                    tuple(float(each["values"][o.key]) / 1e3 for o in objectives),
+                )
+                for each in data["plans"]
+            )
+            at = next(i for i, each in enumerate(data["plans"]) if each["knee"])
+        except (KeyError, TypeError, ValueError, StopIteration, PlanError) as error:
+            raise RunFolderError(f"the front in the log is damaged: {error!r}") from error
+        return cls(objectives, plans, at)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the front as plain values, in thousandths of the objectives' units."""
+        keys = [o.key for o in self.objectives]
+        return {
+            "objectives": [o.name for o in self.objectives],
+            "plans": [
+                {
+                    "plan": each.plan.to_json(),
+                    "name": each.name or None,
+                    "values": {key: value * 1e3 for key, value in zip(keys, each.values, strict=True)},
+                    "knee": i == self.knee,
+                }
+                for i, each in enumerate(self.plans)
+            ],
+            "model": [[value * 1e3 for value in values] for values in self.model],
+        }
+
+
+def _objective(name: str) -> Objective:
+    return OBJECTIVES.get(name) or find_workload_objective(name)
+
+
+def values_of(measurement: Measurement, objectives: Sequence[Objective]) -> tuple[float, ...]:
+    """Return what a plan was measured at, in the order of the objectives."""
+    return (measurement.median_s, *(measurement.figures[o.name] for o in objectives[1:]))
+
+
+def knee(values: NDArray[np.float64]) -> int:
+    """Return the row that is farthest below the plane through the ends of a front, its ranges made equal.
+
+    That is the row with the least sum of values, each as a share of the way from the best to the worst of the front
+    (Das 1999, doi:10.1007/s001580050111).
+    """
+    low, high = values.min(axis=0), values.max(axis=0)
+    share = (values - low) / np.where(high > low, high - low, 1.0)
+    return int(share.sum(axis=1).argmin())
+
+
+def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Criterion]:
+    """Return what the model says of the objectives of a session.
+
+    Args:
+        costs: of the latency.
+    """
+    found = []
+    for how in session.how:
+        objective = how.objective
+        if objective.law == "memory":
+            found.append(memory(objective.name, graph, costs.platform))
+        elif objective.law == "period":
+            moved = weighed(costs, {p.name: 1.0 for p in costs.platform.processors})
+            found.append(busiest(objective.name, moved))
+        elif objective.law == "sum":
+            by = weights(objective, costs.platform, how.powers) or {p.name: 1.0 for p in costs.platform.processors}
+            found.append(summed(objective.name, weighed(costs, by)))
+        else:
+            found.append(summed(objective.name, costs))
+    return found
+
+
+def front_finalists(history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool]) -> list[Trial]:
+    """Return the plans that may be on the front: undominated ones, the best one-stage plan, spread where many."""
+    measured = [t for t in history.ranking() if t.measurement is not None and fits(t)]
+    measured = [t for t in measured if t.measurement and all(o.name in t.measurement.figures for o in objectives[1:])]
+    if not measured:
+        return []
+    table = np.array([values_of(t.measurement, objectives) for t in measured if t.measurement])
+    rows = sorted(undominated(table), key=lambda i: tuple(table[i]))
+    ends = {int(table[:, k].argmin()) for k in range(table.shape[1])}
+    if len(rows) > _MOST_FINALISTS:
+        step = (len(rows) - 1) / (_MOST_FINALISTS - 1)
+        rows = sorted({rows[round(i * step)] for i in range(_MOST_FINALISTS)})
+    whole = next((i for i, t in enumerate(measured) if len(t.plan.stages) == 1), None)
+    wanted = dict.fromkeys([*map(int, rows), *sorted(ends), *([] if whole is None else [whole])])
+    return [measured[i] for i in wanted]
+
+
+def significant_front(finals: Sequence[Final], stages: Sequence[int]) -> list[int]:
+    """Return the plans that none beats significantly, without those that equal another one with fewer stages.
+
+    Args:
+        finals: of the same plans, one for each objective.
+        stages: how many each plan has.
+    """
+    measured = [i for i in range(len(stages)) if all(f.standings[i].samples is not None for f in finals)]
+
+    def differs(i: int, j: int) -> tuple[bool, bool]:
+        """Return whether plan i is significantly worse than plan j in some objective, and better in some."""
+        ratios = [f.ratio(i, j) for f in finals]
+        return any(r.low > 1.0 for r in ratios), any(r.high < 1.0 for r in ratios)
+
+    def value(i: int) -> tuple[float, ...]:
+        return tuple(f.standings[i].samples.median for f in finals if f.standings[i].samples)  # type: ignore[union-attr]
+
+    kept: list[int] = []
+    for i in sorted(measured, key=lambda i: (stages[i], value(i))):
+        relations = [differs(i, j) for j in measured if j != i]
+        if any(worse and not better for worse, better in relations):
+            continue
+        if any(not worse and not better for worse, better in (differs(i, j) for j in kept)):
+            continue
+        kept.append(i)
+    return sorted(kept, key=value)

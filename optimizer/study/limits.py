@@ -1,0 +1,133 @@
+"""Limits on what is measured beside the objective: which plans keep them, and what to say where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evaluators.objectives import OBJECTIVES
+from evaluators.samples import Measurement
+from optimizer.study.config import StudyConfig
+from optimizer.study.history import History, Trial
+from search_spaces.core.constraints import Violation, infeasible
+from search_spaces.core.errors import InfeasibleError
+from search_spaces.core.plan import Plan
+from search_spaces.core.workload import RANKED_ERROR
+from search_spaces.spaces.registry import freedoms_of
+
+TRUST = 1.1
+"""Only what the model expects to exceed a limit by more than this multiple is not run: models are no more exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that a figure of a plan may be.
+
+    Attributes:
+        name: of the figure: an objective, or ``error``.
+        what: it is, in words.
+        lever: what a person can do so that plans keep it.
+    """
+
+    name: str
+    what: str
+    most: float
+    unit: str
+    lever: str
+
+    def violation(self, value: float, when: str) -> tuple[Violation, ...]:
+        """Return the violation of a value, if it is one."""
+        if value <= self.most:
+            return ()
+        sentence = f"--max-{self.name} {{bound}}: the {self.what} {when} is {{demand}}"
+        return (Violation(f"{self.what} {when}", value, self.most, self.unit, self.lever, sentence),)
+
+
+def allowed_error(config: StudyConfig) -> float | None:
+    """Return by how much outputs may be off, relative; None for what the precision of processors explains."""
+    if config.max_error is None and "ranks" in freedoms_of(config.allow):
+        return RANKED_ERROR
+    return config.max_error
+
+
+def limits_of(config: StudyConfig) -> tuple[Limit, ...]:
+    """Return the limits of a study, but for the deadline."""
+    found = []
+    if config.max_energy is not None:
+        lever = "allow a higher --max-energy, more --max-stages, or --processors that draw less"
+        found.append(Limit("energy", "energy of an inference", config.max_energy / 1e3, "J", lever))
+    if (most_error := allowed_error(config)) is not None:
+        lever = "allow a larger --max-error, or leave out --processors of lower precision"
+        found.append(Limit("error", "largest error of the outputs", most_error, "relative", lever))
+    return tuple(found)
+
+
+def figure(measurement: Measurement, name: str, objective: str) -> float | None:
+    """Return a figure of a plan, as far as it is known.
+
+    Args:
+        objective: what the samples are of.
+    """
+    if name == "error":
+        return measurement.agreement.max_rel_error if measurement.agreement is not None else None
+    return measurement.median_s if name == objective else measurement.figures.get(name)
+
+
+def expected(limits: Sequence[Limit], predict: Mapping[str, Callable[[Plan], float]], plan: Plan) -> list[Violation]:
+    """Return the limits that a plan clearly exceeds in the model."""
+    found: list[Violation] = []
+    for limit in limits:
+        if limit.name in predict and (value := predict[limit.name](plan)) > TRUST * limit.most:
+            found += limit.violation(value, "in the model")
+    return found
+
+
+def keeps(limits: Sequence[Limit], trial: Trial, objective: str) -> bool:
+    """Return whether a measured plan keeps all limits; what is not known of it breaks none."""
+    if trial.measurement is None:
+        return False
+    values = [(limit, figure(trial.measurement, limit.name, objective)) for limit in limits]
+    return all(value is None or value <= limit.most for limit, value in values)
+
+
+def none_keeps(limits: Sequence[Limit], history: History, objective: str) -> InfeasibleError | None:
+    """Return the error that tells how near the measured plans came, where none of them keeps all limits."""
+    trials = [t for t in history.known.values() if t.measurement is not None]
+    if not limits or any(keeps(limits, t, objective) for t in trials):
+        return None
+    found: list[Violation] = []
+    for limit in limits:
+        values = [
+            v for t in trials if t.measurement and (v := figure(t.measurement, limit.name, objective)) is not None
+        ]
+        if values:
+            found += limit.violation(min(values), "of the best plan found")
+    if not found:  # each limit is kept by some plan, and all of them by none
+        names = " and ".join(f"--max-{limit.name}" for limit in limits)
+        return InfeasibleError(f"no plan found keeps {names} together", limits[0].lever)
+    return infeasible(found[0], *found[1:])
+
+
+def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> InfeasibleError | None:
+    """Return the error for limits that the best plan in the model clearly exceeds.
+
+    Args:
+        least: by the name of a limit what no plan goes below in the model.
+    """
+    found: list[Violation] = []
+    for limit in limits:
+        if limit.name in least and least[limit.name] > TRUST * limit.most:
+            found += limit.violation(least[limit.name], "of the best plan in the model")
+    return infeasible(found[0], *found[1:]) if found else None
+
+
+def shown_limits(limits: Sequence[Limit], measurement: Measurement, objective: str) -> list[str]:
+    """Return a line for each limit that tells how a plan keeps it."""
+    found = []
+    for limit in limits:
+        value = figure(measurement, limit.name, objective)
+        if value is None:
+            continue
+        scale, unit = (1e3, OBJECTIVES[limit.name].shown) if limit.name in OBJECTIVES else (1.0, limit.unit)
+        found.append(f"{limit.what}: {value * scale:.4g} {unit}, at most {limit.most * scale:.4g} allowed")
+    return found

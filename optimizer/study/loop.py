@@ -1,0 +1,277 @@
+"""The one loop: ask Optuna's study, decode, look up or measure, write down, tell."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from evaluators.base import Session, conditions_of, verified
+from evaluators.measurement.disturbance import RunFilter
+from evaluators.samples import Measurement
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.model.baselines import Baseline
+from optimizer.samplers import resumes, study_sampler
+from optimizer.samplers.auto import AutoProposer, Problem, Proposer
+from optimizer.study.history import OPTIMUM, UNSEEN, History, Trial, constraint_attributes
+from optimizer.study.log import TrialLog
+from search_spaces.core.constraints import Violation
+from search_spaces.core.errors import DeviceLostError, PlanError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.space import EnumerableSpace
+
+if TYPE_CHECKING:
+    from optimizer.samplers.study import StudySampler
+
+_HOPELESS = 1.3
+_SLOW_LOAD_S = 0.05  # faster loading is not worth a figure in the log
+_LOOK_EVERY = 8  # proposals that are run a second time whatever the first run took: a fair sample of cold starts
+_FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
+_LOGGER = logging.getLogger("partition_optimizer")
+
+Origin = tuple[str, Plan]
+INFEASIBLE = "infeasible"
+"""What the failure of a plan begins with that was not run since it breaks a constraint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What the loop works with.
+
+    Attributes:
+        queue: plans of the space to be measured first, with their origin: baselines, warm starts, a user's own.
+        predict: seconds that the additive model gives a plan.
+        problem: what samplers may know of the search.
+        violations: what a plan breaks; such a plan is told as infeasible and never run.
+        proposer: the model that the sampler goes by, instead of one that ``problem`` would make.
+        proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
+        named, policy: how hard to measure the plans of the queue, and those that are proposed.
+        budget: distinct plans of the space to try.
+        end_s: begin no trial later, by :func:`time.monotonic`.
+        known: plans of the space that were known before, and cost none of the budget.
+        asks_all: whether plans that lost their race are asked for their outputs too, since an error of them is limited.
+        notify: told after every trial.
+        runs: makes the runs, and repeats those that waited for a core.
+    """
+
+    graph: Graph
+    space: EnumerableSpace
+    session: Session
+    history: History
+    log: TrialLog
+    named: SamplingPolicy
+    policy: SamplingPolicy
+    sampler: str
+    seed: int
+    budget: int
+    queue: Sequence[Origin]
+    predict: Callable[[Plan], float]
+    notify: Callable[[Trial], None] = lambda _: None
+    problem: Problem | None = None
+    violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
+    proven_s: float = 0.0
+    proposer: Proposer | None = None
+    known: int = 0
+    asks_all: bool = False
+    end_s: float = math.inf
+    runs: RunFilter = field(default_factory=RunFilter)
+
+    def run_outside(self, plans: Iterable[Baseline]) -> None:
+        """Measure baselines that the space does not hold; they cost no budget."""
+        for baseline in plans:
+            if baseline.plan.digest not in self.history.known:
+                trial = self._try(Trial(-1, baseline.plan, baseline.name, {}), race=False)
+                self.log.append("baseline", trial.to_json())
+                self.history.add_outside(trial)
+                self.notify(trial)
+
+    def run(self) -> bool:
+        """Run trials until the budget is spent; return whether the space is exhausted.
+
+        Raises:
+            UnavailableError: the first plans all failed, so the device itself does not work.
+        """
+        cardinality = self.space.cardinality()
+        sampler = self._sampler(self.problem, self.seed)
+        while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
+            if self.history.measured + self.known >= cardinality:
+                return True
+            trial = self._next(sampler)
+            self.log.append("trial", trial.to_json())
+            self.history.add(trial)
+            sampler.update(trial)
+            self.notify(trial)
+            self._give_up_if_all_fail()
+        return self.history.measured + self.known >= cardinality
+
+    def _sampler(self, problem: Problem | None, seed: int) -> StudySampler:
+        """Return who proposes plans, after all trials that are known."""
+        sampler = study_sampler(
+            self.sampler,
+            seed,
+            self.space,
+            problem,
+            proposer=self.proposer,
+            allowed=lambda plan: not self.violations(plan),
+            predict=self.predict,
+        )
+        self.history.propose_by(sampler)
+        for trial in self._modelled():
+            if not resumes(self.sampler):
+                self.history.replay(trial, proposed=self._proposed(trial.origin))
+            sampler.update(trial)
+        return sampler
+
+    def _modelled(self) -> Iterator[Trial]:
+        """Yield the trials whose processors the model knows: not those on which the runtime places a whole network."""
+        known = {p.name for p in self.problem.platform.processors} if self.problem is not None else None
+        for trial in (*self.history.outside, *self.history.trials):
+            if known is None or known.issuperset(stage.processor for stage in trial.plan.stages):
+                yield trial
+
+    def believed(self) -> list[Plan]:
+        """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
+        plain = self.problem is not None and self.problem.law is None and self.problem.criteria is None
+        if self.problem is None or not plain or isinstance(self.problem.space, CoexecutionSpace | RankSpace):
+            return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
+        judge = AutoProposer(self.problem, self.seed)
+        for trial in self._modelled():
+            if trial.repeat_of is None:
+                judge.observe(trial.plan, trial.measurement, trial.speed)
+        return [plan for plan, _ in judge.ranking()]
+
+    @property
+    def proven(self) -> bool:
+        """Whether the queue is measured and the fastest plan is so near the bound that the search may end."""
+        if not self.proven_s:
+            return False
+        waiting = any(plan.digest not in self.history.known for _, plan in self.queue)
+        best = self.history.incumbent
+        return not waiting and best is not None and best.median / self.history.speed <= self.proven_s
+
+    def _next(self, sampler: StudySampler) -> Trial:
+        """Ask for a plan, the next one of the queue or a proposal, and try it; a known one has its value already."""
+        history = self.history
+        number, trial = self._asked(sampler, history.next_number, history.known)
+        before = history.known.get(trial.plan.digest)
+        if before is None:
+            trial = replace(trial, attributes=constraint_attributes(self.violations(trial.plan)))
+            trial = self._try(trial, race=self._proposed(trial.origin))
+        else:
+            trial = replace(trial, repeat_of=before.number)
+        history.tell(trial, number)
+        return trial
+
+    def _asked(self, sampler: StudySampler, number: int, taken: Container[str]) -> tuple[int, Trial]:
+        """Return what Optuna's study proposes for a trial, and its number there; before it asks, the queue's turn is.
+
+        Args:
+            number: of the trial.
+            taken: digests of plans that are not tried again.
+        """
+        origin, plan = next((entry for entry in self.queue if entry[1].digest not in taken), ("", None))
+        asked, params = self.history.ask(number, self.space.encode(plan) if plan is not None else None)
+        return asked, Trial(number, self.space.decode(params), origin or sampler.origin, dict(params))
+
+    def _proposed(self, origin: str) -> bool:
+        return origin in (UNSEEN, OPTIMUM, self.sampler)
+
+    def _try(self, trial: Trial, *, race: bool) -> Trial:
+        """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
+
+        Plans that stand in a table by name are measured in full, the others race against the incumbent. One that
+        breaks a constraint is not run; how many parts the space allows is none to a plan outside of it, and the
+        deadline, and other limits on what is measured, are none to what others are compared with.
+        """
+        race = race and not self.history.others  # what is slower may be better otherwise
+        allowed = {"stages"} if trial.number < 0 else set()
+        allowed |= set() if race else {"s", "J"}
+        if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
+            return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
+        try:
+            glimpse = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
+            found = self._measured(trial.plan, race=race, glimpse=glimpse)
+            return replace(trial, measurement=found, speed=self.history.speed)
+        except UnavailableError as error:
+            return replace(trial, failure=str(error))
+
+    def _measured(self, plan: Plan, *, race: bool, glimpse: bool) -> Measurement:
+        """Measure a plan; where the device is lost meanwhile, once more on whichever is found then."""
+        try:
+            return measure_plan(self, plan, race=race, glimpse=glimpse)
+        except DeviceLostError as error:
+            _LOGGER.warning("%s; the plan is measured again", error)
+        return measure_plan(self, plan, race=race, glimpse=glimpse)
+
+    def _give_up_if_all_fail(self) -> None:
+        """Raise when it is the device that fails, not the plans: nothing has worked, or what worked does not now."""
+        if self.history.trials[-1].repeat_of is not None or not self.history.trials[-1].failure:
+            return
+        tried = [t for t in self.history.trials if t.repeat_of is None and not t.failure.startswith(INFEASIBLE)]
+        failures = len(tried) - next((i for i in range(len(tried), 0, -1) if not tried[i - 1].failure), 0)
+        if not failures:
+            return
+        hint = "measurements are saved; resume with the same --study when the device works"
+        good = next(iter(self.history.ranking()), None)
+        if good is None and failures >= min(_FAILURES_AT_FIRST, self.budget):
+            raise UnavailableError(f"no plan could be measured; the first one failed with: {tried[0].failure}", hint)
+        if good is not None and failures % _FAILURES_IN_A_ROW == 0:
+            try:
+                with closing(self.session.load(self.graph, good.plan)) as candidate:
+                    candidate.run(1)
+            except UnavailableError as error:
+                raise UnavailableError(
+                    f"the device no longer runs plans that it ran before: {error.what}", hint
+                ) from error
+
+
+def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -> Measurement:
+    """Load, measure and check one plan.
+
+    Args:
+        race: whether it may be given up as soon as it has lost against the best plan so far.
+        glimpse: whether one run will do, in a race; see :func:`~evaluators.sampling.measure`.
+
+    Raises:
+        UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
+    """
+    begin_s = time.monotonic()
+    candidate = loop.session.load(loop.graph, plan)
+    load_s = time.monotonic() - begin_s
+    conditions = conditions_of(loop.session)
+    try:
+        if race:
+            incumbent = loop.history.incumbent
+            hopeless = incumbent is not None and loop.predict(plan) > _HOPELESS * incumbent.median
+            cold = loop.history.cold
+            found = measure(
+                candidate, loop.policy, incumbent, conditions, cold, hopeless=hopeless, glimpse=glimpse, runs=loop.runs
+            )
+        else:
+            found = measure(candidate, loop.named, conditions=conditions, runs=loop.runs)
+        # A plan that lost its race may have been broken off, and is no choice unless what beat it breaks a limit.
+        raced = found.stopped == "raced"
+        if raced and loop.asks_all:
+            candidate.run(1)
+        agreement = verified(candidate) if not raced or loop.asks_all else None
+        figures = candidate.figures() if loop.session.capabilities.figures else {}
+    finally:
+        candidate.close()
+    slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
+    return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
+
+
+def in_space(space: EnumerableSpace, plan: Plan) -> bool:
+    """Return whether a plan is a point of the space."""
+    try:
+        space.encode(plan)
+    except PlanError:
+        return False
+    return True

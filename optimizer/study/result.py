@@ -1,0 +1,395 @@
+"""What a study found, and the document that ``--json`` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluators.base import Agreement
+from evaluators.measurement.disturbance import Disturbance, in_words
+from evaluators.measurement.final import Ratio
+from evaluators.objectives import LATENCY, Objective
+from evaluators.samples import Measurement, Samples
+from optimizer.model.bounds import Bounds
+from optimizer.study.front import Front
+from optimizer.study.history import History
+from optimizer.study.verdict import Verdict, shown_samples
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+
+if TYPE_CHECKING:
+    from evaluators.litert.runner import PlanRunner
+
+SCHEMA_VERSION = 1
+_MOST_PROPOSED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan of the table.
+
+    Attributes:
+        name: of a baseline, or ``proposed``.
+        value: the objective's median, in ``unit``; None where the plan has no figure.
+        low, high: its 95 % interval.
+        source: ``final``, ``search``, ``predicted`` or "".
+        slower: how much longer than the recommended plan it takes, relative; None unless both were in the final.
+        failure: why it has no figure, or "".
+    """
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    source: str
+    slower: float | None
+    stages: int
+    processors: tuple[str, ...]
+    recommended: bool
+    failure: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything that a finished, or interrupted, study can tell.
+
+    Attributes:
+        baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
+        verdict: None where the study was interrupted before the end.
+        bounds: what no plan goes below in the model; None where nothing is known of it yet.
+        disturbance: what kept the measuring threads off their cores during the search.
+        front: of several objectives the plans that none beats; ``best`` is at its knee.
+        objective: what was made small, the first of several; all numbers of plans are in its unit.
+        deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
+        exhausted: whether every plan of the space was tried.
+        freedoms: of the space, of :data:`search_spaces.spaces.registry.FREEDOMS`; none of a plug-in's.
+        placements: processors on which the runtime places a network itself → what it did with this one.
+        wall_s: of this session, not of those that it resumed.
+    """
+
+    graph: Graph
+    platform: Platform
+    evaluator: str
+    history: History
+    baselines: Mapping[str, Plan]
+    verdict: Verdict | None
+    bounds: Bounds | None
+    deployed: Agreement | None
+    cardinality: int
+    exhausted: bool
+    wall_s: float
+    run_dir: Path
+    objective: Objective = field(default=LATENCY, kw_only=True)
+    front: Front | None = field(default=None, kw_only=True)
+    freedoms: tuple[str, ...] = field(default=(), kw_only=True)
+    disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
+    placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def best(self) -> Plan | None:
+        """The plan to use; without a verdict the one with the smallest median."""
+        if self.verdict is not None:
+            return self.verdict.best
+        ranking = self.history.ranking()
+        return ranking[0].plan if ranking else None
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the figures are predictions."""
+        return self.verdict is not None and (self.verdict.final.predicted or self.verdict.final.exact)
+
+    def samples(self, plan: Plan) -> Samples | None:
+        """Return the figures to report of a plan: the final's, or those of the search scaled to its state."""
+        return shown_samples(self.verdict, self.history.known.get(plan.digest), plan)
+
+    def interval(self, plan: Plan) -> tuple[float, float] | None:
+        """Return the 95 % interval of a plan's figure, in the objective's unit; of a prediction the model's error.
+
+        A figure of the search is as uncertain as the state of the machine was.
+        """
+        samples = self.samples(plan)
+        if samples is None:
+            return None
+        if self.verdict is None:
+            return samples.ci95
+        standing = self.verdict.standing(plan)
+        if standing is not None and standing.errors is not None:
+            far = math.exp(1.96 * math.hypot(*standing.errors))
+            return samples.median / far, samples.median * far
+        if standing is not None and self.verdict.final.exact:
+            return samples.median, samples.median
+        low, high = samples.ci95
+        if standing is not None:  # turns of one instance are not independent: the rounds tell more
+            far = math.exp(self.verdict.instance_half(plan))
+            return min(low, samples.median / far), max(high, samples.median * far)
+        if self.predicted:
+            return samples.median, samples.median
+        far = math.exp(1.96 * self.verdict.scale_sigma)
+        return low / far, high * far
+
+    def in_final(self, plan: Plan) -> bool:
+        """Return whether a plan's figure is the final's."""
+        return self.verdict is not None and self.verdict.standing(plan) is not None
+
+    def against_best(self, plan: Plan) -> Ratio | None:
+        """Return how many times as long a plan takes as the recommended one; None unless both were in the final."""
+        return self.verdict.ratio(plan, self.verdict.best) if self.verdict is not None else None
+
+    def stage_s(self, plan: Plan) -> tuple[float, ...]:
+        """Return the seconds of a plan's stages, taken with what :meth:`samples` returns; empty where it has none."""
+        standing = self.verdict.standing(plan) if self.verdict else None
+        if standing is not None:
+            return standing.stage_s
+        measured = self.measurement(plan)
+        return measured.stage_s if measured else ()
+
+    @property
+    def disturbances(self) -> list[str]:
+        """What disturbed the search and the final, in sentences."""
+        cores = self.verdict.cores if self.verdict else 1
+        found = [f"during the search, {text}" for text in in_words(self.disturbance, 0, cores)]
+        return found + [f"during the final, {text}" for text in (self.verdict.disturbances if self.verdict else ())]
+
+    def measurement(self, plan: Plan) -> Measurement | None:
+        """Return what a plan was measured at during the search."""
+        trial = self.history.known.get(plan.digest)
+        return trial.measurement if trial else None
+
+    def agreement(self, plan: Plan) -> Agreement | None:
+        """Return how a plan's outputs compared with the whole model's, in the search or else in the final."""
+        measured = self.measurement(plan)
+        if measured is not None and measured.agreement is not None:
+            return measured.agreement
+        return self.verdict.compared.get(plan.digest) if self.verdict is not None else None
+
+    @property
+    def model_bound_s(self) -> float | None:
+        """What no plan of the space goes below in the model: its optimum, where that is proven."""
+        return self.bounds.space_s if self.bounds else None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the best plan's median is above the model's bound, relative; below 0 the model is wrong."""
+        samples = self.samples(self.best) if self.best else None
+        if samples is None or not self.model_bound_s:
+            return None
+        return samples.median / self.model_bound_s - 1.0
+
+    @property
+    def model_error(self) -> float | None:
+        """By what share of the bound the best plan's median is below it: the model is wrong by so much at least."""
+        samples = self.samples(self.best) if self.best else None
+        return self.bounds.error(samples.median) if samples is not None and self.bounds is not None else None
+
+    @property
+    def plan(self) -> Plan:
+        """The recommended plan.
+
+        Raises:
+            UnavailableError: no plan could be measured.
+        """
+        if self.best is None:
+            raise UnavailableError("the study measured no plan", "see the failures in its trial log")
+        return self.best
+
+    def rows(self) -> list[tuple[str, Plan]]:
+        """Return the table's plans: the baselines, then the best of those that were proposed, by the final's order."""
+        rows = list(self.baselines.items())
+        if self.verdict is None:
+            return rows
+        final, known = self.verdict.final, {plan.digest for _, plan in rows}
+        order = sorted(final.measured, key=lambda i: final.effect(i, final.fastest))
+        proposed = [plan for i in order if (plan := self.verdict.plans[i]).digest not in known]
+        if self.verdict.best in proposed:  # whatever its place, it is shown
+            proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
+        return rows + [("proposed", plan) for plan in proposed[:_MOST_PROPOSED]]
+
+    def table(self) -> list[Row]:
+        """Return what the terminal shows, as typed rows."""
+        found = []
+        for name, plan in self.rows():
+            samples, interval, ratio = self.samples(plan), self.interval(plan), self.against_best(plan)
+            has, trial = samples is not None and interval is not None, self.history.known.get(plan.digest)
+            source = ("predicted" if self.predicted else "final" if self.in_final(plan) else "search") if has else ""
+            failure = "" if has else trial.failure if trial else "not measured"
+            low, high = (x * 1e3 for x in interval) if has and interval else (None, None)
+            value = samples.median * 1e3 if has and samples else None
+            slower = ratio.value - 1.0 if ratio else None
+            lanes = tuple(dict.fromkeys(s.processor for s in plan.stages))
+            best, unit = plan == self.best, self.objective.shown
+            row = Row(name, value, low, high, unit, source, slower, len(plan.stages), lanes, best, failure, plan)
+            found.append(row)
+        return found
+
+    def to_dataframe(self) -> Any:
+        """Return the table as a ``pandas.DataFrame``, a row for each plan.
+
+        Raises:
+            UnavailableError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UnavailableError("a data frame needs pandas", "pip install pandas") from error
+        rows = [{f.name: getattr(row, f.name) for f in fields(Row) if f.name != "plan"} for row in self.table()]
+        return pd.DataFrame(rows)
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write the report for a browser, into the run folder or another one; return the page's path.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        from optimizer.report.write import report
+
+        return report(self.run_dir, Path(folder) if folder is not None else None).page
+
+    def runner(self) -> PlanRunner:
+        """Return what runs the recommended plan from its files; close it, or use it in a ``with``.
+
+        Raises:
+            PlanError: the study wrote no files, as where plans were predicted.
+            UnavailableError: this machine lacks the plan's processors.
+        """
+        from evaluators.litert.runner import PlanRunner
+
+        return PlanRunner(self.run_dir / "best")
+
+    def __str__(self) -> str:
+        """Return what the terminal shows."""
+        from optimizer.report.console import make_console, render
+
+        console = make_console()
+        with console.capture() as captured:
+            console.print(render(self), crop=False)
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        verdict = self.verdict
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": {"name": self.graph.name, "digest": self.graph.digest, "operators": len(self.graph.operators)},
+            "platform": self.platform.to_json(),
+            "evaluator": self.evaluator,
+            "objective": self.objective.name,
+            **({"front": self.front.to_json()} if self.front else {}),
+            "complete": verdict is not None,
+            "decided": verdict is not None and not verdict.undecided,
+            "predicted": self.predicted,
+            "best": self._plan_json(self.best) if self.best else None,
+            "baselines": {name: self._plan_json(plan) for name, plan in self.baselines.items()},
+            "speedup": self._speedup_json(),
+            "final": self._final_json(),
+            f"model_bound_{self.objective.shown.lower()}": self.model_bound_s * 1e3
+            if self.model_bound_s is not None
+            else None,
+            "gap": self.gap,
+            "model_error": self.model_error,
+            "bounds": self.bounds.to_json() if self.bounds else None,
+            "trials": len(self.history.trials),
+            "unique_plans": self.history.measured,
+            "cache_hits": self.history.repeats,
+            "space": {"freedoms": list(self.freedoms), "plans": self.cardinality, "exhausted": self.exhausted},
+            "deployed": {
+                "identical": self.deployed.identical,
+                "max_rel_error": self.deployed.max_rel_error,
+                "tolerance": self.deployed.tolerance,
+            }
+            if self.deployed is not None
+            else None,
+            "disturbances": self.disturbances,
+            "placements": dict(self.placements),
+            "wall_s": self.wall_s,
+            "run_dir": str(self.run_dir),
+        }
+
+    def _speedup_json(self) -> dict[str, Any] | None:
+        """Return how the recommended plan, or the next best one, compares with the best one-stage plan."""
+        verdict = self.verdict
+        ratio = verdict.speedup if verdict is not None else None
+        if verdict is None or ratio is None or verdict.challenger is None:
+            return None
+        return {
+            "ratio": ratio.value,
+            "ci95": [ratio.low, ratio.high],
+            "significant": ratio.significant,
+            "predicted": verdict.final.predicted,
+            "baseline": verdict.reference[0],
+            "plan": verdict.challenger.to_json(),
+        }
+
+    def _final_json(self) -> dict[str, Any] | None:
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        criterion = verdict.criterion
+        return {
+            "plans": len(verdict.plans),
+            "rounds": verdict.final.rounds,
+            "precision": verdict.precision,
+            "left_out": verdict.left_out,
+            "scale": verdict.scale,
+            "scale_sigma": verdict.scale_sigma,
+            "criterion": {
+                "name": criterion[0],
+                "slower": criterion[1].value,
+                "ci95": [criterion[1].low, criterion[1].high],
+            }
+            if criterion
+            else None,
+            "disturbance": verdict.final.disturbance.to_json(),
+            "repeated": verdict.final.repeated,
+            "undecided": verdict.undecided or None,
+        }
+
+    def _plan_json(self, plan: Plan) -> dict[str, Any]:
+        samples, measured, agreement = self.samples(plan), self.measurement(plan), self.agreement(plan)
+        interval, ratio = self.interval(plan), self.against_best(plan)
+        failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not measured"
+        return {
+            "plan": plan.to_json(),
+            self.objective.key: {
+                "median": samples.median * 1e3,
+                "ci95": [x * 1e3 for x in interval],
+                "source": "predicted" if self.predicted else "final" if self.in_final(plan) else "search",
+                "samples": len(samples.values_s),
+                "values": [x * 1e3 for x in samples.values_s],
+                "conditions": dict(samples.conditions),
+            }
+            if samples and interval
+            else None,
+            "slower_than_best": _ratio_json(ratio) if ratio else None,
+            "after_pause_ms": after * 1e3 if (after := self._after_pause_s(plan)) is not None else None,
+            f"stage_{self.objective.shown.lower()}": [s * 1e3 for s in stage_s]
+            if (stage_s := self.stage_s(plan))
+            else None,
+            **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
+            "identical": agreement.identical if agreement else None,
+            "max_rel_error": agreement.max_rel_error if agreement else None,
+            "mean_rel_error": agreement.mean_rel_error if agreement else None,
+            "output": agreement.output if agreement else None,
+            "tolerance": agreement.tolerance if agreement else None,
+            "stopped": measured.stopped if measured else None,
+            "failure": failure or None,
+        }
+
+    def _after_pause_s(self, plan: Plan) -> float | None:
+        return self.verdict.after_pause_s.get(plan.digest) if self.verdict is not None else None
+
+
+def _ratio_json(ratio: Ratio) -> dict[str, Any]:
+    return {"ratio": ratio.value, "ci95": [ratio.low, ratio.high]}

@@ -1,0 +1,469 @@
+"""The verdict of a study: one final for every plan that may be the best, and the plan to use."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from evaluators.base import Agreement, Candidate, Session, conditions_of, counters_of, verified
+from evaluators.measurement.disturbance import in_words
+from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
+from evaluators.samples import Samples, read_agreement
+from optimizer.study.history import History, Trial
+from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.wording import percent, plural
+
+REACH = 0.15
+"""A plan is measured again when its interval reaches within this share of the best one."""
+
+LEAST_FINALISTS, MOST_FINALISTS = 10, 64
+_TOLD_UP_TO = 2.0  # a ratio that may be larger says nothing
+UNDECIDED = 0.02
+"""Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
+study ends undecided: with an interval of some ±12 % around equal plans."""
+
+_MEMORY_SHARE = 0.5  # of the memory that is free, for instances that are kept
+
+CRITERIA = ("layer length", "layer type", "parameter count")
+"""What the names of the cut criteria of Gaddam et al. (IJCNN 2024) begin with."""
+
+_WHOLES = 2  # one-stage plans that are always finalists
+PAUSE_S = 1.0
+_SCALE_SIGMA = 0.01  # of the state of the machine between search and final, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the final says.
+
+    Attributes:
+        best: the plan to use: the fastest, or one with fewer stages that cannot be told from it.
+        plans, names: the finalists, and what they are called in tables ("" for a proposed one).
+        final: their measurements.
+        reference: name and plan of the best one-stage plan, or of the best baseline where no plan has one stage.
+        scale: how many times as long things took in the final as in the search.
+        scale_sigma: relative standard deviation of ``scale`` from plan to plan.
+        after_pause_s: digest → seconds of an inference after a pause of 1 s, median of a few.
+        undecided: what is open where measurements were too disturbed to decide, or "".
+        eligible: the finalists that may be recommended: they have no more stages than asked for and keep all limits.
+        left_out: how many plans within reach were not measured again for lack of time.
+        cores: how many the measurements used.
+        compared: digest → how the outputs of a plan compare with the whole model's that the search had not looked at.
+    """
+
+    best: Plan
+    plans: tuple[Plan, ...]
+    names: tuple[str, ...]
+    final: Final
+    reference: tuple[str, Plan]
+    scale: float = 1.0
+    scale_sigma: float = _SCALE_SIGMA
+    after_pause_s: Mapping[str, float] = field(default_factory=dict)
+    undecided: str = ""
+    eligible: tuple[int, ...] = ()
+    left_out: int = 0
+    cores: int = 1
+    compared: Mapping[str, Agreement] = field(default_factory=dict)
+
+    def standing(self, plan: Plan) -> Standing | None:
+        """Return what the final says of a plan; None where it was not measured there."""
+        index = self._index(plan)
+        found = None if index is None else self.final.standings[index]
+        return found if found is not None and found.samples is not None and not found.failure else None
+
+    def ratio(self, plan: Plan, other: Plan) -> Ratio | None:
+        """Return how many times as long a plan takes as another; None unless both were measured in the final."""
+        if self.standing(plan) is None or self.standing(other) is None:
+            return None
+        one, two = self._index(plan), self._index(other)
+        return None if one is None or two is None else self.final.ratio(one, two)
+
+    def instance_half(self, plan: Plan) -> float:
+        """Return how far, relative, a plan's figure may be off by the instances that were built of it."""
+        index, fastest = self._index(plan), self.final.fastest
+        others = [i for i in self.final.measured if i != index]
+        if index is None or not others or len([1 for x in self.final.standings[index].levels if x is not None]) < 3:
+            return 0.0
+        other = fastest if fastest != index else min(others, key=lambda i: self.final.effect(i, index))
+        ratio = self.final.ratio(index, other)
+        return math.log(ratio.high / ratio.low) / 2.0 / math.sqrt(2.0)
+
+    def still_racing(self, plan: Plan) -> bool:
+        """Return whether a plan was left at the end of the final."""
+        return self._index(plan) in self.final.racing
+
+    def named(self, plan: Plan) -> str:
+        """Return what a plan is called in tables, or ""."""
+        index = self._index(plan)
+        return "" if index is None else self.names[index]
+
+    @property
+    def challenger(self) -> Plan | None:
+        """The plan that is compared with the reference: the recommended one, or else the fastest other finalist."""
+        if self.best != self.reference[1]:
+            return self.best
+        return self.next_best
+
+    @property
+    def next_best(self) -> Plan | None:
+        """The fastest finalist beside the recommended plan that might be recommended; None where there is none."""
+        others = [i for i in self.final.measured if self.plans[i] != self.best and i in self.eligible]
+        if not others:
+            return None
+        return self.plans[min(others, key=lambda i: self.final.effect(i, self.final.fastest))]
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """How many times as long the reference takes as the challenger."""
+        other = self.challenger
+        return None if other is None else self.ratio(self.reference[1], other)
+
+    @property
+    def criterion(self) -> tuple[str, Ratio] | None:
+        """The best cut criterion, and how many times as long it takes as the recommended plan."""
+        found = [i for i in self.final.measured if self.names[i].startswith(CRITERIA)]
+        if not found:
+            return None
+        best = min(found, key=lambda i: self.final.effect(i, self.final.fastest))
+        ratio = self.ratio(self.plans[best], self.best)
+        return None if ratio is None else (self.names[best], ratio)
+
+    @property
+    def precision(self) -> float:
+        """How far the interval of a rival's ratio reaches to either side at most: what could be told apart."""
+        chosen = self._index(self.best)
+        rivals = [i for i in self.final.racing if i != chosen]
+        if chosen is None or not rivals:
+            return 0.0
+        ratios = [self.final.ratio(i, chosen) for i in rivals]
+        return max((r.high - r.low) / (2.0 * r.value) for r in ratios)
+
+    @property
+    def disturbances(self) -> list[str]:
+        """What disturbed the final, in sentences."""
+        return in_words(self.final.disturbance, self.final.repeated, self.cores)
+
+    def _index(self, plan: Plan) -> int | None:
+        return next((i for i, each in enumerate(self.plans) if each == plan), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain values."""
+        return {
+            "best": self.best.to_json(),
+            "plans": [plan.to_json() for plan in self.plans],
+            "names": list(self.names),
+            "final": self.final.to_json(),
+            "reference": {"name": self.reference[0], "plan": self.reference[1].to_json()},
+            "scale": self.scale,
+            "scale_sigma": self.scale_sigma,
+            "after_pause_s": dict(self.after_pause_s),
+            "undecided": self.undecided,
+            "eligible": list(self.eligible),
+            "left_out": self.left_out,
+            "cores": self.cores,
+            "compared": {digest: asdict(agreement) for digest, agreement in self.compared.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Build a verdict from what :meth:`to_json` returned.
+
+        Raises:
+            RunFolderError: a field is missing or has the wrong type.
+        """
+        try:
+            return cls(
+                Plan.from_json(data["best"]),
+                tuple(Plan.from_json(plan) for plan in data["plans"]),
+                tuple(str(name) for name in data["names"]),
+                Final.from_json(data["final"]),
+                (str(data["reference"]["name"]), Plan.from_json(data["reference"]["plan"])),
+                float(data["scale"]),
+                float(data["scale_sigma"]),
+                {str(digest): float(value) for digest, value in data["after_pause_s"].items()},
+                str(data["undecided"]),
+                tuple(int(i) for i in data["eligible"]),
+                int(data["left_out"]),
+                int(data["cores"]),
+                {str(digest): read_agreement(each) for digest, each in data["compared"].items()},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, PlanError) as error:
+            raise RunFolderError(f"the verdict in the log is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class FinalSettings:
+    """How a study ends.
+
+    Attributes:
+        graph, policy, seed: of the final.
+        progress: told what is being measured.
+        fits: whether a plan keeps what is limited; where none does, the fastest is recommended all the same.
+        allowed: whether a plan may be recommended (it has no more stages than asked for).
+        cores: how many the measurements use.
+        pauses: how many inferences after a pause are measured of the recommended plan and of the reference.
+    """
+
+    graph: Graph
+    policy: FinalPolicy
+    seed: int
+    progress: Callable[[str], None] = lambda _: None
+    fits: Callable[[Trial], bool] = lambda _: True
+    allowed: Callable[[Plan], bool] = lambda _: True
+    cores: int = 1
+    pauses: int = 3
+
+
+def decide(
+    session: Session,
+    history: History,
+    baselines: Mapping[str, Plan],
+    how: FinalSettings,
+    ranking: Sequence[Plan] = (),
+    *,
+    trials: Sequence[Trial] | None = None,
+    choose: Callable[[Final, Sequence[int]], int] | None = None,
+) -> Verdict:
+    """Measure every plan that may be the best against the others, and choose.
+
+    Args:
+        baselines: name → plan; those that were not measured are left out.
+        ranking: measured plans by what all measurements say of their parts, the best first.
+        trials: the finalists; by default those that may be the best.
+        choose: returns the plan to recommend, of those that may be; by default the fastest, ties to fewer stages.
+
+    Raises:
+        UnavailableError: no plan could be measured.
+    """
+    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
+    beyond = 0
+    if trials is None:
+        trials, beyond = finalists(history, names, ranking, how.fits)
+    if not trials:
+        raise UnavailableError("no plan could be measured", "see the failures in the trial log")
+    plans = tuple(t.plan for t in trials)
+    titles = tuple(names.get(p.digest, "") for p in plans)
+    stages = [len(p.stages) for p in plans]
+    eligible = [i for i, t in enumerate(trials) if how.allowed(t.plan) and how.fits(t)]
+    eligible = eligible or [i for i, t in enumerate(trials) if how.fits(t)] or list(range(len(trials)))
+
+    # The search gives up a plan that has lost before it looks at its outputs; such a plan may win here.
+    looked = session.capabilities.outputs
+    unseen = {t.plan.digest for t in trials if looked and t.measurement and t.measurement.agreement is None}
+    compared: dict[str, Agreement] = {}
+
+    def checked(candidate: Candidate, plan: Plan) -> Candidate:
+        """Return a candidate whose outputs have been compared with the whole model's.
+
+        Raises:
+            UnavailableError: it computes something else.
+        """
+        if plan.digest not in unseen:
+            return candidate
+        try:
+            candidate.run(1)
+            agreement = verified(candidate)
+        except UnavailableError:
+            candidate.close()
+            raise
+        unseen.discard(plan.digest)
+        if agreement is not None:
+            compared[plan.digest] = agreement
+        return candidate
+
+    def load(plan: Plan) -> Callable[[], Candidate]:
+        return lambda: checked(session.load(how.graph, plan, fresh=True), plan)
+
+    def chosen(final: Final) -> int:
+        among = [i for i in eligible if i in final.measured] or list(final.measured)
+        return choose(final, among) if choose is not None else final.choose(stages, how.policy.tie, among)
+
+    def watched(final: Final) -> Iterator[int]:
+        """Yield the plans that the verdict is going to name: their ratios must be known."""
+        if len(final.measured) < 2:
+            return
+        yield chosen(final)
+        for group in ([i for i in final.measured if stages[i] == 1], _criteria(final, titles)):
+            if group:
+                yield min(group, key=lambda i: final.effect(i, final.fastest))
+
+    def shared(plan: Plan) -> Callable[[], Candidate]:
+        return lambda: checked(session.load(how.graph, plan), plan)
+
+    free_nbytes = conditions_of(session)().get("memory_free_nbytes")
+    policy = replace(how.policy, room=_room(how, free_nbytes))
+    loads_s = [t.measurement.load_s if t.measurement else 0.0 for t in trials]
+    least_s = policy.loads_slowly_s(loads_s)
+    slow = [i for i, load_s in enumerate(loads_s) if load_s > least_s]
+    how.progress(f"final comparison of the {plural(len(plans), 'best plan')}")
+    final = run_final(
+        [load(p) for p in plans],
+        policy,
+        np.random.default_rng([how.seed, 1]),
+        reuse={i: shared(plans[i]) for i in slow},
+        conditions=conditions_of(session),
+        counters=counters_of(session),
+        watched=watched,
+        computed=not (session.capabilities.conditions or session.capabilities.counters),
+        progress=how.progress,
+    )
+    _ = final.fastest  # raises with the reasons where every plan has failed meanwhile
+    best = chosen(final)
+    scale, sigma = _scale(final, trials)
+    left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)
+    reference = _reference(final, plans, titles, baselines)
+    after = {}
+    if session.capabilities.pause:
+        how.progress("timing inferences after a pause")
+        after = _after_pause([plans[best], reference[1]], load, how.pauses)
+    rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
+    rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
+    undecided = (
+        rival != best
+        and final.expected_loss(best, rival) > UNDECIDED
+        and not final.ratio(best, rival).significant  # what is known is not open: a knee gives up some latency
+    )
+    return Verdict(
+        plans[best],
+        plans,
+        titles,
+        final,
+        reference,
+        scale,
+        sigma,
+        after,
+        _open(final, best, rival, titles[rival], stages[rival]) if undecided else "",
+        tuple(eligible),
+        left_out,
+        how.cores,
+        compared,
+    )
+
+
+def _room(how: FinalSettings, free_nbytes: int | None) -> int:
+    """Return of how many plans memory has room to keep two instances.
+
+    A runtime holds weights twice, as they are in the file and as its kernels want them.
+    """
+    weights_nbytes = sum(t.nbytes for t in how.graph.tensors if t.constant)
+    return int(_MEMORY_SHARE * (free_nbytes or 0) / max(1, 4 * weights_nbytes))
+
+
+def finalists(
+    history: History, names: Mapping[str, str], ranking: Sequence[Plan], fits: Callable[[Trial], bool]
+) -> tuple[list[Trial], int]:
+    """Return the plans that may be the best, the most promising first, and how many more there are.
+
+    A plan may be the best where its interval, widened by what the state of the machine changed, reaches within
+    :data:`REACH` of the best one's. At least ten plans take part where there are as many.
+    """
+    own = history.ranking()
+    if not own:
+        return [], 0
+    kept = [t for t in own if fits(t)] or own
+    widest = {t.plan.digest: _interval_s(t, history) for t in kept}
+    limit_s = (1.0 + REACH) * min(high for _, high in widest.values())
+    # The verdict names the best one-stage plan and the best criterion, whatever the search said of them.
+    wholes = [t for t in kept if len(t.plan.stages) == 1][:_WHOLES]
+    criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
+    always = {t.plan.digest for t in (*kept[:LEAST_FINALISTS], *wholes, *criteria)}
+    near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]
+    believed = {plan.digest: i for i, plan in enumerate(ranking)}
+    last = len(own)
+    merit = {t.plan.digest: min(i, believed.get(t.plan.digest, last)) for i, t in enumerate(kept)}
+    # Baselines stand in the table, so they come before the long tail of proposals.
+    ordered = sorted(
+        near, key=lambda t: (t.plan.digest not in always, t.plan.digest not in names, merit[t.plan.digest])
+    )
+    return ordered[:MOST_FINALISTS], max(0, len(ordered) - MOST_FINALISTS)
+
+
+def _interval_s(trial: Trial, history: History) -> tuple[float, float]:
+    """Return the interval of a trial's latency in the state of the machine at the study's start, in seconds."""
+    if trial.measurement is None:
+        return math.inf, math.inf
+    low, high = trial.measurement.latency_s.ci95
+    widen = 1.0 + history.uncertainty(trial)
+    factor = trial.measurement.cold * trial.speed
+    return low / (factor * widen), high / factor * widen
+
+
+def _criteria(final: Final, names: Sequence[str]) -> list[int]:
+    return [i for i in final.measured if names[i].startswith(CRITERIA)]
+
+
+def _reference(
+    final: Final, plans: Sequence[Plan], names: Sequence[str], baselines: Mapping[str, Plan]
+) -> tuple[str, Plan]:
+    """Return name and plan of the best one-stage plan; else of the best baseline, else of the fastest plan."""
+    groups = (
+        [i for i in final.measured if len(plans[i].stages) == 1],
+        [i for i in final.measured if names[i]],
+        list(final.measured),
+    )
+    group = next((g for g in groups if g), None)
+    if group is None:
+        raise UnavailableError("no plan could be measured in the final", "see the failures in the trial log")
+    best = min(group, key=lambda i: final.effect(i, final.fastest))
+    name = names[best] or next((n for n, p in baselines.items() if p == plans[best]), "the fastest plan")
+    return name, plans[best]
+
+
+def _scale(final: Final, trials: Sequence[Trial]) -> tuple[float, float]:
+    """Return how many times as long things took in the final as in the search, and how sure that is."""
+    logs = [
+        math.log(s.samples.median / t.median_s)
+        for s, t in zip(final.standings, trials, strict=True)
+        if s.samples is not None
+    ]
+    middle = statistics.median(logs)
+    spread = 1.4826 * statistics.median(abs(x - middle) for x in logs)
+    return math.exp(middle), max(_SCALE_SIGMA, spread)
+
+
+def _after_pause(
+    plans: Sequence[Plan], load: Callable[[Plan], Callable[[], Candidate]], pauses: int
+) -> dict[str, float]:
+    """Return the median seconds of an inference after a pause of 1 s, of each plan."""
+    found: dict[str, float] = {}
+    for plan in {p.digest: p for p in plans}.values():
+        try:
+            with closing(load(plan)()) as candidate:
+                candidate.run(1)
+                found[plan.digest] = statistics.median(candidate.after_pause(PAUSE_S) for _ in range(pauses))
+        except UnavailableError:
+            continue  # the final has measured it; this figure is an extra
+    return found
+
+
+def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
+    """Return in a sentence which plan may still be faster than the best known one."""
+    plan = f"“{name}”" if name else f"a plan of {plural(stages, 'stage')}"
+    ratio = final.ratio(best, rival)
+    if ratio.high > _TOLD_UP_TO:
+        return f"{plan} may be faster than the best known plan: {final.rounds} rounds were too few to decide"
+    return (
+        f"{plan} may be up to {percent(ratio.high - 1.0)} faster or {percent(1.0 / ratio.low - 1.0)} slower than the "
+        "best known plan: the machine was too disturbed to decide"
+    )
+
+
+def shown_samples(verdict: Verdict | None, trial: Trial | None, plan: Plan) -> Samples | None:
+    """Return the figures to report of a plan: the final's, or those of the search scaled to its state."""
+    if verdict is not None and (standing := verdict.standing(plan)) is not None:
+        return standing.samples
+    if trial is None or trial.measurement is None:
+        return None
+    samples = trial.measurement.latency_s
+    scale = (verdict.scale / trial.speed if verdict is not None else 1.0) / trial.measurement.cold
+    if scale == 1.0:
+        return samples
+    return Samples(tuple(value * scale for value in samples.values_s), samples.conditions)

@@ -1,0 +1,357 @@
+"""``--warm-start RUN``: what an earlier study knows of this one.
+
+Of the same model on the same device, everything that was measured is taken over: the operators' times, and every plan
+with its stages; none of it is measured again, and it costs no budget. Lanes that are new are timed, and nothing else.
+Where numbers mean something else, as with another objective, the operators' times are taken over, and the best plans
+are measured anew. The last comparison is made anew in any case. Of another model or device the best plans are carried
+over: cuts to where the same share of the work is done, processors to those of the same name, or else of the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from evaluators.base import Session
+from evaluators.registry import make_evaluator
+from optimizer.model.goals import needed
+from optimizer.model.profile import Profile
+from optimizer.provenance import provenance
+from optimizer.report.data import Study, read_study
+from optimizer.shared.study import SharedStudy
+from optimizer.study.config import StudyConfig
+from optimizer.study.folder import LOG, RunFolder
+from optimizer.study.history import WARM, History, Trial
+from optimizer.study.limits import allowed_error
+from optimizer.study.log import read_log
+from search_spaces.core.errors import PlanError, RunFolderError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
+from search_spaces.core.plan import Plan, canonical
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.wording import plural
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.registry import freedoms_of
+
+TAKEN = "taken"
+"""The kind of the log's record that all of an earlier study was taken over, and which plans were carried over."""
+
+PRICES = "prices"
+"""The kind of the log's record of what jobs of several models cost."""
+
+_CARRIED = 6
+_MACHINE = ("cpu", "architecture", "cores", "usable_cores", "memory_bytes")
+_PASSING = ("platform", "kernel")  # lanes are compared one by one; a kernel's update makes no other device
+_RUNTIME = "ai-edge-litert"
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """What is taken over.
+
+    Attributes:
+        trials: measured plans of this very model on this very device; numbered -1, since they cost no budget.
+        profile: the operators' times, of the same, for the lanes that are; None of another model or device.
+        complete: whether nothing is left to be timed before the search.
+        plans: what the best plans become here that are not among the trials, the best first.
+        told: what was taken over, in words.
+        prices: of jobs, of the same models on the same device.
+    """
+
+    trials: tuple[Trial, ...]
+    profile: Profile | None
+    complete: bool
+    plans: tuple[Plan, ...]
+    told: str
+    prices: Mapping[str, Any] | None = None
+
+
+def fingerprint_of(session: Session) -> dict[str, Any]:
+    """Return all that may change a number of a session, as the trial log has it."""
+    found: dict[str, Any] = json.loads(json.dumps(session.fingerprint(), default=str))
+    return found
+
+
+def begin_warm(
+    config: StudyConfig,
+    take: Callable[[Path, Mapping[str, Any]], Warm],
+    session: Session,
+    run: RunFolder,
+    history: History,
+    tell: Callable[[str], None],
+    shared: SharedStudy | None = None,
+) -> Warm | None:
+    """Take over what an earlier study knows, into the log of one that begins; of one that goes on, what it lacks.
+
+    That is done once, and the log says so: an earlier study may go on meanwhile, and what it learns then must change
+    neither how this one goes on nor what it has found. A study lacks something that was begun without a warm start, or
+    was killed before all was taken over.
+
+    The log also gets what later studies must know, to take over this one: the device.
+
+    Args:
+        take: returns what an earlier study knows, given its folder and our :func:`fingerprint_of`.
+        session: on the device as it is.
+        shared: gets the measured plans instead, so that they are every worker's.
+
+    Raises:
+        RunFolderError: there is no finished study in the folder.
+    """
+    if all(record.kind != "device" for record in run.contents.records):
+        run.log.append("device", fingerprint_of(session))
+    if config.warm_start is None:
+        return None
+    warm = take(config.warm_start, fingerprint_of(session))
+    source = str(config.warm_start.resolve())
+    taken = [r.data for r in run.contents.records if r.kind == TAKEN and r.data.get("run") == source]
+    if taken:
+        return replace(warm, trials=(), plans=tuple(map(Plan.from_json, taken[-1]["plans"])))
+    lacking = [t for t in warm.trials if t.plan.digest not in history.known]
+    if lacking or not run.resumed:
+        tell(warm.told)
+    for trial in lacking:
+        if shared is None:
+            run.log.append("baseline", trial.to_json())
+            history.add_outside(trial)
+        elif (claim := shared.claim(trial.plan.digest, "baseline", {}, {})) is not None:
+            shared.finish(claim, {**trial.to_json(), "values": history.value_of(trial)})
+    run.log.append(TAKEN, {"run": source, "plans": [plan.to_json() for plan in warm.plans]})
+    return warm
+
+
+def warm_start(
+    run: Path, fingerprint: Mapping[str, Any], config: StudyConfig, graph: Graph, platform: Platform
+) -> Warm:
+    """Return what a finished study of one model knows of one that begins.
+
+    Args:
+        fingerprint: see :func:`fingerprint_of`.
+
+    Raises:
+        RunFolderError: there is no finished study in the folder.
+    """
+    study = read_study(run)
+    other = _other_device(study, config, graph.digest, fingerprint)
+    before = {p.name: p for p in study.platform.processors}
+    same = [p.name for p in platform.processors if p.name in before and _plain(p) == _plain(before[p.name])]
+    if other or not same:
+        plans = carried(study, graph, platform)
+        told = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
+        return Warm((), None, False, plans, told)
+    likes = {platform[name].like: before[name].like for name in reversed(same)}
+    known = study.profile.of(likes) if study.profile is not None else None
+    if known is not None and any(len(row) != len(graph.operators) for row in known.operator_s.values()):
+        raise RunFolderError(
+            f"{run}: damaged: its operators' times are not those of its model", "warm-start from another"
+        )
+    complete = known is not None and known.knows(platform) and _same_space(study, config)
+    if numbers := _other_numbers(study, config):
+        plans = carried(study, graph, platform)
+        told = f"operator times taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
+        return Warm((), known, complete, plans, told)
+    trials = _known_trials(study, config, graph, platform, same)
+    plans = ()
+    if len(same) < len(platform.processors) or len(same) < len(before):
+        plans = tuple(p for p in carried(study, graph, platform) if p.digest not in {t.plan.digest for t in trials})
+    return Warm(
+        trials, known, complete, plans, f"{plural(len(trials), 'plan')} and the operator times taken over from {run}"
+    )
+
+
+def warm_several(
+    run: Path,
+    fingerprint: Mapping[str, Any],
+    config: StudyConfig,
+    digest: str,
+    processors: Sequence[Processor],
+    holds: Callable[[Plan], bool],
+) -> Warm:
+    """Return what a finished study of several models knows of one that begins: plans as they are, and prices of jobs.
+
+    Args:
+        digest: of the models and of what is asked of them.
+        processors: of the space.
+        holds: whether a plan can be measured.
+
+    Raises:
+        RunFolderError: there is no finished study in the folder.
+    """
+    study = read_study(run)
+    other = _other_device(study, config, digest, fingerprint)
+    before = {p.name: _plain(p) for p in study.platform.processors}
+    measured = {t.plan.digest: t for t in study.trials if t.measurement is not None and holds(t.plan)}
+    plans = tuple(t.plan for t in sorted(measured.values(), key=lambda t: t.median_s))[:_CARRIED]
+    if other or any(before.get(p.name) != _plain(p) for p in processors):
+        told = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
+        return Warm((), None, False, plans, told)
+    prices = next((r.data for r in reversed(read_log(run / LOG).records) if r.kind == PRICES), None)
+    if numbers := _other_numbers(study, config):
+        told = f"prices of jobs taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
+        return Warm((), None, False, plans, told, prices)
+    figures = {*config.objective[1:], *needed(config)}
+    trials = tuple(
+        replace(t, number=-1, origin=WARM, params={}, attributes={})
+        for t in measured.values()
+        if t.measurement is not None and figures <= t.measurement.figures.keys()
+    )
+    told = f"{plural(len(trials), 'plan')} and the prices of jobs taken over from {run}"
+    return Warm(trials, None, True, (), told, prices)
+
+
+def _same_space(study: Study, config: StudyConfig) -> bool:
+    """Return whether an earlier study timed beside the operators what this one needs timed."""
+    same = study.config.get("allow", "cuts") == config.allow
+    return same and ("ranks" not in freedoms_of(config.allow) or study.config.get("max_error") == config.max_error)
+
+
+def _known_trials(
+    study: Study, config: StudyConfig, graph: Graph, platform: Platform, lanes: Sequence[str]
+) -> tuple[Trial, ...]:
+    """Return the measured plans on the lanes that are as they were, with all that this study asks of a plan."""
+    measured = {t.plan.digest: t for t in study.trials if t.measurement is not None}
+    figures = {*config.objective[1:], *needed(config)}
+    # An evaluator that compares no outputs never will; of others, plans that lost their race were not compared.
+    compared = any(t.measurement.agreement is not None for t in measured.values() if t.measurement)
+    asked = compared and allowed_error(config) is not None
+    found: dict[str, Trial] = {}
+    for trial in measured.values():
+        plan = _on_lanes(trial.plan, study.platform, lanes)
+        if trial.measurement is None or plan is None or not _allowed(plan, config):
+            continue
+        if not figures <= trial.measurement.figures.keys() or (asked and trial.measurement.agreement is None):
+            continue
+        here = canonical(plan, graph, platform)  # where other lanes are alike, it may have another name
+        if [s.operators for s in here.stages] != [s.operators for s in plan.stages]:
+            continue
+        known = trial.measurement if here == trial.plan else replace(trial.measurement, timeline=None)
+        found[here.digest] = replace(
+            trial, number=-1, plan=here, origin=WARM, params={}, attributes={}, measurement=known
+        )
+    return tuple(found.values())
+
+
+def _allowed(plan: Plan, config: StudyConfig) -> bool:
+    """Return whether a plan splits operators or decomposes convolutions only where this study's plans may."""
+    freedoms = freedoms_of(config.allow)
+    needs = ["splits"] * plan.is_split + ["ranks"] * bool(plan.ranks)
+    return not freedoms or freedoms.issuperset(needs)
+
+
+def _on_lanes(plan: Plan, platform: Platform, lanes: Sequence[str]) -> Plan | None:
+    """Return a plan on some of the lanes only, with others that are alike in the place of those; None for none."""
+    used = dict.fromkeys(stage.processor for stage in plan.stages)
+    names = {lane: lane for lane in used if lane in lanes}
+    for lane in used:
+        alike = platform.classes()[platform[lane].like]
+        free = [p.name for p in alike if p.name in lanes and p.name not in names.values()]
+        if lane not in names and not free:
+            return None
+        names.setdefault(lane, free[0] if free else lane)
+    return replace(plan, stages=tuple(replace(s, processor=names[s.processor]) for s in plan.stages))
+
+
+def _plain(processor: Processor) -> Any:
+    """Return what a lane is, for itself; which others are like it depends on which others there are."""
+    told = [processor.kind, dict(processor.resources), dict(processor.options), processor.slots]
+    return json.loads(json.dumps(told))
+
+
+def _other_device(study: Study, config: StudyConfig, digest: str, fingerprint: Mapping[str, Any]) -> str:
+    """Return what is different about the device of an earlier study, so that its times are not ours; "" for nothing."""
+    if study.manifest["fixed"].get("model_digest") != digest:
+        return "another model"
+    if study.result.get("evaluator") != config.evaluator:
+        return "another evaluator"
+    if study.config.get("device") != config.device:
+        return "another device"
+    if bool(study.config.get("allow_fallback")) != config.allow_fallback:
+        return "another --allow-fallback"
+    mine, theirs = provenance(), study.manifest
+    if make_evaluator(config.evaluator).capabilities.measures_here:
+        if any(mine["machine"][name] != theirs.get("machine", {}).get(name) for name in _MACHINE):
+            return "another machine"
+        if mine["packages"][_RUNTIME] != theirs.get("packages", {}).get(_RUNTIME):
+            return f"another version of {_RUNTIME}"
+    before, now = _lasting(study.device), _lasting(fingerprint)
+    for name in sorted({*before, *now}) if before else ():
+        if before.get(name) != now.get(name):
+            return f"another device: {name.replace('_', ' ')} is not what it was"
+    return ""
+
+
+def _lasting(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a fingerprint that tell one device from another; a remote one's is inside of ours."""
+    return {
+        name: _lasting(value) if isinstance(value, Mapping) else value
+        for name, value in fingerprint.items()
+        if name not in _PASSING
+    }
+
+
+def _other_numbers(study: Study, config: StudyConfig) -> str:
+    """Return why the numbers of an earlier study's plans mean something else than ours; "" where they do not."""
+    then = study.config
+    if str(study.manifest["fixed"].get("objective", "latency")).split(",")[0] != config.objective[0]:
+        return "another objective"
+    states = (list(then.get("state") or ()), then.get("robust", "worst"))
+    if states[0] != list(config.state) or (config.state and states[1] != config.robust):
+        return "other states of the platform"
+    if "energy" in {*config.objective, *needed(config)} and list(then.get("power") or ()) != list(config.power):
+        return "other powers"
+    return ""
+
+
+def carried(study: Study, graph: Graph, platform: Platform) -> tuple[Plan, ...]:
+    """Return what the best plans of a study become on another graph or platform, the best first."""
+    before = _shares(study.graph) if study.graph is not None else None
+    after = _shares(graph)
+    lanes = _lanes(study.platform, platform)
+    ranked = sorted((t for t in study.trials if t.measurement is not None), key=lambda t: t.median_s)
+    found: dict[str, Plan] = {}
+    for trial in ranked:
+        borders = [stage.operators[0] for stage in trial.plan.stages[1:]]
+        ends = [stage.operators[-1] + 1 for stage in trial.plan.stages[:-1]]
+        if borders != ends or any(s.share is not None for s in trial.plan.stages):
+            continue  # parts that do not follow each other, or are split, mean nothing elsewhere
+        total = trial.plan.stages[-1].operators[-1] + 1
+        shares = [before[b] if before is not None else b / total for b in borders]
+        cuts = [_nearest(after, share) for share in shares]
+        names = [lanes[stage.processor] for stage in trial.plan.stages]
+        kept = [i for i, cut in enumerate(cuts) if cut < len(graph.operators) and cut not in cuts[:i]]
+        try:
+            plan = canonical(
+                chain_plan(graph, [cuts[i] for i in kept], [names[0], *(names[i + 1] for i in kept)]), graph, platform
+            )
+        except PlanError:
+            continue
+        found.setdefault(plan.digest, plan)
+        if len(found) == _CARRIED:
+            break
+    return tuple(found.values())
+
+
+def _shares(graph: Graph) -> list[float]:
+    """Return which share of the multiply-accumulates is done before each operator, and 1 at the end."""
+    work = [cost.macs + 1 for cost in operator_costs(graph)]
+    total = sum(work)
+    return [0.0, *(done / total for done in accumulate(work))]
+
+
+def _nearest(shares: Sequence[float], wanted: float) -> int:
+    """Return the operator before which about the wanted share of the work is done."""
+    return min(range(1, len(shares)), key=lambda i: abs(shares[i] - wanted))
+
+
+def _lanes(before: Platform, after: Platform) -> dict[str, str]:
+    """Return a processor for each of another platform: of its name, or else the next of its kind."""
+    names = [p.name for p in after.processors]
+    found: dict[str, str] = {}
+    for processor in before.processors:
+        alike: Sequence[str] = [p.name for p in after.processors if p.kind == processor.kind] or names
+        earlier = sum(p.kind == processor.kind for p in before.processors[: before.processors.index(processor)])
+        found[processor.name] = processor.name if processor.name in names else alike[earlier % len(alike)]
+    return found

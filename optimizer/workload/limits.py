@@ -1,0 +1,228 @@
+"""What a workload demands that no plan can give: memory, deadlines, and lanes for what comes periodically."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluators.workload.predicted import WorkloadSimulator
+from optimizer.exact.bound import Relaxation
+from optimizer.model.bounds import Bounds
+from optimizer.study.deadline import TRUST
+from optimizer.workload.memory import Memory, violation
+from search_spaces.core.arrangement import RankSet
+from search_spaces.core.constraints import Violation, infeasible
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.pools import lanes_of
+from search_spaces.core.workload import Workload
+
+_LATE = "allow a longer deadline, or take a smaller model"
+_LATE_TOGETHER = "allow longer deadlines, let requests come apart, or take fewer instances or smaller models"
+_MOST_BEGINS, _MOST_DUE = 100, 2000
+_BUSY = "ask less often, or take fewer instances or smaller models"
+
+Seconds = NDArray[np.float64]
+JobPrice = Callable[[range], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
+
+    Attributes:
+        latency_s: from its start to its end.
+        work_s: what its jobs take together.
+    """
+
+    latency_s: float
+    work_s: float
+
+
+def least(
+    simulator: WorkloadSimulator, graph: Graph, ranks: RankSet = (), *, runs: bool = True, splits: bool = False
+) -> Least:
+    """Return the bounds of an inference of a model.
+
+    Where jobs are runs of operators, in any number and on any lanes, the quickest way is found operator by operator:
+    each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a job is
+    told by the job of these two neighbours. Where a job costs something of its own and its operators add up
+    otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
+    tell is spared in a job, as traffic between branches, a whole lane is taken to be cheaper by what its longest job
+    spares. Where not all operators wait for the one before them, lanes may share that work, but none is over before
+    what it reads is.
+
+    Args:
+        ranks: with which the model runs.
+        runs: whether each job is a run of operators; else of each operator what it takes at least is added up.
+        splits: whether operators may be split.
+    """
+    count = len(graph.operators)
+    whole_s, lanes = math.inf, dict[str, tuple[Seconds, Seconds]]()
+    for number, processor in enumerate(lanes_of(simulator.platform)):
+        if not processor.resources or processor.like in lanes:  # only baselines use it, or it is known already
+            continue
+
+        def job_s(operators: range, lane: int = number) -> float:
+            return simulator.part_s(graph, lane, operators, ranks)
+
+        lanes[processor.like] = operator_costs(job_s, count)
+        whole_s = min(whole_s, job_s(range(count)))
+    if not lanes:
+        return Least(math.inf, math.inf)
+    each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in lanes.values()], axis=0)
+    work_s = min(whole_s, _quickest_s(list(lanes.values())) if runs else float(each_s.sum()))
+    if runs and all(o - 1 in graph.predecessors(o) for o in range(1, count)):
+        return Least(work_s, work_s)
+    path_s = 0.0 if splits else _longest_path_s(graph, each_s)
+    return Least(min(whole_s, max(path_s, work_s / _at_once(simulator))), work_s)
+
+
+def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
+    """Return what operators take that wait for each other, at least."""
+    over_s = np.zeros(len(each_s))
+    for o, took_s in enumerate(each_s):
+        over_s[o] = took_s + max((over_s[before] for before in graph.predecessors(o)), default=0.0)
+    return float(over_s.max())
+
+
+def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
+    """Return what each operator takes on a lane as the first of a job, and what it adds behind the one before it."""
+    begun_s = np.array([job_s(range(o, o + 1)) for o in range(count)])
+    added_s = np.full(count, np.inf)
+    for o in range(1, count):
+        if np.isfinite(begun_s[o - 1]):
+            added_s[o] = min(begun_s[o], job_s(range(o - 1, o + 1)) - begun_s[o - 1])
+    run = _longest_run(np.isfinite(begun_s))
+    if len(run) > 1:
+        chain_s = begun_s[run.start] + added_s[run.start + 1 : run.stop].sum()
+        if 0.0 < (took_s := job_s(run)) < chain_s:
+            return begun_s * (took_s / chain_s), added_s * (took_s / chain_s)
+    return begun_s, added_s
+
+
+def _longest_run(taken: NDArray[np.bool_]) -> range:
+    """Return the most operators in a row that a lane takes."""
+    borders = np.flatnonzero(np.diff(np.concatenate(([0], taken, [0]))))
+    runs = [range(int(a), int(b)) for a, b in zip(borders[::2], borders[1::2], strict=True)]
+    return max(runs, key=len, default=range(0))
+
+
+def _quickest_s(lanes: Sequence[tuple[Seconds, Seconds]]) -> float:
+    begun_s, added_s = (np.array(each) for each in zip(*lanes, strict=True))
+    done_s = begun_s[:, 0]
+    for o in range(1, begun_s.shape[1]):
+        done_s = np.minimum(done_s + added_s[:, o], done_s.min() + begun_s[:, o])
+    return float(done_s.min())
+
+
+def check(
+    simulator: WorkloadSimulator,
+    memory: Memory,
+    sets: Sequence[Sequence[RankSet]] = (),
+    freedoms: AbstractSet[str] = frozenset(),
+) -> Mapping[str, Least]:
+    """Check that some plan may keep what is demanded; return the least of each client's inference.
+
+    Args:
+        sets: of each client the ranks that it may get beside none.
+        freedoms: of the plans.
+
+    Raises:
+        InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
+        UnavailableError: a model runs nowhere.
+    """
+    workload = simulator.workload
+    clients = [i.client for i in workload.instances]
+    runs = not freedoms & {"branches", "splits"}
+    found: dict[str, Least] = {}
+    for c, client in enumerate(workload.clients):
+        graph = simulator.joined.components[clients.index(c)].graph
+        every = ((), *(sets[c] if sets else ()))
+        each = [least(simulator, graph, ranks, runs=runs, splits="splits" in freedoms) for ranks in every]
+        found[client.name] = Least(min(e.latency_s for e in each), min(e.work_s for e in each))
+        if not np.isfinite(found[client.name].work_s):
+            raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
+    broken = list(_broken(simulator, memory, found, sets))
+    if broken:
+        raise infeasible(*broken)
+    return found
+
+
+def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, Least], *, own: bool) -> Bounds | None:
+    """Return what no plan goes below in an objective; None where nothing is known of it.
+
+    Args:
+        bounds: of each client, by its name.
+        own: whether the prices are what the evaluator itself computes with.
+    """
+    workload = simulator.workload
+    each_s = [bounds[client.name].latency_s for client in workload.clients for _ in range(client.count)]
+    least_s = {"mean": sum(each_s) / len(each_s), "worst": max(each_s), "makespan": max(each_s)}.get(objective)
+    if least_s is None:
+        return None
+    work_s = 0.0
+    if objective == "makespan" and all(
+        client.arrival.kind == "burst" and client.arrival.requests == 1 for client in workload.clients
+    ):
+        work_s = sum(client.count * bounds[client.name].work_s for client in workload.clients) / _at_once(simulator)
+    return Bounds(max(least_s, work_s), proven=False, all_plans=Relaxation(least_s, work_s), own=own)
+
+
+def _broken(
+    simulator: WorkloadSimulator, memory: Memory, bounds: Mapping[str, Least], sets: Sequence[Sequence[RankSet]]
+) -> Iterator[Violation]:
+    workload = simulator.workload
+    if workload.memory_limit_nbytes is not None:
+        demand = memory.bound_nbytes(sets)
+        if demand > workload.memory_limit_nbytes:
+            yield violation(demand, workload.memory_limit_nbytes)
+    busy = 0.0
+    for client in workload.clients:
+        bound = bounds[client.name]
+        if client.deadline_s is not None and bound.latency_s > TRUST * client.deadline_s:
+            yield Violation(f"an inference of {client.name!r} alone", bound.latency_s, client.deadline_s, "s", _LATE)
+        if client.arrival.kind == "periodic" and client.deadline_s is not None:
+            busy += client.count * bound.work_s / client.arrival.period_s
+    lanes = _at_once(simulator)
+    yield from _late_together(workload, bounds, lanes)
+    if busy > TRUST * lanes:
+        yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
+
+
+def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
+    """Yield the first time by which more is due than all lanes can have done since the first of it was asked for.
+
+    Requests that come at random are left out: when they come is known of a sample only.
+    """
+    due = sorted(
+        (release_s + client.deadline_s, release_s, client.count * bounds[client.name].work_s)
+        for client in workload.clients
+        if client.deadline_s is not None and client.arrival.kind != "poisson"
+        for release_s in client.arrival.releases_s(workload.seed)
+    )[:_MOST_DUE]
+    for begin_s in sorted({release_s for _, release_s, _ in due})[:_MOST_BEGINS]:
+        needed_s = 0.0
+        for end_s, release_s, work_s in due:
+            if release_s < begin_s:
+                continue
+            needed_s += work_s / lanes
+            if needed_s > TRUST * (end_s - begin_s):
+                what = f"what is asked for from {begin_s:g} s on and due by {end_s:g} s"
+                yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER)
+                return
+
+
+def _at_once(simulator: WorkloadSimulator) -> int:
+    """Return how many of the space's lanes can run at once, at most."""
+    lanes = [lane for lane in lanes_of(simulator.platform) if lane.resources]
+    chosen: list[int] = []
+    for i in sorted(range(len(lanes)), key=lambda i: sum(lanes[i].resources.values())):
+        if not any(lanes[i].excludes(lanes[j]) for j in chosen):
+            chosen.append(i)
+    return len(chosen)

@@ -1,0 +1,149 @@
+"""What the models of a workload take of memory, as they are and decomposed, and with which ranks they take least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from search_spaces.core.arrangement import RankSet, ranks_by_component
+from search_spaces.core.constraints import Violation
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Plan
+from search_spaces.core.workload import Workload
+from search_spaces.rewrites.tucker import outline, ranks_of
+
+LEVER = "raise memory_limit_mb, let instances share weights, or take fewer of them"
+"""What a person can do about a limit that is too low."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Bytes of a model's weights, and of what it has in memory beside them in its largest moment."""
+
+    weights: int
+    moment: int
+
+
+class Memory:
+    """The memory that a workload takes: weights, once where they are shared, and an arena for each instance.
+
+    What was learnt of a model with some ranks is kept, since a search asks for it with every plan.
+    """
+
+    def __init__(self, workload: Workload, joined: JoinedGraph) -> None:
+        self._workload, self._joined = workload, joined
+        self._clients = [instance.client for instance in workload.instances]
+        self._known: dict[tuple[int, RankSet], _Taken] = {}
+
+    def nbytes(self, ranks: Sequence[RankSet] = ()) -> int:
+        """Return the least memory that the workload takes.
+
+        Args:
+            ranks: of each instance, where models are decomposed.
+        """
+        shared: dict[tuple[str, RankSet], int] = {}
+        total = 0
+        for number, c in enumerate(self._clients):
+            client, own = self._workload.clients[c], ranks[number] if ranks else ()
+            taken = self._taken(number, own)
+            total += taken.moment
+            if client.own_weights:
+                total += taken.weights
+            else:
+                shared[client.model, own] = taken.weights
+        return total + sum(shared.values())
+
+    def of_plan(self, plan: Plan) -> int:
+        """Return the least memory that the workload takes with a plan."""
+        return self.nbytes(ranks_by_component(plan, self._joined))
+
+    def violations(self, plan: Plan) -> tuple[Violation, ...]:
+        """Return what a plan breaks of the workload's memory limit."""
+        limit = self._workload.memory_limit_nbytes
+        if limit is None:
+            return ()
+        demand = self.of_plan(plan)
+        return (violation(demand, limit),) if demand > limit else ()
+
+    def bound_nbytes(self, sets: Sequence[Sequence[RankSet]] = ()) -> int:
+        """Return what no choice of ranks goes below: each instance and each model has the ranks that are best for it.
+
+        Args:
+            sets: of each client the ranks that it may get beside none.
+        """
+        shared: dict[str, int] = {}
+        total = 0
+        for number, c in enumerate(self._clients):
+            client = self._workload.clients[c]
+            each = [self._taken(number, ranks) for ranks in ((), *(sets[c] if sets else ()))]
+            total += min(taken.moment for taken in each)
+            weights = min(taken.weights for taken in each)
+            if client.own_weights:
+                total += weights
+            else:
+                shared[client.model] = min(weights, shared.get(client.model, weights))
+        return total + sum(shared.values())
+
+    def sparing(self, sets: Sequence[Sequence[RankSet]]) -> dict[int, int]:
+        """Return client → the number of its set, from 1, or 0 for none, with which the workload takes little memory.
+
+        Clients of one model share weights, and one that is decomposed alone adds its own: so all that may have the
+        same ranks get them, and then one after the other what is better yet; of all ranks to begin with the best.
+        """
+        offered = [((), *each) for each in sets]
+        chosen = [0] * len(offered)
+        for model in dict.fromkeys(client.model for client in self._workload.clients):
+            group = [c for c, client in enumerate(self._workload.clients) if client.model == model]
+            begins = dict.fromkeys(ranks for c in group for ranks in offered[c])
+            tries = [self._settled(offered, chosen, group, ranks) for ranks in begins]
+            chosen = min(tries, key=lambda each: self._chosen_nbytes(offered, each))
+        return dict(enumerate(chosen))
+
+    def _settled(
+        self, offered: Sequence[Sequence[RankSet]], chosen: Sequence[int], group: Sequence[int], ranks: RankSet
+    ) -> list[int]:
+        """Return a choice in which some clients have these ranks where they may, or what is better then."""
+        found = list(chosen)
+        for c in group:
+            found[c] = offered[c].index(ranks) if ranks in offered[c] else 0
+        for c in group:
+            others = [[*found[:c], number, *found[c + 1 :]] for number in range(len(offered[c]))]
+            found = min(others, key=lambda each: self._chosen_nbytes(offered, each))
+        return found
+
+    def _chosen_nbytes(self, offered: Sequence[Sequence[RankSet]], chosen: Sequence[int]) -> int:
+        return self.nbytes([offered[c][chosen[c]] for c in self._clients])
+
+    def _taken(self, number: int, ranks: RankSet) -> _Taken:
+        """Return what the model of an instance takes with some ranks."""
+        graph = self._joined.components[number].graph
+        key = id(graph), ranks  # graphs of one structure may have other weights, of which some are shared
+        if key not in self._known:
+            made = decomposed(graph, ranks)
+            self._known[key] = _Taken(sum(t.nbytes for t in made.tensors if t.constant), largest_moment(made))
+        return self._known[key]
+
+
+def violation(demand: int, limit: int) -> Violation:
+    """Return what is told of a workload that takes more bytes than there may be."""
+    return Violation("memory of the workload", demand, limit, "B", LEVER)
+
+
+def decomposed(graph: Graph, ranks: RankSet) -> Graph:
+    """Return a model's structure with some convolutions as triples; their own weights are no longer in it."""
+    if not ranks:
+        return graph
+    made = outline(graph, ranks_of(Plan(graph.digest, (), ranks=ranks)))
+    read = {t for operator in made.operators for t in operator.inputs}
+    tensors = tuple(t if i in read or not t.constant else replace(t, nbytes=0) for i, t in enumerate(made.tensors))
+    return replace(made, tensors=tensors)
+
+
+def largest_moment(graph: Graph) -> int:
+    """Return the most bytes that one operator of a model reads and writes: they are in memory at the same time."""
+    found = 0
+    for operator in graph.operators:
+        touched = {t for t in (*operator.inputs, *operator.outputs) if t != -1 and not graph.tensors[t].constant}
+        found = max(found, sum(graph.tensors[t].nbytes for t in touched))
+    return found

@@ -1,0 +1,118 @@
+"""What a study of several models is about: read from its settings, and made ready to be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evaluators.base import Evaluator
+from evaluators.objectives import Objective
+from evaluators.workload.objectives import WorkloadPricing, find_workload_objective
+from evaluators.workload.outcome import Objective as OfOutcome
+from optimizer.devices import choose_platform, go_to, with_powers
+from optimizer.model.baselines import Baseline
+from optimizer.samplers import SAMPLERS
+from optimizer.study.config import StudyConfig, parse_powers
+from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from optimizer.workload.ranks import choices_of, with_errors
+from optimizer.workload.variants import Variants
+from search_spaces.core.errors import UsageError
+from search_spaces.core.joined_graph import JoinedGraph, merge
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import with_pools
+from search_spaces.core.workload import RANKED_ERROR, Workload, workload_of
+from search_spaces.core.workload_file import read_workload
+from search_spaces.models import load
+from search_spaces.rewrites.tucker_ranks import RankChoices
+from search_spaces.spaces.registry import make_workload_space
+from search_spaces.spaces.workload_space import WorkloadSpace
+
+AUTO = "auto"
+"""The sampler that knows workloads."""
+
+
+@dataclass(slots=True)
+class Problem:
+    """What is asked, made ready to be searched.
+
+    Attributes:
+        platform: of the space and of the baselines.
+        choices: of each client that may be decomposed what its convolutions may become.
+        variants: what models may become in the space; None where none may be decomposed, or nothing is known yet.
+    """
+
+    workload: Workload
+    joined: JoinedGraph
+    space: WorkloadSpace
+    platform: Platform
+    objectives: tuple[Objective, ...]
+    baselines: tuple[Baseline, ...]
+    choices: dict[int, RankChoices] = field(default_factory=dict)
+    variants: Variants | None = None
+
+    @property
+    def objective(self) -> OfOutcome:
+        """What runs return, from which, or beside which, the objectives are told."""
+        return WorkloadPricing(self.objectives[0], self.platform, {}).of_run
+
+
+def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload | None = None) -> Problem:
+    """Return what a study of several models is about.
+
+    Args:
+        workload: what the settings ask for, where that is known already.
+
+    Raises:
+        UsageError: the workload, a model, a platform or a setting cannot be.
+        UnavailableError: a processor cannot be used here, or the evaluator runs no workloads.
+    """
+    if not evaluator.capabilities.workloads:
+        raise UsageError(
+            f"--evaluator {config.evaluator}: it runs one model at a time",
+            "give litert, cuda, cost-model, or a single --model",
+        )
+    if config.deadline is not None:
+        raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
+    if config.sampler != AUTO and (kind := SAMPLERS.get(config.sampler)) is not None and kind.knows is not None:
+        raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
+    go_to(evaluator, config)
+    if workload is None:
+        workload = _asked(config)
+    workload = with_errors(workload, config)
+    graphs = {c.model: load(c.model, config.input_shape) for c in workload.clients}
+    parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
+    joined = merge(workload.name, parts)
+    found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+    found = with_powers(found, parse_powers(config.power))
+    space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
+    threads = config.evaluator == "litert"
+    processes = evaluator.capabilities.sliced_lanes
+    objectives = workload_objectives(config.objective)
+    if any(o.name == "misses" for o in objectives) and not workload.deadlines:
+        raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
+    # How long processes that share cores really ran, nobody knows, and no state names them.
+    if config.state or any(o.law == "sum" for o in objectives):
+        threads = processes = False
+    named = workload_baselines(space, threads=threads, processes=processes)
+    lanes = baseline_lanes(space, threads=threads, processes=processes)
+    return Problem(workload, joined, space, lanes, objectives, named, choices_of(workload, graphs))
+
+
+def _asked(config: StudyConfig) -> Workload:
+    """Return the workload that the command line names, from its file or from words."""
+    if not config.model.endswith((".yaml", ".yml")):
+        return workload_of(config.model)
+    return read_workload(Path(config.model), RANKED_ERROR if config.max_error is None else config.max_error)
+
+
+def workload_objectives(names: Sequence[str]) -> tuple[Objective, ...]:
+    """Return the objectives of several models.
+
+    Raises:
+        UsageError: there is none of some name, or one is given twice.
+    """
+    found = tuple(find_workload_objective(name) for name in names)
+    if len({objective.name for objective in found}) < len(found):
+        raise UsageError(f"--objective {', '.join(names)}: one is given twice", "give each once")
+    return found

@@ -1,0 +1,1 @@
+"""Networks, plans, platforms and workloads, and what all of the product reads and says."""

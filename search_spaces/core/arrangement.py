@@ -1,0 +1,142 @@
+"""A plan for a workload, taken apart: how jobs are taken, which instance comes first, cuts, lanes and ranks of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from search_spaces.core.errors import PlanError
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Dispatch, LayerRanks, Plan, Stage
+from search_spaces.core.platform import Platform
+
+RankSet = tuple[LayerRanks, ...]
+"""Which convolutions of one model run as triples, and with which ranks; none where it runs as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What a plan says of the components of a joined graph.
+
+    Attributes:
+        dispatch: which of the jobs that are ready a free lane takes: the one that became ready first (``fifo``), that
+            of the highest priority, or that of the earliest deadline (``edf``). Among equals the one whose request
+            came first, then the one whose component comes first in ``order``.
+        order: the components, the first one first.
+        stages: of each component, by its own operators, on lanes or pools.
+        ranks: of each component those of its own operators, ascending; () where no component has any.
+    """
+
+    dispatch: Dispatch
+    order: tuple[int, ...]
+    stages: tuple[tuple[Stage, ...], ...]
+    ranks: tuple[RankSet, ...] = ()
+
+    def plan(self, joined: JoinedGraph) -> Plan:
+        """Return the plan, in the order of the components."""
+        stages = []
+        for index in self.order:
+            first = joined.components[index].first_operator
+            stages += [replace(s, operators=tuple(o + first for o in s.operators)) for s in self.stages[index]]
+        return Plan(joined.graph.digest, tuple(stages), self.dispatch, joined_ranks(self.ranks, joined))
+
+    def canonical(self, clients: Sequence[int], platform: Platform) -> Arrangement:
+        """Return the one arrangement that stands for all that do the same.
+
+        Instances of one client are numbered by their order, and lanes that are alike by their first use. Idempotent.
+
+        Args:
+            clients: of each component; ranks are the same within one.
+        """
+        found = dict[int, int]()  # component → what it is called
+        waiting = {c: iter([i for i, other in enumerate(clients) if other == c]) for c in set(clients)}
+        for index in self.order:
+            found[index] = next(waiting[clients[index]])
+        groups = {like: iter(lanes) for like, lanes in platform.classes().items()}
+        renamed: dict[str, str] = {}
+        for lane in (stage.processor for index in self.order for stage in self.stages[index]):
+            if lane not in renamed:
+                renamed[lane] = next(groups[platform[lane].like]).name
+        back = {new: old for old, new in found.items()}
+        rows = (self.stages[back[i]] for i in range(len(back)))
+        return Arrangement(
+            self.dispatch,
+            tuple(found[i] for i in self.order),
+            tuple(tuple(replace(stage, processor=renamed[stage.processor]) for stage in row) for row in rows),
+            self.ranks,
+        )
+
+
+def in_runs(operators: int, cuts: Sequence[int], lanes: Sequence[str]) -> tuple[Stage, ...]:
+    """Return the stages of a model of so many operators that is cut before some of them."""
+    borders = pairwise((0, *cuts, operators))
+    return tuple(Stage(tuple(range(first, last)), lane) for (first, last), lane in zip(borders, lanes, strict=True))
+
+
+def jobs_of(plan: Plan, joined: JoinedGraph) -> dict[int, list[int]]:
+    """Return the stages of each component, components in the order of the plan.
+
+    Raises:
+        PlanError: a stage holds operators of two components, or the jobs of one are not next to each other.
+    """
+    found: dict[int, list[int]] = {}
+    last = -1
+    for index, stage in enumerate(plan.stages):
+        owners = {joined.component_of[o] for o in stage.operators}
+        if len(owners) > 1:
+            raise PlanError(f"stage {index} of the plan holds operators of {len(owners)} models")
+        (owner,) = owners
+        if owner in found and owner != last:
+            raise PlanError(f"the jobs of {joined.components[owner].name!r} are not next to each other in the plan")
+        found.setdefault(owner, []).append(index)
+        last = owner
+    return found
+
+
+def arrangement(plan: Plan, joined: JoinedGraph) -> Arrangement:
+    """Return what a plan says, which must be valid.
+
+    Raises:
+        PlanError: the plan has no queue, or its stages are no jobs; see :func:`jobs_of`.
+    """
+    if plan.dispatch == "static":
+        raise PlanError("the plan runs its stages in a fixed order; a workload's jobs go through a queue")
+    rows = {
+        index: tuple(
+            replace(plan.stages[s], operators=joined.components[index].own(plan.stages[s].operators)) for s in stages
+        )
+        for index, stages in jobs_of(plan, joined).items()
+    }
+    ranks = ranks_by_component(plan, joined)
+    return Arrangement(plan.dispatch, tuple(rows), tuple(rows[i] for i in range(len(joined.components))), ranks)
+
+
+def joined_ranks(each: Sequence[RankSet], joined: JoinedGraph) -> RankSet:
+    """Return the ranks of all components, or of none, by the operators of the joined graph."""
+    return tuple(
+        LayerRanks(layer.operator + component.first_operator, layer.inputs, layer.outputs)
+        for component, own in zip(joined.components, each, strict=False)
+        for layer in own
+    )
+
+
+def ranks_by_component(plan: Plan, joined: JoinedGraph) -> tuple[RankSet, ...]:
+    """Return the ranks of each component, by its own operators; () where the plan has none."""
+    found: list[list[LayerRanks]] = [[] for _ in joined.components if plan.ranks]
+    for operator, inputs, outputs in plan.ranks:
+        owner = joined.component_of[operator]
+        found[owner].append(LayerRanks(operator - joined.components[owner].first_operator, inputs, outputs))
+    return tuple(map(tuple, found))
+
+
+def component_plan(plan: Plan, joined: JoinedGraph, component: int, stages: Sequence[int]) -> Plan:
+    """Return what a plan says of one component, as a plan of its own model.
+
+    Args:
+        stages: of the plan, those of the component.
+    """
+    own = joined.components[component]
+    parts = tuple(replace(plan.stages[s], operators=own.own(plan.stages[s].operators)) for s in stages)
+    ranks = ranks_by_component(plan, joined)
+    return Plan(own.graph.digest, parts, ranks=ranks[component] if ranks else ())

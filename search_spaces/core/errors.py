@@ -1,0 +1,132 @@
+"""Everything that can go wrong on purpose, and the exit code that tells it.
+
+::
+
+    OptimizeError             1  a defect of ours, unless a subclass says otherwise
+    ├── UsageError            2  the command line or the configuration asks for what cannot be
+    │   ├── ModelError        2  the model is unknown, missing, not a model, or damaged
+    │   ├── PlanError         2  a plan does not fit its graph, or its file is damaged
+    │   ├── RewriteError      2  a rewrite cannot be made of this model
+    │   ├── ProfileError      2  a cost profile is damaged, or does not fit the platform or the model
+    │   └── RunFolderError    2  a run folder cannot be written, read, or belongs to another study
+    ├── InfeasibleError       3  no plan satisfies the constraints
+    ├── UnavailableError      4  the evaluator, the device or the runtime cannot do it here
+    │   └── DeviceLostError   4  a device went away while it measured; it may come back, or another may do it
+    └── UnstableError         5  too disturbed to decide; the best known plan is written all the same
+
+An interrupted command ends with 130.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from search_spaces.core.constraints import Violation
+
+EXIT_INTERRUPTED = 130
+_SHOWN_CHARACTERS = 60
+
+
+def shown(value: object) -> str:
+    """Return a value that a file gave us as it may stand in an error's one line: quoted, escaped and short."""
+    text = reprlib.repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Return text that may hold names from files without what commands a terminal; line ends are kept."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+class OptimizeError(Exception):
+    """Base of all errors raised on purpose; its text is one line for a person: what, where, what to do.
+
+    Args:
+        what: what is wrong, with the value that is wrong.
+        hint: what the person can do about it, or "".
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what, hint)
+        self.what = printable(" ".join(what.split()))
+        self.hint = printable(" ".join(hint.split()))
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}" if self.hint else self.what
+
+
+class UsageError(OptimizeError):
+    """The command line or a configuration asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class ModelError(UsageError):
+    """A model is unknown, missing, not a model, or damaged."""
+
+
+class PlanError(UsageError):
+    """A plan does not fit its graph, or a plan file is damaged."""
+
+
+class RewriteError(UsageError):
+    """A rewrite cannot be made of this model: which operator is in the way, and why."""
+
+
+class ProfileError(UsageError):
+    """A cost profile is damaged, or does not fit the platform or the model."""
+
+
+class RunFolderError(UsageError):
+    """A run folder cannot be written or read, or belongs to another study."""
+
+
+class InfeasibleError(OptimizeError):
+    """No plan satisfies the constraints.
+
+    Args:
+        what, hint: see :class:`OptimizeError`.
+        violations: the constraints that contradict each other, as data where they are known.
+    """
+
+    exit_code = 3
+
+    def __init__(self, what: str, hint: str = "", violations: tuple[Violation, ...] = ()) -> None:
+        super().__init__(what, hint)
+        self.violations = violations
+
+
+class UnavailableError(OptimizeError):
+    """The evaluator, the device or the runtime cannot do it on this machine."""
+
+    exit_code = 4
+
+
+class DeviceLostError(UnavailableError):
+    """A device went away while it measured; the same may work when it is back, or on another one."""
+
+
+class UnstableError(OptimizeError):
+    """Measurements vary too much to decide."""
+
+    exit_code = 5
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Turn a package that is not installed into one line that names the extra which installs it.
+
+    Raises:
+        UnavailableError: instead of ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        hint = f"pip install 'partition-optimizer[{extra}]'"
+        raise UnavailableError(f"{what} needs the extra {extra!r}", hint) from error

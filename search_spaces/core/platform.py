@@ -1,0 +1,170 @@
+"""The processors of a device, and which of them stand in each other's way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from search_spaces.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """One lane on which stages run, one after another.
+
+    Attributes:
+        name: unique on its platform (``cpu``, ``cpu0``).
+        kind: ``cpu``, ``gpu`` or ``npu``.
+        resources: share of each physical resource that a running stage takes (``{"core0": 1.0}``). Lanes whose
+            shares of one resource add up to more than 1 exclude each other.
+        like: lanes with the same value are interchangeable; a canonical plan names the first ones.
+        options: what an evaluator needs to set the lane up (``cores``, ``threads``, …), plain values.
+        slots: how many stages may run on it at once.
+    """
+
+    name: str
+    kind: Literal["cpu", "gpu", "npu"]
+    resources: Mapping[str, float]
+    like: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    slots: int = 1
+
+    def excludes(self, other: Processor) -> bool:
+        """Return whether a stage here and one on ``other`` cannot run at the same time."""
+        return any(share + other.resources.get(name, 0.0) > 1.0 for name, share in self.resources.items())
+
+    @property
+    def cores(self) -> tuple[Any, ...]:
+        """The cores that its options list, the one that drives it first; none where they hold no list."""
+        found = self.options.get("cores")
+        return tuple(found) if isinstance(found, list | tuple) else ()
+
+
+def with_cpu(processor: Processor) -> Processor:
+    """Return an accelerator as LiteRT places a network on it: it leaves operators to the CPU, whose cores it holds."""
+    if processor.kind == "cpu" or processor.options.get("fallback"):
+        return processor
+    kind, _, rest = processor.name.partition(processor.kind)
+    name = f"{kind}{processor.kind}+cpu{rest}" if rest or processor.kind in processor.name else f"{processor.name}+cpu"
+    resources = {**processor.resources, **{f"core{core}": 1.0 for core in processor.cores}}
+    options = {**processor.options, "fallback": True, "threads": max(1, len(processor.cores))}
+    return replace(processor, name=name, resources=resources, like=f"{processor.like}+cpu", options=options)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What hand-over between two processors costs, in both directions, as far as a person or a calibration knows it."""
+
+    between: tuple[str, str]
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a plan may take before it counts as failed.
+
+    Attributes:
+        load_s: to compile the stages of one lane.
+        run_s: for one inference, while nothing is known of the plan.
+    """
+
+    load_s: float = 300.0
+    run_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A device: its name and its processors, in the order in which a canonical plan prefers them.
+
+    Raises:
+        UsageError: there is no processor, two have one name, or a link has an end that is no processor.
+    """
+
+    name: str
+    processors: tuple[Processor, ...]
+    links: tuple[Link, ...] = ()
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.processors]
+        if not names:
+            raise UsageError(f"platform {self.name!r} has no processor")
+        if len(set(names)) != len(names):
+            raise UsageError(f"platform {self.name!r}: two processors have one name: {', '.join(names)}")
+        for link in self.links:
+            for end in link.between:
+                self[end]
+
+    def __getitem__(self, name: str) -> Processor:
+        """Return the processor called ``name``.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for processor in self.processors:
+            if processor.name == name:
+                return processor
+        known = ", ".join(p.name for p in self.processors)
+        raise UsageError(f"platform {self.name!r} has no processor {name!r}", f"it has: {known}")
+
+    def restrict(self, names: Sequence[str] | None) -> Platform:
+        """Return the platform with only the named processors, in that order; None keeps all.
+
+        Raises:
+            UsageError: there is no processor of that name, or it is named twice.
+        """
+        if names is None:
+            return self
+        links = tuple(link for link in self.links if set(link.between) <= set(names))
+        return replace(self, processors=tuple(self[name] for name in names), links=links)
+
+    def classes(self) -> dict[str, tuple[Processor, ...]]:
+        """Return the processors grouped by ``like``, in platform order."""
+        groups: dict[str, list[Processor]] = {}
+        for processor in self.processors:
+            groups.setdefault(processor.like, []).append(processor)
+        return {like: tuple(members) for like, members in groups.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the platform as plain values; limits are no part of what a measurement depends on."""
+        links = [asdict(link) | {"between": list(link.between)} for link in self.links]
+        return ({"links": links} if links else {}) | {
+            "name": self.name,
+            "processors": [
+                {
+                    "name": p.name,
+                    "kind": p.kind,
+                    "resources": dict(p.resources),
+                    "like": p.like,
+                    "options": dict(p.options),
+                    "slots": p.slots,
+                }
+                for p in self.processors
+            ],
+        }
+
+
+def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
+    """Return the processors so that lanes that are alike may stand in for each other on this very platform.
+
+    Two lanes are interchangeable only if they exclude the same other lanes, and if of the lanes alike either all
+    exclude each other or none does.
+    """
+    groups: dict[str, list[Processor]] = {}
+    for each in processors:
+        groups.setdefault(each.like, []).append(each)
+    found = []
+    for each in processors:
+        outside = [p.name for p in processors if p.like != each.like and p.excludes(each)]
+        mine = groups[each.like]
+        others = [[p.name for p in processors if p.like != m.like and p.excludes(m)] for m in mine]
+        within = {a.excludes(b) for a in mine for b in mine if a is not b}
+        if len(within) > 1:
+            found.append(replace(each, like=f"{each.like}@{each.name}"))
+        elif any(o != outside for o in others):
+            found.append(replace(each, like=f"{each.like}@{'+'.join(outside)}"))
+        else:
+            found.append(each)
+    return tuple(found)

@@ -1,0 +1,122 @@
+"""Platforms from YAML files, with errors at ``file:line``.
+
+::
+
+    name: my laptop
+    processors:
+      - name: big                    # how plans and tables call it
+        lane: cpu0-3:threads=2       # what --processors would say; the name itself where this is missing
+        resources: {memory: 0.6}     # shares of what lanes have in common, beside their cores or adapter
+      - name: gpu:f32
+        resources: {memory: 0.5}     # 0.6 + 0.5 > 1: the two do not run at the same time
+      - name: dsp                    # for an evaluator that predicts: a kind makes a lane that is not looked for
+        kind: npu
+        like: dsp v68
+        options: {clock_hz: 1.2e+9}
+    links:
+      - between: [big, dsp]
+        bandwidth_bytes_per_s: 4.0e+9
+        latency_s: 2.0e-5
+    limits: {load_s: 60, run_s: 5}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from search_spaces.core.errors import OptimizeError, UsageError
+from search_spaces.core.platform import Limits, Link, Platform, Processor
+from search_spaces.core.yaml_file import MAX_NBYTES, Value, parsed
+
+__all__ = ["MAX_NBYTES", "read_platform"]
+
+_KINDS = ("cpu", "gpu", "npu")
+
+
+def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platform:
+    """Read a platform.
+
+    Args:
+        find: returns the processor that a lane's name asks for; None where the evaluator knows no such names.
+
+    Raises:
+        UsageError: the file is missing, no platform, or asks for what cannot be; the text begins with ``file:line``.
+        UnavailableError: a processor cannot be used here.
+    """
+    root = parsed(path, "a platform")
+    fields = root.fields("a platform", ("name", "processors", "links", "limits"))
+    if "processors" not in fields:
+        raise root.error("a platform must have processors")
+    name = fields["name"].text("the platform's name") if "name" in fields else path.stem
+    entries = fields["processors"].each("processors")
+    processors = tuple(_processor(entry, find) for entry in entries)
+    links = tuple(_link(entry) for entry in fields["links"].each("links")) if "links" in fields else ()
+    limits = _limits(fields["limits"]) if "limits" in fields else Limits()
+    try:
+        return Platform(name, processors, links, limits)
+    except UsageError as error:
+        raise fields["processors"].error(error.what, error.hint) from error
+
+
+def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Processor:
+    if entry.node.id == "scalar" and entry.node.value:
+        name = entry.text("a processor")
+        raise entry.error("a processor must be a mapping of keys to values", f"write {{name: {name}}} for {name}")
+    fields = entry.fields("a processor", ("name", "processor", "kind", "like", "resources", "options"))
+    if "name" not in fields:
+        raise entry.error("a processor must have a name")
+    name = fields["name"].text("the processor's name")
+    shares = {}
+    if "resources" in fields:
+        shares = {
+            key.text("a resource"): value.number(f"the share of {key.text('a resource')!r}", most=1.0)
+            for key, value in fields["resources"].items("resources")
+        }
+    if "kind" in fields:
+        return _described(name, shares, fields)
+    for key in ("options", "like"):
+        if key in fields:
+            raise fields[key].error(f"{key!r} goes with a 'kind'; a processor found on this machine has its own")
+    known = fields.get("processor", fields["name"])
+    if find is None:
+        raise known.error(f"processor {name!r} must have a kind", "one of cpu, gpu, npu")
+    try:
+        found = find(known.text("the processor"))
+    except OptimizeError as error:
+        raise type(error)(known.error(error.what).what, error.hint) from error
+    like = found.like + "".join(f"+{key}={share:g}" for key, share in sorted(shares.items()))
+    return replace(found, name=name, like=like, resources={**found.resources, **shares})
+
+
+def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, Value]) -> Processor:
+    kind: Any = fields["kind"].text("the kind")
+    if kind not in _KINDS:
+        raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")
+    if "processor" in fields:
+        raise fields["processor"].error("a processor has a 'processor' or a 'kind', not both")
+    like = fields["like"].text("like") if "like" in fields else name
+    options = {}
+    if "options" in fields:
+        options = {key.text("an option"): value.plain() for key, value in fields["options"].items("options")}
+    return Processor(name, kind, shares or {name: 1.0}, like, options)
+
+
+def _link(entry: Value) -> Link:
+    fields = entry.fields("a link", ("between", "bandwidth_bytes_per_s", "latency_s"))
+    for key in ("between", "bandwidth_bytes_per_s"):
+        if key not in fields:
+            raise entry.error(f"a link must say {key!r}")
+    ends = [end.text("an end of a link") for end in fields["between"].each("between")]
+    if len(ends) != 2:
+        raise fields["between"].error("a link is between two processors")
+    bandwidth = fields["bandwidth_bytes_per_s"].number("the bandwidth", above=1.0)
+    latency = fields["latency_s"].number("the latency") if "latency_s" in fields else 0.0
+    return Link((ends[0], ends[1]), bandwidth, latency)
+
+
+def _limits(entry: Value) -> Limits:
+    fields = entry.fields("limits", ("load_s", "run_s"))
+    return Limits(**{key: value.number(key, above=0.01, most=86_400.0) for key, value in fields.items()})

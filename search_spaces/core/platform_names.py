@@ -1,0 +1,49 @@
+"""Platform files that ship with the product, by name: ``--platform NAME`` is ``experiments/platforms/NAME.yaml``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from search_spaces.core.errors import UsageError, shown
+
+SHIPPED = Path(__file__).parents[2] / "experiments" / "platforms"
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def platform_names() -> list[str]:
+    """Return the names of the platforms that ship with the product."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def find_platform_file(source: Path, more: Iterable[str] = ()) -> Path:
+    """Return the file that a path or a name stands for.
+
+    A file that is there counts before a name. What looks like a path stands for itself, so that whoever reads it tells
+    what is wrong with it.
+
+    Args:
+        more: other names that would have been understood, for the error's text.
+
+    Raises:
+        UsageError: it is neither a file nor a name; the text tells the names that are alike, or all of them.
+    """
+    name = str(source)
+    if source.name != name or source.suffix in _SUFFIXES or _exists(source):
+        return source
+    known = platform_names()
+    if name in known:
+        return SHIPPED / f"{name}.yaml"
+    names = sorted({*known, *more})
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names)}"
+    hint = hint if names else "give the path of a platform's YAML file"
+    raise UsageError(f"there is no platform {shown(name)}: neither a file nor a name", hint)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is longer than any file's
+        return False

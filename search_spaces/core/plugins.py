@@ -1,0 +1,151 @@
+"""Plug-ins: what installed distributions add to the product by entry points; built-ins come in the same way.
+
+====================================  ==============================================================================
+group                                 what an entry names
+====================================  ==============================================================================
+``partition_optimizer.evaluators``    a class of evaluators, made without arguments
+``partition_optimizer.spaces``        a function of graph, platform and most stages that returns a search space
+``partition_optimizer.samplers``      a class of Optuna samplers that takes ``seed=``
+``partition_optimizer.models``        a function of a path that writes a ``.tflite`` file there
+====================================  ==============================================================================
+
+An entry may also name a mapping of names to such things, as ours do for samplers and models. A plug-in says which
+version of the contract it keeps by an attribute ``contract_version``; without one it is version 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
+from typing import Any
+
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
+
+PREFIX = "partition_optimizer."
+KINDS = {"evaluator": "evaluators", "space": "spaces", "sampler": "samplers", "model": "models"}
+CONTRACT_VERSION = 1
+OURS = "partition-optimizer"
+IMPORT_S = 30.0
+_SHOWN_CHARACTERS = 200
+
+
+class _TimeUp(BaseException):
+    """Not an ``Exception``, so that a plug-in that swallows those does not swallow this one."""
+
+
+def entries(kind: str) -> list[EntryPoint]:
+    """Return the entry points of a kind of plug-in (a key of ``KINDS``), by name."""
+    found = {(e.name, e.value, origin(e)): e for e in entry_points(group=PREFIX + KINDS[kind])}
+    return [found[key] for key in sorted(found)]
+
+
+def origin(entry: EntryPoint) -> str:
+    """Return name and version of the distribution that an entry point comes from, or its value where none is known."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+
+
+def is_ours(entry: EntryPoint) -> bool:
+    """Tell whether an entry point is a built-in."""
+    return entry.dist is not None and entry.dist.name == OURS
+
+
+def find_entry(kind: str, name: str) -> EntryPoint:
+    """Return the entry point of a name.
+
+    Raises:
+        UsageError: there is none, or two distributions have one.
+    """
+    every = entries(kind)
+    found = [e for e in every if e.name == name]
+    if len(found) > 1:
+        raise UsageError(
+            f"{kind} {name!r} is in {' and in '.join(origin(e) for e in found)}", "uninstall one of the two"
+        )
+    if not found:
+        names = sorted(e.name for e in every)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"installed are: {', '.join(names)}"
+        raise UsageError(f"there is no {kind} {name!r}", hint)
+    return found[0]
+
+
+def load_entry(kind: str, entry: EntryPoint, limit_s: float = IMPORT_S) -> Any:
+    """Return what an entry point names.
+
+    Raises:
+        UnavailableError: it cannot be imported, takes longer than ``limit_s`` seconds for that, or is written for
+            another version of the contract; the text names the distribution and the cause.
+    """
+    what = f"{kind} {entry.name!r} of {origin(entry)}"
+    with foreign(f"{what} cannot be loaded"), time_limit(limit_s, f"{what}: importing it"):
+        loaded = entry.load()
+    version = contract_version(loaded)
+    if version != CONTRACT_VERSION:
+        raise UnavailableError(
+            f"{what} is written for version {version} of the contract, and this program has {CONTRACT_VERSION}",
+            "install versions that go together",
+        )
+    return loaded
+
+
+def contract_version(loaded: object) -> object:
+    """Return which version of the contract a plug-in says that it keeps."""
+    return getattr(loaded, "contract_version", CONTRACT_VERSION)
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Turn whatever a plug-in raises into one line that begins with ``what``; errors of ours and interrupts pass.
+
+    Raises:
+        UnavailableError: instead of any other exception, ``SystemExit`` among them.
+    """
+    try:
+        yield
+    except (OptimizeError, KeyboardInterrupt, GeneratorExit, _TimeUp):
+        raise
+    except BaseException as error:
+        text = " ".join(str(error).split())
+        short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+        raise UnavailableError(f"{what}: {type(error).__name__}{': ' if short else ''}{short}") from error
+
+
+@contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Break off what takes longer; in another thread than the main one there is no limit, for signals go there.
+
+    A limit within a limit is no longer than what is left of the outer one, which runs on afterwards.
+
+    Raises:
+        UnavailableError: the time was up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    begin_s = time.monotonic()
+    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    before = signal.getsignal(signal.SIGALRM)
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        if 0.0 < outer_s < seconds and callable(before):
+            before(number, frame)  # it is the outer one's time that is up
+        raise _TimeUp
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, outer_s or seconds))
+    try:
+        yield
+    except _TimeUp:
+        raise UnavailableError(f"{what} took longer than {seconds:g} s", "see whether it hangs") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        if outer_s:
+            signal.setitimer(signal.ITIMER_REAL, max(outer_s - (time.monotonic() - begin_s), 1e-3))

@@ -1,0 +1,234 @@
+"""Several models at once (seed 001): who asks for inferences of what, when, and until when they are due.
+
+On the command line a workload is models with counts, ``squeezenet1_1*4,mobilenet_v1``, whose requests all come at once;
+a file (:mod:`search_spaces.core.workload_file`) says the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from search_spaces.core.errors import UsageError
+
+ArrivalKind = Literal["burst", "closed", "periodic", "poisson"]
+KINDS: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
+MAX_INSTANCES, MAX_REQUESTS = 256, 1_000_000
+QUEUE = 64
+RANKED_ERROR = 0.1
+"""By how much outputs may be off, relative, where convolutions may be decomposed and nobody has said by how much."""
+_COUNT = re.compile(r"(?P<model>.+?)(?:[×*:]|x)(?P<count>[0-9]+)")
+_SIZE = re.compile(r".*/[0-9]+x[0-9]+")
+_FILES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When the requests of one instance come.
+
+    Attributes:
+        kind: ``burst``: all at the beginning; ``closed``: each when the one before is done; ``periodic``: every
+            ``period_s``; ``poisson``: at random, ``period_s`` apart on average.
+        requests: how many come in one run of the workload.
+        period_s: seconds between two requests; 0 where the kind needs none.
+        offset_s: when the first one comes; of a closed loop too.
+    """
+
+    kind: ArrivalKind = "burst"
+    requests: int = 1
+    period_s: float = 0.0
+    offset_s: float = 0.0
+
+    def releases_s(self, seed: int) -> tuple[float, ...]:
+        """Return when each request comes, ascending; of a closed loop only the first one's time is known."""
+        if self.kind == "closed":
+            return (self.offset_s,)
+        if self.kind == "burst":
+            return (self.offset_s,) * self.requests
+        if self.kind == "periodic":
+            return tuple(self.offset_s + i * self.period_s for i in range(self.requests))
+        import numpy as np
+
+        gaps = np.random.default_rng([seed, self.requests]).exponential(self.period_s, self.requests)
+        return tuple(float(t) for t in self.offset_s + np.cumsum(gaps))
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A model and who asks for it.
+
+    Attributes:
+        name: unique in its workload.
+        model: name of a built-in model, or path of a ``.tflite`` file.
+        count: instances of the model, each with requests of its own.
+        priority: the larger, the sooner, where plans go by priority.
+        deadline_s: how long after its arrival a request is due; None: whenever.
+        own_weights: whether each instance keeps weights of its own in memory, instead of sharing one file.
+        queue: requests of an instance that may wait; one that comes when so many do is turned away.
+        tucker: how far the outputs may be off, relative, where its convolutions may be decomposed for that; 0: they may
+            not; None: nobody has said.
+    """
+
+    name: str
+    model: str
+    count: int = 1
+    arrival: Arrival = Arrival()
+    priority: int = 0
+    deadline_s: float | None = None
+    own_weights: bool = False
+    queue: int = QUEUE
+    tucker: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One of a client's instances: its own name, and the position of its client."""
+
+    name: str
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Clients that share a device.
+
+    Attributes:
+        name: what a person calls it.
+        seed: of arrivals at random.
+        memory_limit_nbytes: what weights and tensors of all instances may take together; None: what there is.
+
+    Raises:
+        UsageError: there is no client, two have one name, or a number cannot be.
+    """
+
+    name: str
+    clients: tuple[Client, ...]
+    seed: int = 0
+    memory_limit_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise UsageError(f"workload {self.name!r} has no models")
+        for client in self.clients:
+            problem = wrong_with(client)
+            if problem:
+                raise UsageError(f"workload {self.name!r}: {client.name!r} {problem}")
+        twice = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
+        if twice:
+            raise UsageError(
+                f"workload {self.name!r} has {twice[0]!r} twice", "give a count, or names of their own to the two"
+            )
+        if sum(c.count for c in self.clients) > MAX_INSTANCES:
+            raise UsageError(f"workload {self.name!r} has more than {MAX_INSTANCES} instances")
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """All instances, client by client; where a client has several they are numbered from 1."""
+        return tuple(
+            Instance(client.name if client.count == 1 else f"{client.name} {number}", index)
+            for index, client in enumerate(self.clients)
+            for number in range(1, client.count + 1)
+        )
+
+    def client_of(self, instance: int) -> Client:
+        """Return the client of an instance, given by its position."""
+        return self.clients[self.instances[instance].client]
+
+    @property
+    def deadlines(self) -> bool:
+        """Whether some request has a deadline."""
+        return any(c.deadline_s is not None for c in self.clients)
+
+    @property
+    def streams(self) -> bool:
+        """Whether requests come that nobody waits for before."""
+        return any(c.arrival.kind in {"periodic", "poisson"} for c in self.clients)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the workload as plain values."""
+        document = asdict(self)
+        for client in document["clients"]:
+            if client["tucker"] is None:  # as before there was any
+                del client["tucker"]
+        return document
+
+    @classmethod
+    def from_json(cls, data: object) -> Workload:
+        """Build a workload from what :meth:`to_json` returned; other fields are ignored.
+
+        Raises:
+            UsageError: a field is missing, has the wrong type, or says what cannot be.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"a workload is damaged: {where or 'it'}: {first['msg']}") from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of all but its name."""
+        content = {name: value for name, value in self.to_json().items() if name != "name"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def wrong_with(client: Client) -> str:
+    """Return what is wrong with a client's numbers, as a predicate, or ""."""
+    arrival = client.arrival
+    checks = (
+        (1 <= client.count <= MAX_INSTANCES, f"has the count {client.count}: must be from 1 to {MAX_INSTANCES}"),
+        (1 <= arrival.requests <= MAX_REQUESTS, f"has {arrival.requests} requests: must be from 1 to {MAX_REQUESTS}"),
+        (arrival.kind in {"burst", "closed"} or arrival.period_s > 0.0, "must have a period above 0"),
+        (arrival.offset_s >= 0.0, "has an offset below 0"),
+        (client.deadline_s is None or client.deadline_s > 0.0, "has a deadline that is not above 0"),
+        (client.tucker is None or client.tucker >= 0.0, "has an error below 0 to be decomposed within"),
+        (client.queue >= 1, f"has a queue of {client.queue}: must be at least 1"),
+        (
+            arrival.kind != "burst" or arrival.requests <= client.queue,
+            f"has {arrival.requests} requests at once and room for {client.queue} in its queue",
+        ),
+    )
+    return next((text for fine, text in checks if not fine), "")
+
+
+def is_workload(text: str) -> bool:
+    """Return whether what was given as a model asks for several: a workload's file, a list, or a count."""
+    if text.endswith(".tflite") and "," in text and Path(text).is_file():
+        return False
+    return text.endswith(_FILES) or "," in text or counted(text)[1] is not None
+
+
+def counted(text: str) -> tuple[str, int | None]:
+    """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; no count is None.
+
+    ``posenet/240x320`` asks for a size: a count behind a size is written with ``*``.
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None or _SIZE.fullmatch(text):
+        return text, None
+    return match["model"], int(match["count"])
+
+
+def workload_of(text: str) -> Workload:
+    """Return the workload of ``NAME*4,NAME,…``: one request for each instance, all at once.
+
+    Raises:
+        UsageError: a count is 0 or too large, a word is empty, or a model is named twice.
+    """
+    clients = []
+    for word in text.split(","):
+        model, count = counted(word.strip())
+        if not model:
+            raise UsageError(f"--model {text}: a name is missing", "write NAME*4, and commas between several")
+        if count == 0:
+            raise UsageError(f"--model {word.strip()}: the count must be at least 1", "leave the model out")
+        clients.append(Client(model, model, 1 if count is None else count))
+    return Workload(text, tuple(clients))

@@ -1,0 +1,172 @@
+"""The space of chains: cut the topological order into parts, and give each part a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import comb
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.lane_words import count_words, word_at
+
+if TYPE_CHECKING:
+    import numpy as np
+    from optuna.distributions import BaseDistribution
+
+
+def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> Plan:
+    """Return the plan that cuts the topological order before the operators ``cuts`` (ascending).
+
+    Parts of a topological order never depend on each other in a circle.
+    """
+    borders = [0, *cuts, len(graph.operators)]
+    return Plan(
+        graph.digest,
+        tuple(Stage(tuple(range(a, b)), p) for (a, b), p in zip(pairwise(borders), processors, strict=True)),
+    )
+
+
+class ChainSpace:
+    """All plans of 1 to ``max_stages`` consecutive parts over the lanes of a platform.
+
+    Parameters (fixed for the study): ``stages``; ``cut_1`` …, the operator before which to cut; ``processor_1`` …, that
+    of each part. Of the lanes that are alike only as many are offered as there can be parts.
+
+    Raises:
+        UsageError: there are more parts than operators, or fewer than one.
+    """
+
+    def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
+        count = len(graph.operators)
+        if max_stages < 1:
+            raise UsageError(f"--max-stages {max_stages}: a plan has at least 1 stage")
+        if max_stages > count:
+            raise UsageError(
+                f"--max-stages {max_stages}: {graph.name!r} has only {count} operators", f"give at most {count}"
+            )
+        self._graph = graph
+        self._platform = platform
+        self._max_stages = max_stages
+        self._classes = [tuple(p.name for p in group[:max_stages]) for group in platform.classes().values()]
+        self._lanes = [p.name for p in platform.processors if any(p.name in names for names in self._classes)]
+
+    @property
+    def max_stages(self) -> int:
+        """The parts of a plan at most."""
+        return self._max_stages
+
+    freedoms = ("cuts",)
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        last = len(self._graph.operators) - 1
+        found: dict[str, BaseDistribution] = {"stages": IntDistribution(1, self._max_stages)}
+        found |= {f"cut_{i}": IntDistribution(1, last) for i in range(1, self._max_stages)}
+        found |= {f"processor_{i}": CategoricalDistribution(self._lanes) for i in range(1, self._max_stages + 1)}
+        return found
+
+    def decode(self, params: Mapping[str, Any]) -> Plan:
+        """Return the canonical plan; a cut proposed twice moves to the next free place, so ``stages`` always holds."""
+        parts = int(params["stages"])
+        last = len(self._graph.operators) - 1
+        cuts: set[int] = set()
+        for i in range(1, parts):
+            cut = int(params[f"cut_{i}"])
+            while cut in cuts:
+                cut = cut % last + 1
+            cuts.add(cut)
+        processors = [str(params[f"processor_{i}"]) for i in range(1, parts + 1)]
+        return canonical(chain_plan(self._graph, sorted(cuts), processors), self._graph, self._platform)
+
+    def encode(self, plan: Plan) -> dict[str, Any]:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
+
+        A plan that is not canonical gets the parameters of its canonical form.
+
+        Raises:
+            PlanError: the plan does not fit the graph or the platform, has too many stages, or is no chain.
+        """
+        plan.validate(self._graph, self._platform)
+        if len(plan.stages) > self._max_stages:
+            raise PlanError(f"plan has {len(plan.stages)} stages, the space at most {self._max_stages}")
+        plan = canonical(plan, self._graph, self._platform)
+        borders = [0]
+        for index, stage in enumerate(plan.stages):
+            if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
+                raise PlanError(f"stage {index} of the plan is not a run of consecutive operators")
+            borders.append(borders[-1] + len(stage.operators))
+        params: dict[str, Any] = {"stages": len(plan.stages)}
+        for i in range(1, self._max_stages):
+            params[f"cut_{i}"] = borders[i] if i < len(plan.stages) else 1
+        for i in range(1, self._max_stages + 1):
+            params[f"processor_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._lanes[0]
+        return params
+
+    def cardinality(self) -> int:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        return sum(self._size(parts) for parts in range(1, self._max_stages + 1))
+
+    def plan_at(self, index: int) -> Plan:
+        """Return the plan number ``index`` of 0 … ``cardinality() - 1``, by number of parts, then cuts, then lanes.
+
+        Raises:
+            IndexError: there is no such number.
+        """
+        if index < 0:
+            raise IndexError(index)
+        for parts in range(1, self._max_stages + 1):
+            size = self._size(parts)
+            if index < size:
+                cut_rank, word_rank = divmod(index, self._words(parts))
+                cuts = combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
+                return chain_plan(self._graph, cuts, word_at(word_rank, parts, self._classes))
+            index -= size
+        raise IndexError(index)
+
+    def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return the plan after one random move: a part elsewhere, a cut moved, one less or one more.
+
+        Args:
+            plan: of this space.
+        """
+        count, lanes = len(self._graph.operators), [stage.processor for stage in plan.stages]
+        cuts = [stage.operators[0] for stage in plan.stages[1:]]
+        free = [c for c in range(1, count) if c not in cuts]
+        move = int(rng.integers(4))
+        if move == 1 and cuts and free:
+            cuts[int(rng.integers(len(cuts)))] = free[int(rng.integers(len(free)))]
+        elif move == 2 and cuts:
+            gone = int(rng.integers(len(cuts)))
+            del cuts[gone], lanes[gone + int(rng.integers(2))]
+        elif move == 3 and free and len(lanes) < self._max_stages:
+            cut = free[int(rng.integers(len(free)))]
+            lanes.insert(sum(c < cut for c in cuts) + 1, self._lanes[int(rng.integers(len(self._lanes)))])
+            cuts.append(cut)
+        else:
+            lanes[int(rng.integers(len(lanes)))] = self._lanes[int(rng.integers(len(self._lanes)))]
+        return canonical(chain_plan(self._graph, sorted(cuts), lanes), self._graph, self._platform)
+
+    def _size(self, parts: int) -> int:
+        return comb(len(self._graph.operators) - 1, parts - 1) * self._words(parts)
+
+    def _words(self, parts: int) -> int:
+        return count_words(parts, self._classes)
+
+
+def combination(top: int, size: int, rank: int) -> list[int]:
+    """Return the subset number ``rank`` (lexicographic) of ``size`` elements of 1 … ``top``."""
+    chosen: list[int] = []
+    first = 1
+    for left in range(size - 1, -1, -1):
+        while rank >= (count := comb(top - first, left)):
+            rank -= count
+            first += 1
+        chosen.append(first)
+        first += 1
+    return chosen

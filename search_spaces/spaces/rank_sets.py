@@ -1,0 +1,93 @@
+"""Ranks of a workload's models: of each model a few sets to choose from, which all its instances have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.core.arrangement import Arrangement, RankSet
+from search_spaces.core.errors import PlanError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from optuna.distributions import IntDistribution
+
+
+class RankSets:
+    """What stands beside cuts and lanes in a space of workloads.
+
+    Args:
+        sets: of each client the sets that it may get beside none; none of them is empty.
+        clients: of each instance its client.
+    """
+
+    def __init__(self, sets: Sequence[Sequence[RankSet]], clients: Sequence[int]) -> None:
+        self.sets = tuple(tuple(each) for each in sets) or ((),) * (max(clients) + 1)
+        self._clients = tuple(clients)
+        self._open = [c for c, each in enumerate(self.sets) if each]
+
+    def __bool__(self) -> bool:
+        """Return whether some model has a choice."""
+        return bool(self._open)
+
+    def __len__(self) -> int:
+        """Return how many choices there are for all models together, none at all among them."""
+        return prod(len(each) + 1 for each in self.sets)
+
+    def chosen(self, which: Mapping[int, int]) -> tuple[RankSet, ...]:
+        """Return the ranks of each instance, for an :class:`~search_spaces.core.arrangement.Arrangement`.
+
+        Args:
+            which: client → the number of its set; 0, and clients that are left out: as the model is.
+        """
+        if not any(which.values()):
+            return ()
+        each = [((), *sets)[which.get(c, 0)] for c, sets in enumerate(self.sets)]
+        return tuple(each[c] for c in self._clients)
+
+    def which(self, found: Arrangement) -> dict[int, int]:
+        """Return client → the number of its set.
+
+        Raises:
+            PlanError: there is no such set, or instances of one client have different ones.
+        """
+        numbers = dict.fromkeys(self._open, 0)
+        for c, sets in enumerate(self.sets) if found.ranks else ():
+            mine = {found.ranks[k] for k, client in enumerate(self._clients) if client == c}
+            if len(mine) > 1:
+                raise PlanError(f"instances of model {c + 1} have different ranks")
+            (own,) = mine
+            if own and own not in sets:
+                raise PlanError(f"the space does not hold the ranks of model {c + 1}")
+            numbers[c] = ((), *sets).index(own)
+        return numbers
+
+    def distributions(self) -> dict[str, IntDistribution]:
+        """Return ``ranks_C`` for each client with a choice, C from 1."""
+        from optuna.distributions import IntDistribution
+
+        return {f"ranks_{c + 1}": IntDistribution(0, len(self.sets[c])) for c in self._open}
+
+    def decode(self, params: Mapping[str, Any]) -> tuple[RankSet, ...]:
+        """Return the ranks of each instance that parameters stand for."""
+        return self.chosen({c: int(params[f"ranks_{c + 1}"]) for c in self._open})
+
+    def encode(self, found: Arrangement) -> dict[str, int]:
+        """Return parameters; errors are those of :meth:`which`."""
+        which = self.which(found)
+        return {f"ranks_{c + 1}": which[c] for c in self._open}
+
+    def at(self, index: int) -> tuple[RankSet, ...]:
+        """Return choice number ``index`` of 0 … ``len(self) - 1``; number 0 is none at all."""
+        which = {}
+        for c in self._open:
+            index, which[c] = divmod(index, len(self.sets[c]) + 1)
+        return self.chosen(which)
+
+    def neighbour(self, found: Arrangement, rng: np.random.Generator) -> tuple[RankSet, ...]:
+        """Return ranks with those of one client changed; there must be a choice."""
+        which = self.which(found)
+        c = self._open[int(rng.integers(len(self._open)))]
+        others = [n for n in range(len(self.sets[c]) + 1) if n != which[c]]
+        return self.chosen(which | {c: others[int(rng.integers(len(others)))]})

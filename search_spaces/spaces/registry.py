@@ -1,0 +1,134 @@
+"""Which plans are searched: freedoms by name, and spaces of plug-ins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from search_spaces.core.errors import UnavailableError, UsageError, shown
+from search_spaces.core.plugins import entries, find_entry, foreign, load_entry, origin
+from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from search_spaces.core.arrangement import RankSet
+    from search_spaces.core.graph import Graph
+    from search_spaces.core.joined_graph import JoinedGraph
+    from search_spaces.core.platform import Platform
+    from search_spaces.core.workload import Workload
+    from search_spaces.spaces.workload_space import WorkloadSpace
+
+FREEDOMS = ("cuts", "branches", "splits", "ranks")
+"""What plans may do: cut into stages, run branches side by side, split operators, decompose convolutions."""
+
+_METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
+
+
+def parse_freedoms(text: str) -> str:
+    """Return ``cuts,branches,…`` in the order of :data:`FREEDOMS`, or the name of a plug-in's space as it is.
+
+    Raises:
+        UsageError: a word is no freedom, and no installed space has that name.
+    """
+    words = [word.strip() for word in text.split(",")]
+    unknown = [word for word in words if word not in FREEDOMS]
+    if not unknown:
+        return ",".join(f for f in FREEDOMS if f == "cuts" or f in words)
+    if len(words) == 1 and any(entry.name == text for entry in entries("space")):
+        return text
+    raise UsageError(
+        f"--allow {shown(text)}: there is no freedom {shown(unknown[0])}", f"use some of {', '.join(FREEDOMS)}"
+    )
+
+
+def freedoms_of(allow: str) -> frozenset[str]:
+    """Return the freedoms of what :func:`parse_freedoms` returned; none of a plug-in's space."""
+    return frozenset(allow.split(",")) & frozenset(FREEDOMS)
+
+
+def freedoms_in(space: object) -> tuple[str, ...]:
+    """Return the freedoms that the plans of a space have; none of a plug-in's space that says nothing of them."""
+    return tuple(getattr(space, "freedoms", ()))
+
+
+def needs_any_stages(allow: str) -> bool:
+    """Return whether plans have as many stages as they need, unless a person limits them.
+
+    Raises:
+        UsageError, UnavailableError: see :func:`make_space`.
+    """
+    if freedoms_of(allow):
+        return bool(freedoms_of(allow) & {"branches", "splits"})
+    return bool(getattr(load_entry("space", find_entry("space", allow)), "any_stages", False))
+
+
+def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:
+    """Return the space of some freedoms for a model on a platform.
+
+    Args:
+        allow: see :func:`parse_freedoms`.
+        max_stages: stages of a plan at most; where operators are split each operator may begin one.
+
+    Raises:
+        UsageError: it cannot be for this model and so many stages.
+        UnavailableError: a plug-in's space cannot be loaded or made; the text names the distribution and the cause.
+    """
+    freedoms = freedoms_of(allow)
+    if not freedoms:
+        return _of_plugin(allow, graph, platform, max_stages)
+    from search_spaces.spaces.branch_space import BranchSpace
+    from search_spaces.spaces.chain import ChainSpace
+    from search_spaces.spaces.coexecution import CoexecutionSpace
+    from search_spaces.spaces.rank_space import RankSpace
+
+    found: NeighbourlySpace
+    if "splits" in freedoms or freedoms >= {"branches", "ranks"}:
+        found = CoexecutionSpace(graph, platform, splits="splits" in freedoms, branches="branches" in freedoms)
+    elif "branches" in freedoms:
+        found = BranchSpace(graph, platform, max_stages)
+    else:
+        found = ChainSpace(graph, platform, max_stages)
+    return RankSpace(graph, found) if "ranks" in freedoms else found
+
+
+def make_workload_space(
+    allow: str,
+    workload: Workload,
+    joined: JoinedGraph,
+    platform: Platform,
+    max_stages: int,
+    rank_sets: Sequence[Sequence[RankSet]] = (),
+) -> WorkloadSpace:
+    """Return the space of some freedoms for several models.
+
+    Args:
+        allow: see :func:`parse_freedoms`.
+        platform: lanes and pools.
+        max_stages: stages of each model at most, where none is split or has branches side by side.
+        rank_sets: of each client the ranks that its instances may get.
+
+    Raises:
+        UsageError: it cannot be for these models and so many stages, or is that of a plug-in.
+    """
+    from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
+    from search_spaces.spaces.workload_space import WorkloadSpace
+
+    freedoms = freedoms_of(allow)
+    if not freedoms:
+        raise UsageError(f"--allow {allow}: a plug-in's space is of one model", f"give some of {', '.join(FREEDOMS)}")
+    splits, branches = "splits" in freedoms, "branches" in freedoms
+    if splits or branches:
+        return SharedWorkloadSpace(workload, joined, platform, rank_sets, splits=splits, branches=branches)
+    return WorkloadSpace(workload, joined, platform, max_stages, rank_sets)
+
+
+def _of_plugin(name: str, graph: Graph, platform: Platform, max_stages: int) -> EnumerableSpace:
+    entry = find_entry("space", name)
+    kind = load_entry("space", entry)
+    what = f"space {name!r} of {origin(entry)}"
+    with foreign(f"{what} cannot be made"):
+        space = kind(graph, platform, max_stages)
+    missing = [method for method in _METHODS if not callable(getattr(space, method, None))]
+    if missing:
+        raise UnavailableError(f"{what} has no method {missing[0]!r}", "see search_spaces.spaces.space")
+    return cast("EnumerableSpace", space)

@@ -1,0 +1,332 @@
+"""The space of workloads (seed 001): job boundaries and ranks per model, a lane per job, and who goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import comb, factorial, prod
+from typing import TYPE_CHECKING, Any
+
+from search_spaces.core.arrangement import Arrangement, RankSet, arrangement, in_runs
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.joined_graph import JoinedGraph
+from search_spaces.core.plan import Dispatch, Plan, Stage
+from search_spaces.core.platform import Platform
+from search_spaces.core.workload import Workload
+from search_spaces.spaces.chain import combination
+from search_spaces.spaces.lane_words import count_words, word_at
+from search_spaces.spaces.rank_sets import RankSets
+
+if TYPE_CHECKING:
+    import numpy as np
+    from optuna.distributions import BaseDistribution
+
+_MOST_SIZES = 1 << 16
+Row = tuple[Stage, ...]
+"""The stages of one instance, by its own operators."""
+
+_RANKS_MOVE = 0.2  # of all moves, where models may be decomposed
+
+
+class WorkloadSpace:
+    """All ways to cut the models of a workload into jobs and to give these to lanes and pools.
+
+    Parameters (fixed for the study): ``dispatch``; ``jobs_C`` and ``cut_C_i``, for the client C (from 1) the number of
+    its jobs and the operators before which to cut; ``first_K``, which makes instance K (from 1) come sooner the smaller
+    it is; ``on_K_J``, the lane of job J of instance K. Equal values of ``first_K`` keep the order of the workload.
+    Where a model may be decomposed ``ranks_C``: 0 leaves it as it is, other numbers are its rank sets, from 1.
+
+    Args:
+        joined: the models, a component for each instance.
+        platform: its lanes and pools (:mod:`search_spaces.core.pools`).
+        max_jobs: of a model at most; models with fewer operators have fewer.
+        rank_sets: of each client the sets of ranks that all its instances may get, none of them empty; () for none.
+
+    Raises:
+        UsageError: there are fewer than one job, or too many clients to count the plans.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        max_jobs: int,
+        rank_sets: Sequence[Sequence[RankSet]] = (),
+    ) -> None:
+        if max_jobs < 1:
+            raise UsageError(f"--max-stages {max_jobs}: a model has at least 1 job")
+        self._joined, self._platform = joined, platform
+        self._client = [instance.client for instance in workload.instances]
+        self._operators = [
+            len(joined.components[self._client.index(c)].graph.operators) for c in range(len(workload.clients))
+        ]
+        self._most = [min(max_jobs, count) for count in self._operators]
+        if prod(self._most) > _MOST_SIZES:
+            raise UsageError(
+                f"--max-stages {max_jobs}: {len(self._most)} models with so many jobs each make too many combinations",
+                "allow fewer",
+            )
+        self._counts = [client.count for client in workload.clients]
+        self._places = [p.name for p in platform.processors]
+        self._classes = [tuple(p.name for p in group) for group in platform.classes().values()]
+        self.ranks = RankSets(rank_sets, self._client)
+        self.dispatches: tuple[Dispatch, ...] = ("fifo", "priority", *(("edf",) if workload.deadlines else ()))
+
+    @property
+    def freedoms(self) -> tuple[str, ...]:
+        """What its plans may do, beside ranks."""
+        return ("cuts",)
+
+    @property
+    def joined(self) -> JoinedGraph:
+        """The models."""
+        return self._joined
+
+    @property
+    def platform(self) -> Platform:
+        """The lanes and pools."""
+        return self._platform
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        found: dict[str, BaseDistribution] = {"dispatch": CategoricalDistribution(self.dispatches)}
+        found |= {f"first_{k}": IntDistribution(1, len(self._client)) for k in range(1, len(self._client) + 1)}
+        return {**found, **self._row_distributions(), **self.ranks.distributions()}
+
+    def _row_distributions(self) -> dict[str, BaseDistribution]:
+        """Return the parameters of :meth:`_rows`."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        found: dict[str, BaseDistribution] = {}
+        for c, (most, count) in enumerate(zip(self._most, self._operators, strict=True), 1):
+            found[f"jobs_{c}"] = IntDistribution(1, most)
+            found |= {f"cut_{c}_{i}": IntDistribution(1, count - 1) for i in range(1, most)}
+        for k, c in enumerate(self._client, 1):
+            found |= {f"on_{k}_{j}": CategoricalDistribution(self._places) for j in range(1, self._most[c] + 1)}
+        return found
+
+    def decode(self, params: Mapping[str, Any]) -> Plan:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`; a cut proposed twice moves to the next free place."""
+        every = range(len(self._client))
+        order = sorted(every, key=lambda k: (int(params[f"first_{k + 1}"]), k))
+        ranks = self.ranks.decode(params)
+        return self.plan(Arrangement(params["dispatch"], tuple(order), self._rows(params), ranks))
+
+    def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
+        """Return the stages of each instance that parameters stand for."""
+        cuts = []
+        for c, count in enumerate(self._operators, 1):
+            chosen: set[int] = set()
+            for i in range(1, int(params[f"jobs_{c}"])):
+                cut = int(params[f"cut_{c}_{i}"])
+                while cut in chosen:
+                    cut = cut % (count - 1) + 1
+                chosen.add(cut)
+            cuts.append(tuple(sorted(chosen)))
+        return tuple(
+            in_runs(self._operators[c], cuts[c], [str(params[f"on_{k}_{j}"]) for j in range(1, len(cuts[c]) + 2)])
+            for k, c in enumerate(self._client, 1)
+        )
+
+    def plan(self, found: Arrangement) -> Plan:
+        """Return the canonical plan of an arrangement."""
+        return found.canonical(self._client, self._platform).plan(self._joined)
+
+    def arrangement(self, plan: Plan) -> Arrangement:
+        """Return what a plan of the space says.
+
+        Raises:
+            PlanError: the plan is not in the space.
+        """
+        plan.validate(self._joined.graph, self._platform)
+        found = arrangement(plan, self._joined)
+        if found.dispatch not in self.dispatches:
+            raise PlanError(f"the plan goes by {found.dispatch!r}, which is the same as 'fifo' without deadlines")
+        self._row_params(found.stages)
+        self.ranks.which(found)
+        return found
+
+    def encode(self, plan: Plan) -> dict[str, Any]:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`; any plan gets those of its canonical form.
+
+        Raises:
+            PlanError: the plan is not in the space.
+        """
+        found = self.arrangement(plan).canonical(self._client, self._platform)
+        params: dict[str, Any] = {"dispatch": found.dispatch}
+        params |= {f"first_{k + 1}": place for place, k in enumerate(found.order, 1)}
+        return {**params, **self._row_params(found.stages), **self.ranks.encode(found)}
+
+    def _row_params(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the parameters that the stages of each instance stand for.
+
+        Raises:
+            PlanError: there are none.
+        """
+        params: dict[str, Any] = {}
+        for c, most in enumerate(self._most):
+            each = {_cuts(rows[k]) for k, client in enumerate(self._client) if client == c}
+            if len(each) > 1:
+                raise PlanError(f"instances of model {c + 1} are cut in different ways")
+            (cuts,) = each
+            if len(cuts) >= most:
+                raise PlanError(f"model {c + 1} has {len(cuts) + 1} jobs, the space at most {most}")
+            params[f"jobs_{c + 1}"] = len(cuts) + 1
+            params |= {f"cut_{c + 1}_{i + 1}": cuts[i] if i < len(cuts) else 1 for i in range(most - 1)}
+        for k, c in enumerate(self._client):
+            lanes = [stage.processor for stage in rows[k]] + [self._places[0]] * (self._most[c] - len(rows[k]))
+            params |= {f"on_{k + 1}_{j}": lane for j, lane in enumerate(lanes, 1)}
+        return params
+
+    def cardinality(self) -> int:
+        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        return len(self.ranks) * len(self.dispatches) * self._orders() * self._count_rows()
+
+    def plan_at(self, index: int) -> Plan:
+        """Return the plan number ``index`` of 0 … ``cardinality() - 1``.
+
+        Raises:
+            IndexError: there is no such number.
+        """
+        if not 0 <= index < self.cardinality():
+            raise IndexError(index)
+        index, ranks = divmod(index, len(self.ranks))
+        index, dispatch = divmod(index, len(self.dispatches))
+        index, place = divmod(index, self._orders())
+        order = _order_at(place, self._counts, self._client)
+        rows = self._rows_at(index, order)
+        return self.plan(Arrangement(self.dispatches[dispatch], tuple(order), rows, self.ranks.at(ranks)))
+
+    def _count_rows(self) -> int:
+        """Return how many different stages all instances can have, for one order of theirs."""
+        return sum(size for _, size in self._sizes())
+
+    def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:
+        """Return the stages of all instances, by their number."""
+        jobs: Sequence[int] = ()
+        for jobs, size in self._sizes():  # noqa: B007 - the one that the number falls into is wanted
+            if index < size:
+                break
+            index -= size
+        index, rank = divmod(index, self._words(jobs))
+        cuts = []
+        for count, parts in zip(self._operators, jobs, strict=True):
+            index, which = divmod(index, comb(count - 1, parts - 1))
+            cuts.append(tuple(combination(count - 1, parts - 1, which)))
+        word = iter(word_at(rank, self._length(jobs), self._classes))
+        lanes = {k: tuple(next(word) for _ in range(jobs[self._client[k]])) for k in order}
+        return tuple(in_runs(self._operators[c], cuts[c], lanes[k]) for k, c in enumerate(self._client))
+
+    def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return the plan after one random move: of an instance in the order, of jobs to lanes, of a cut, of ranks.
+
+        Args:
+            plan: of this space.
+        """
+        found = arrangement(plan, self._joined)
+        if self.ranks and rng.random() < _RANKS_MOVE:
+            return self.plan(replace(found, ranks=self.ranks.neighbour(found, rng)))
+        move = int(rng.integers(6))
+        if move == 0:
+            others = [d for d in self.dispatches if d != found.dispatch]
+            return self.plan(replace(found, dispatch=others[int(rng.integers(len(others)))]))
+        if move <= 2:
+            order = list(found.order)
+            moved = order.pop(int(rng.integers(len(order))))
+            order.insert(int(rng.integers(len(order) + 1)), moved)
+            return self.plan(replace(found, order=tuple(order)))
+        if move <= 4:
+            return self.plan(replace(found, stages=self._elsewhere(found.stages, rng)))
+        return self.plan(replace(found, stages=self._cut_otherwise(found.stages, rng)))
+
+    def _elsewhere(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
+        """Move a job, all jobs of an instance, or all instances of a client to a lane or a pool."""
+        lane = self._places[int(rng.integers(len(self._places)))]
+        k, reach = int(rng.integers(len(rows))), int(rng.integers(3))
+        if reach == 0:
+            job = int(rng.integers(len(rows[k])))
+            moved = tuple(replace(s, processor=lane) if j == job else s for j, s in enumerate(rows[k]))
+            return (*rows[:k], moved, *rows[k + 1 :])
+        return tuple(
+            tuple(replace(s, processor=lane) for s in row)
+            if other == k or (reach == 2 and self._client[other] == self._client[k])
+            else row
+            for other, row in enumerate(rows)
+        )
+
+    def _cut_otherwise(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
+        """Take a cut away, or move it, or cut once more; a new job runs where the one before it does."""
+        c = int(rng.integers(len(self._most)))
+        cuts = list(_cuts(rows[self._client.index(c)]))
+        lanes = {k: [s.processor for s in rows[k]] for k, client in enumerate(self._client) if client == c}
+        free = [i for i in range(1, self._operators[c]) if i not in cuts]
+        if cuts and (len(cuts) + 1 == self._most[c] or not free or rng.random() < 0.6):
+            gone = int(rng.integers(len(cuts)))
+            del cuts[gone]
+            for each in lanes.values():
+                del each[gone + 1]
+        if len(cuts) + 1 < self._most[c] and free and rng.random() < 0.6:
+            cut = free[int(rng.integers(len(free)))]
+            after = sum(other < cut for other in cuts)
+            cuts.insert(after, cut)
+            for each in lanes.values():
+                each.insert(after + 1, each[after])
+        return tuple(in_runs(self._operators[c], cuts, lanes[k]) if k in lanes else row for k, row in enumerate(rows))
+
+    def _sizes(self) -> Iterator[tuple[Sequence[int], int]]:
+        """Yield the jobs of each client, and how many plans there are of one dispatch and one order."""
+        for jobs in product(*(range(1, most + 1) for most in self._most)):
+            ways = prod(comb(count - 1, parts - 1) for count, parts in zip(self._operators, jobs, strict=True))
+            yield jobs, ways * self._words(jobs)
+
+    def _length(self, jobs: Sequence[int]) -> int:
+        return sum(count * parts for count, parts in zip(self._counts, jobs, strict=True))
+
+    def _words(self, jobs: Sequence[int]) -> int:
+        return count_words(self._length(jobs), self._classes)
+
+    def _orders(self) -> int:
+        return factorial(len(self._client)) // prod(map(factorial, self._counts))
+
+
+def _cuts(row: Row) -> tuple[int, ...]:
+    """Return where a model is cut.
+
+    Raises:
+        PlanError: its stages are no runs of operators one after another.
+    """
+    end = 0
+    for index, stage in enumerate(row):
+        if stage.share is not None or stage.operators != tuple(range(end, end + len(stage.operators))):
+            raise PlanError(f"stage {index} of a model is no run of consecutive operators")
+        end += len(stage.operators)
+    return tuple(stage.operators[0] for stage in row[1:])
+
+
+def _order_at(rank: int, counts: Sequence[int], clients: Sequence[int]) -> list[int]:
+    """Return order number ``rank`` of the instances, in which those of a client come by their number.
+
+    Args:
+        counts: instances of each client.
+        clients: of each instance its client.
+    """
+    left = list(counts)
+    following = [clients.index(c) for c in range(len(left))]
+    order = []
+    for _ in clients:
+        for c, count in enumerate(left):
+            if not count:
+                continue
+            left[c] -= 1
+            ways = factorial(sum(left)) // prod(map(factorial, left))
+            if rank < ways:
+                break
+            rank -= ways
+            left[c] += 1
+        order.append(following[c])
+        following[c] += 1
+    return order
