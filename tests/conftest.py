@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from optimizer.study import one_model as model_study
-from optimizer.study import verdict as decide
+from optimizer.study import one_model, verdict
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
 from tests import sentences
 
-settings.register_profile("shared machine", deadline=None)  # a neighbour's load is no failure
+# A neighbour's load is no failure.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
 # Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
@@ -59,8 +59,8 @@ def _decided() -> Iterator[None]:
     Nor do they wait for it: the machine's noise is the evidence's business (:mod:`tests.benchmarks.verdicts`).
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "UNDECIDED", math.inf)
-        patch.setattr(model_study, "_DISTURBED_S", 0.0)
+        patch.setattr(verdict, "UNDECIDED", math.inf)
+        patch.setattr(one_model, "_DISTURBED_S", 0.0)
         yield
 
 

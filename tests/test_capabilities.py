@@ -31,7 +31,7 @@ from evaluators.table.evaluator import TableEvaluator, TableSession
 from evaluators.testing import SyntheticEvaluator, SyntheticSession
 from evaluators.workload.predicted import PredictedSession
 from optimizer.model.robust import in_states
-from optimizer.study import course as study
+from optimizer.study import course
 from optimizer.study.config import parse_config
 from optimizer.workload.problem import read_problem
 from search_spaces.core.errors import UnavailableError
@@ -378,7 +378,7 @@ def test_what_is_not_promised_is_never_called(
             yield session(stack.enter_context(SyntheticEvaluator.prepare(self, platform, scratch)))
 
     evaluator = silent(SyntheticEvaluator, OF_EVALUATORS.values(), prepare=prepare)
-    monkeypatch.setattr(study, "make_evaluator", lambda _: evaluator())
+    monkeypatch.setattr(course, "make_evaluator", lambda _: evaluator())
     result = go(tmp_path, **{"model": SMALL, "budget": 6, **changed})
     assert result.verdict is not None
     assert math.isfinite(sum(trial.median_s for trial in result.history.trials if not trial.failure))

@@ -16,7 +16,7 @@ from rich.console import Console
 from evaluators.base import Agreement
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
 from optimizer.report.console import render
-from optimizer.study import course as study
+from optimizer.study import course
 from optimizer.study.history import History, Trial
 from optimizer.study.records import Record, header
 from search_spaces.core.errors import UsageError
@@ -36,7 +36,7 @@ EVALUATOR = SyntheticEvaluator(
 
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "make_evaluator", lambda _: EVALUATOR)
+    monkeypatch.setattr(course, "make_evaluator", lambda _: EVALUATOR)
     monkeypatch.setattr("search_spaces.models.load", lambda *_, **__: example_graph(9))
 
 

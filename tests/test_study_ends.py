@@ -23,7 +23,7 @@ from evaluators.forwarding import ForwardingSession
 from evaluators.machine import problems
 from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.report.console import render
-from optimizer.study import course as study
+from optimizer.study import course
 from optimizer.study.ends import Interrupted
 from optimizer.study.log import read_log
 from optimizer.study.one_model import OneModel
@@ -69,7 +69,7 @@ class Evaluator(base.Evaluator):
 
 @pytest.fixture(autouse=True)
 def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "make_evaluator", lambda _: Evaluator())
+    monkeypatch.setattr(course, "make_evaluator", lambda _: Evaluator())
     monkeypatch.setattr("search_spaces.models.load", lambda *_, **__: example_graph(6))
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_decided_is_kept_and_decided_later(tmp_path: Path, monkey
         return replace(decided(*words, **more), undecided="“whole on cpu0” may be up to 30 % faster")
 
     with monkeypatch.context() as patch:
-        patch.setattr(study, "decide", unsteady)
+        patch.setattr(course, "decide", unsteady)
         first = go(tmp_path)
     assert first.verdict is not None
     assert first.verdict.undecided
