@@ -219,7 +219,7 @@ def test_a_study_of_several_models(
     assert main([*words, "-q"]) in {0, 5}
     out, _ = capsys.readouterr()
     found: dict[str, Any] = json.loads(out or (tmp_path / "run" / "result.json").read_text())
-    assert {"one after another on stream0", "a lane for each model"} <= set(found["baselines"])
+    assert {"one after another on stream0", "one processor per model"} <= set(found["baselines"])
     prices = [json.loads(line) for line in Path("run/trials.jsonl").read_text().splitlines() if '"prices"' in line]
     assert prices
     assert "one process per model" not in str(found["baselines"])

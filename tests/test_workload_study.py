@@ -83,7 +83,7 @@ def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.Ca
     assert "squeezenet1_1 1" in run(capsys, *words)
     table = run(capsys, "--workload", "robot.yaml", "--budget", "3")
     assert "one process per model" in table
-    assert "best plan: jobs are taken" in table
+    assert "best plan: requests are served" in table
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rich.text import Text
 from optimizer.report.terminal import table
 from search_spaces.core.arrangement import jobs_of
 from search_spaces.core.plan import runs_of
+from search_spaces.core.wording import plural
 
 if TYPE_CHECKING:
     from optimizer.workload.result import WorkloadResult
@@ -28,7 +29,7 @@ def workload_head(result: WorkloadResult) -> Text:
     explored = "all of them" if result.exhausted else f"{result.history.measured:,} of them"
     return Text(
         f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
-        f"{result.cardinality:.3g} plans in the space, {explored} tried in {result.wall_s:.0f} s"
+        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {result.wall_s:.0f} s"
     )
 
 
@@ -60,7 +61,7 @@ def outcomes_table(result: WorkloadResult) -> Table:
 def jobs_table(result: WorkloadResult) -> Table:
     """Return the best plan, model by model in the order in which they go first."""
     plan = result.best
-    title = "best plan" if plan is None else f"best plan: jobs are taken {_ORDERS[plan.dispatch]}"
+    title = "best plan" if plan is None else f"best plan: requests are served {_ORDERS[plan.dispatch]}"
     listed: list[tuple[str, ...]] = []
     times: dict[str, Any] = result.outcomes.get("best", {}).get("instances_ms", {})
     shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
@@ -72,7 +73,7 @@ def jobs_table(result: WorkloadResult) -> Table:
         listed.append((str(place), component.name, _jobs(rows), _number(times.get(component.name))))
     if len(shown) > _MOST_JOBS:
         listed.append(("…", f"{len(shown) - _MOST_JOBS} more models", "", ""))
-    return table((">first", "model", "jobs: operators on lane", ">ms"), listed, title)
+    return table((">first", "model", "stages: operators on processor", ">ms"), listed, title)
 
 
 def _jobs(stages: Iterable[Stage]) -> str:

@@ -14,7 +14,7 @@ from search_spaces.core.pools import lanes_of, members
 from search_spaces.spaces.workload_space import WorkloadSpace
 
 PROCESSES, THREADS = "one process per model", "one thread per model"
-SEQUENTIAL, STATIC = "one after another", "a lane for each model"
+SEQUENTIAL, STATIC = "one after another", "one processor per model"
 _THREADS_HOST = "threads"
 
 
@@ -46,7 +46,7 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
 
     ``one process per model`` and ``one thread per model``, with each number of threads that the platform's lanes have,
     where lanes can be such;
-    ``one after another`` on each kind of lane; ``a lane for each model``, in turns, where several can run at once.
+    ``one after another`` on each kind of lane; ``one processor per model``, in turns, where several can run at once.
     """
     count = len(space.joined.components)
     found = []

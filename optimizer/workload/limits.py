@@ -147,7 +147,9 @@ def check(
         each = [least(simulator, graph, ranks, runs=runs, splits="splits" in freedoms) for ranks in every]
         found[client.name] = Least(min(e.latency_s for e in each), min(e.work_s for e in each))
         if not np.isfinite(found[client.name].work_s):
-            raise UnavailableError(f"no lane takes all operators of {client.model!r}", "name others with --processors")
+            raise UnavailableError(
+                f"no processor supports all operators of {client.model!r}", "name others with --processors"
+            )
     broken = list(_broken(simulator, memory, found, sets))
     if broken:
         raise infeasible(*broken)
@@ -192,7 +194,7 @@ def _broken(
     lanes = _at_once(simulator)
     yield from _late_together(workload, bounds, lanes)
     if busy > TRUST * lanes:
-        yield Violation("lanes that periodic models keep busy", busy, lanes, "lanes", _BUSY)
+        yield Violation("processors that periodic models keep busy", busy, lanes, "processors", _BUSY)
 
 
 def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
