@@ -73,12 +73,15 @@ def chain_costs(platform: Platform, tables: PartCosts, *, least: bool = False) -
     )
 
 
-def least_chain(graph: Graph, costs: ChainCosts, price: Price, max_stages: int, *, min_stages: int = 1) -> Least:
+def least_chain(
+    graph: Graph, costs: ChainCosts, price: Price, max_stages: int, *, min_stages: int = 1, looks: float = math.inf
+) -> Least:
     """Return the fastest chain of ``min_stages`` to ``max_stages`` parts, with a bound on all of them.
 
     Args:
         costs: with the least hand-overs.
         price: what the session says of a plan, in seconds; infinite for one that it refuses.
+        looks: at how many chains whose neighbours overlap; the bound is lower where they are more.
 
     Raises:
         InfeasibleError: no chain fits.
@@ -99,7 +102,7 @@ def least_chain(graph: Graph, costs: ChainCosts, price: Price, max_stages: int, 
         raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
     if left:  # all that could be faster were priced
         bound_s = best[0]
-    found, left_s = _Overlapping(graph, costs, price).best(min_stages, max_stages, best[0])
+    found, left_s = _Overlapping(graph, costs, price).best(min_stages, max_stages, best[0], looks)
     best = found or best
     return Least(best[1], best[0], min(best[0], bound_s, left_s))
 
@@ -124,7 +127,9 @@ class _Overlapping:
             [j for j, q in enumerate(lanes) if (i == j and p.slots == 1) or p.excludes(q)] for i, p in enumerate(lanes)
         ]
 
-    def best(self, min_stages: int, max_stages: int, known_s: float) -> tuple[tuple[float, Plan] | None, float]:
+    def best(
+        self, min_stages: int, max_stages: int, known_s: float, looks: float
+    ) -> tuple[tuple[float, Plan] | None, float]:
         """Return the fastest that beats ``known_s``, or None, and what none that was not looked at goes below."""
         best: tuple[float, Plan] | None = None
         priced = looked = 0
@@ -137,6 +142,8 @@ class _Overlapping:
             seen.add(cuts)
             for word in lane_words(self._costs.platform, len(cuts) + 1):
                 looked += 1
+                if looked > looks:
+                    return best, relax(self._graph, self._costs).latency_s
                 if self._bound_s(cuts, word) >= known_s:
                     continue
                 if priced >= _MOST_PRICED or looked >= _MOST_LOOKED:

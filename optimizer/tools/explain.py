@@ -52,6 +52,7 @@ from search_spaces.spaces.registry import needs_any_stages
 
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
+_LOOKS = 10_000  # at chains of so many stages, for each number of stages: an explanation takes seconds
 _HAIR = 1e-9
 _LITTLE = 1e-3  # of the latency: what binds by less than this is not worth a thought
 _TIME = ".4g"
@@ -176,7 +177,7 @@ def _model_of(study: Study) -> Iterator[Model]:
 
         def best(fewest: int, most: int) -> tuple[Plan, float] | None:
             try:
-                found = least_chain(graph, least, price, most, min_stages=fewest)
+                found = least_chain(graph, least, price, most, min_stages=fewest, looks=_LOOKS)
             except InfeasibleError:
                 return None
             return found.plan, found.cost_s
