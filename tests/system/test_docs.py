@@ -128,6 +128,7 @@ NOT_RUN = {
     "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
     **{f"pytest{folder}": "these tests" for folder in ("", " tests/system", " tests/test_plan.py", " -m litert")},
     "pytest --golden FILE…": "writes the golden file",
+    "pytest tests/system/test_composition.py": "these tests",
     "python -m tests.benchmarks.readme_picture experiments/results/several_models.svg": "a test here compares it",
     "python -m tests.pins check": "test_pins.py does so",
     **{
@@ -135,6 +136,7 @@ NOT_RUN = {
         for words in (
             "FILE --evaluator NAME",
             "experiments/results/composition.md --evaluator litert cost-model table",
+            "FILE --pairs --evaluator remote example",
         )
     },
     "python -m tests.benchmarks.NAME": "measures for minutes",
