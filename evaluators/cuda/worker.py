@@ -3,7 +3,7 @@
 Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
 process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
 
-The host's loop: the desk says which job goes to which stream, the streams say which job has ended (seed 001).
+The host's loop: the scheduler says which job goes to which stream, the streams say which job has ended (seed 001).
 
 One thread does both. It starts a job by replaying its graph and looks at the events of the busy lanes in turns, so a
 stream never waits for more than a few microseconds of Python; launching kernel by kernel from a thread for each model
@@ -123,41 +123,41 @@ _NAP_S = 1e-3
 
 
 def attend(
-    desk: Scheduler,
+    scheduler: Scheduler,
     work: Sequence[Sequence[Any]],
     streams: Streams,
     limit_s: float,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> None:
-    """Run what comes to a desk until all of it is done.
+    """Run what comes to a scheduler until all of it is done.
 
     Args:
-        desk: whose run is not begun.
+        scheduler: whose run is not begun.
         work: of each seat, of each of its jobs: what streams start.
         limit_s: a job that takes longer has failed.
 
     Raises:
         UnavailableError: a job failed, or took too long.
     """
-    lanes = sorted({lane for seat in desk.clients for lanes in seat.lanes for lane in lanes})
+    lanes = sorted({lane for seat in scheduler.clients for lanes in seat.lanes for lane in lanes})
     busy: dict[int, int] = {}  # lane → when its job began
     limit_ns = int(limit_s * 1e9)
-    desk.begin(clock())
+    scheduler.begin(clock())
     look = True
     while True:
-        if look or desk.next_arrival_ns() <= clock():
-            desk.arrive(clock())
-            for number, lane in desk.start(clock()):
-                seat, job = desk.whose(number)
+        if look or scheduler.next_arrival_ns() <= clock():
+            scheduler.arrive(clock())
+            for number, lane in scheduler.start(clock()):
+                seat, job = scheduler.whose(number)
                 streams.start(lane, work[seat][job])
                 busy[lane] = clock()
-            if desk.over:
+            if scheduler.over:
                 return
         look = False
         for lane in lanes:
             if lane in busy and _ended(streams, lane):
                 del busy[lane]
-                desk.finish(lane, clock())
+                scheduler.finish(lane, clock())
                 look = True
                 break  # what became ready is started before any other lane is looked at
         if look:
@@ -166,7 +166,7 @@ def attend(
         for lane, began_ns in busy.items():
             if now_ns - began_ns > limit_ns:
                 raise UnavailableError(f"a job on stream {lane} took longer than {limit_s:g} s")
-        _pause(desk, streams, now_ns, waits=not busy)
+        _pause(scheduler, streams, now_ns, waits=not busy)
 
 
 def _ended(streams: Streams, lane: int) -> bool:
@@ -177,11 +177,11 @@ def _ended(streams: Streams, lane: int) -> bool:
         raise UnavailableError(f"a job on stream {lane} failed: {lines[0]}") from error
 
 
-def _pause(desk: Scheduler, streams: Streams, now_ns: int, *, waits: bool) -> None:
+def _pause(scheduler: Scheduler, streams: Streams, now_ns: int, *, waits: bool) -> None:
     if not waits:
         streams.idle()
         return
-    next_ns = desk.next_arrival_ns()
+    next_ns = scheduler.next_arrival_ns()
     if next_ns == NEVER_NS:
         raise UnavailableError("the jobs of the workload wait for each other for ever")
     if next_ns - now_ns > _NEAR_NS:
@@ -330,23 +330,23 @@ class Worker:
 
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
         seats = [QueueClient.from_json(entry) for entry in head["seats"]]
-        desk = Scheduler(seats, head["excluded"], head["dispatch"])
+        scheduler = Scheduler(seats, head["excluded"], head["dispatch"])
         streams = self._lanes(len(head["excluded"]))
         work = [self._instances[number].work for number in head["instances"]]
         stores, stop_ns = array("q"), head["stop_above_ns"]
         gc.disable()
         try:
             for _ in range(head["runs"]):
-                attend(desk, work, streams, head["limit_s"])
-                stores.extend(desk.store)
-                came_ns, ended_ns = desk.requests(0)[0]
+                attend(scheduler, work, streams, head["limit_s"])
+                stores.extend(scheduler.store)
+                came_ns, ended_ns = scheduler.requests(0)[0]
                 if stop_ns is not None and ended_ns - came_ns > stop_ns:
                     break
         finally:
             gc.enable()
             if self._device != "cpu":
                 self._torch.cuda.set_stream(self._torch.cuda.default_stream())
-        return {"size": desk.size}, stores.tobytes()
+        return {"size": scheduler.size}, stores.tobytes()
 
     def _lanes(self, count: int) -> Streams:
         if count > MAX_STREAMS:

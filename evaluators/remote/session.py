@@ -21,9 +21,9 @@ from evaluators.guard import wrong_batch
 from evaluators.remote import wire
 from evaluators.remote.connection import SHORT_S, SLACK_S, Connection, Link, Sendable, sendable, waited
 from evaluators.remote.devices import Device, find_devices
-from evaluators.workload.lowered import Lowerings
+from evaluators.workload.host import PricedWorkload
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.predicted import Grids, WorkloadSimulator
+from evaluators.workload.predicted import Grids
 from evaluators.workload.prices import PriceTable
 from search_spaces.core.arrangement import RankSet
 from search_spaces.core.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
@@ -168,7 +168,7 @@ class RemoteSession(Session):
         return self._models[key]
 
 
-class RemoteWorkload(RemoteSession):
+class RemoteWorkload(RemoteSession, PricedWorkload):
     """See :class:`~evaluators.workload.host.WorkloadSession`; what predicts is here, what measures on the device."""
 
     def __init__(
@@ -180,13 +180,11 @@ class RemoteWorkload(RemoteSession):
         platform: Platform,
         objective: Objective,
     ) -> None:
-        super().__init__(link, folder)
-        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
-        self.lowerings = Lowerings(joined, platform)
+        RemoteSession.__init__(self, link, folder)
+        PricedWorkload.__init__(self, workload, joined, platform, objective)
         clients = [each.client for each in workload.instances]
         graphs = [joined.components[clients.index(c)].graph for c in range(len(workload.clients))]
         self._clients = [(graph, self._model(graph)) for graph in graphs]
-        self._simulator: WorkloadSimulator | None = None
         self._hosted = 0  # generation of the connection over which the models are hosted
         self._joined = ""
         self._there: dict[str, str] = {}
@@ -218,17 +216,6 @@ class RemoteWorkload(RemoteSession):
             self.capabilities, decompose=isinstance(told, dict) and told.get("decompose") is True
         )
 
-    @property
-    def simulator(self) -> WorkloadSimulator:
-        """See :class:`~evaluators.workload.host.WorkloadSession`.
-
-        Raises:
-            UnavailableError: :meth:`price` was not called.
-        """
-        if self._simulator is None:
-            raise UnavailableError("the workload's jobs have no prices yet")
-        return self._simulator
-
     def price(
         self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = MappingProxyType({})
     ) -> Mapping[str, Any]:
@@ -242,8 +229,7 @@ class RemoteWorkload(RemoteSession):
             found = _renamed(self._asked("Price", request, _PRICE_S).get("prices"), back)
         if found is None:
             raise wire.WireError("the device tells no prices")
-        price = PriceTable.from_json(found).price(lanes_of(self.platform))
-        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
+        self.predict_by(PriceTable.from_json(found))
         return found
 
     def _asked(self, method: str, data: dict[str, Any], limit_s: float) -> dict[str, Any]:

@@ -117,8 +117,8 @@ def worst(found: Iterable[Agreement]) -> Agreement:
     return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
 
 
-class MeasuredWorkload(Session, ABC):
-    """See :class:`WorkloadSession`.
+class PricedWorkload(Session):
+    """A session of one workload whose plans are predicted by prices of jobs; see :class:`WorkloadSession`.
 
     Attributes:
         lowerings: make the models that plans run.
@@ -138,11 +138,20 @@ class MeasuredWorkload(Session, ABC):
         """See :class:`WorkloadSession`.
 
         Raises:
-            UnavailableError: :meth:`price` was not called.
+            UnavailableError: there are no prices yet.
         """
         if self._simulator is None:
             raise UnavailableError("the workload's jobs have no prices yet")
         return self._simulator
+
+    def predict_by(self, table: PriceTable) -> None:
+        """Predict plans by these prices from now on."""
+        price = table.price(self._lanes)
+        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
+
+
+class MeasuredWorkload(PricedWorkload, ABC):
+    """A session that measures the prices itself."""
 
     def price(
         self,
@@ -154,8 +163,7 @@ class MeasuredWorkload(Session, ABC):
         graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
         table = self.measured(graphs, progress) if known is None else PriceTable.from_json(known)
         table = with_triples(table, graphs, grids, self.lowerings, self._lanes, self.alone, progress, self.forget)
-        price = table.price(self._lanes)
-        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
+        self.predict_by(table)
         return table.to_json()
 
     @abstractmethod

@@ -70,7 +70,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if not evaluator.capabilities.workloads:
         raise UsageError(
             f"--evaluator {config.evaluator}: it runs one model at a time",
-            "give litert, cuda, cost-model, or a single --model",
+            "give litert, cuda, cost-model, remote, or a single --model",
         )
     if config.deadline is not None:
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
