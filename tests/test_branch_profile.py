@@ -7,13 +7,12 @@ from contextlib import closing
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from optimizer.model.branches import predictor
 
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession
 from optimizer.model.branch_profile import _root, branch_profile
-from optimizer.model.branches import predictor
 from optimizer.model.profile import profile
 from search_spaces.core.plan import Plan, Stage
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import chain_plan
 from tests.test_branch_space import CORES
 from tests.test_branches import Recipe, built, recipes

@@ -14,7 +14,6 @@ from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.branch_runs import BranchRuns
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.branches import branch_groups
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.registry import make_space

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
 
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import SyntheticEvaluator
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.branch_greedy import branch_greedy
-from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
 from optimizer.model.profile import Profile
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.course import run_study
@@ -21,7 +21,6 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.branch_runs import BranchRuns
-from search_spaces.spaces.branch_space import BranchSpace
 from tests.sentences import fails
 from tests.short_studies import Quiet
 from tests.strategies import one_core

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optimizer.model.coexecution import coexecution_profile
 
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
-from optimizer.model.coexecution import coexecution_profile
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.profile import profile
 from search_spaces.core.errors import PlanError, RewriteError, UsageError
 from search_spaces.core.graph import Graph
@@ -27,7 +27,8 @@ from search_spaces.models.litert import read_model
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.splits import extent
 from search_spaces.rewrites.views import without_copies
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 from tests.sentences import fails
 from tests.split_models import VALID, Layers, layers
 from tests.strategies import one_core
@@ -69,7 +70,7 @@ quick = settings(max_examples=25, deadline=None)
 @given(drawn=layers(), data=st.data())
 def test_decode_is_total_and_encode_finds_the_way_back(drawn: Layers, data: st.DataObject) -> None:
     graph = read(drawn)
-    space = CoexecutionSpace(graph, TWO)
+    space = SegmentSpace(graph, TWO)
     number = data.draw(st.integers(0, space.cardinality() - 1))
     for plan in (space.plan_at(number), space.plan_at(space.cardinality() - 1)):
         plan.validate(graph, TWO)
@@ -92,7 +93,7 @@ def test_decode_is_total_and_encode_finds_the_way_back(drawn: Layers, data: st.D
 def test_lowered_plans_are_plans_of_the_rewritten_model(drawn: Layers, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         graph = read_model(drawn.net.write(Path(folder) / "model.tflite"))
-        space = CoexecutionSpace(graph, TWO)
+        space = SegmentSpace(graph, TWO)
         plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
         lowered = Lowering(graph).lower(plan)
     lowered.plan.validate(lowered.graph, TWO)
@@ -105,8 +106,8 @@ def test_lowered_plans_are_plans_of_the_rewritten_model(drawn: Layers, data: st.
 @given(drawn=layers(most=3), seed=st.integers(0, 99))
 def test_the_dynamic_programme_finds_the_least_of_all_parts(drawn: Layers, seed: int) -> None:
     graph = read(drawn)
-    space = CoexecutionSpace(graph, TWO)
-    model = CoexecutionModel(space, costs(graph, seed))
+    space = SegmentSpace(graph, TWO)
+    model = SegmentModel(space, costs(graph, seed))
     found = model.best()
     assert found.cost_s == pytest.approx(model.cost_s(found.parts))
     assert found.parts[0].first == 0
@@ -124,7 +125,7 @@ def test_the_dynamic_programme_finds_the_least_of_all_parts(drawn: Layers, seed:
 @given(recipe=recipes(), data=st.data())
 def test_branches_side_by_side_are_parts(recipe: Recipe, data: st.DataObject) -> None:
     graph, _ = built(recipe)
-    space = CoexecutionSpace(graph, TWO)
+    space = SegmentSpace(graph, TWO)
     plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
     plan.validate(graph, TWO)
     assert space.decode(space.encode(plan)) == plan
@@ -146,8 +147,8 @@ def test_branches_side_by_side_are_parts(recipe: Recipe, data: st.DataObject) ->
 @given(recipe=recipes(), seed=st.integers(0, 99))
 def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> None:
     graph, _ = built(recipe)
-    space = CoexecutionSpace(graph, TWO)
-    model = CoexecutionModel(space, costs(graph, seed))
+    space = SegmentSpace(graph, TWO)
+    model = SegmentModel(space, costs(graph, seed))
     best = model.best()
     assert best.cost_s <= model.best(branches=False).cost_s + 1e-12
     assert best.cost_s <= model.best(splits=False).cost_s + 1e-12
@@ -158,7 +159,7 @@ def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> 
 
 def test_what_is_no_group_runs_whole() -> None:
     graph = network(("in", "x"), ("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("y", "out"))
-    space = CoexecutionSpace(graph, TWO)
+    space = SegmentSpace(graph, TWO)
     assert space.groups == {(1, 3): ((1,), (2,))}
     params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | {"cut_1": True, "split_1": "branches", "share_1": 2}
     params |= {"on_1": "cpu0", "with_1": "cpu1"}
@@ -173,7 +174,7 @@ def test_uneven_processors_get_uneven_shares() -> None:
     uneven = costs(graph, 0)
     uneven.operator_s[1] = 5 * uneven.operator_s[0]
     two_kinds = Platform("two kinds", (one_core(0), one_core(1)))
-    found = CoexecutionModel(CoexecutionSpace(graph, two_kinds), uneven).best()
+    found = SegmentModel(SegmentSpace(graph, two_kinds), uneven).best()
     (split,) = [p for p in found.parts if p.first == 0]
     assert split.axis == "height"
     assert split.cut / extent(graph, split.first, split.last, "height") == pytest.approx(5 / 6, abs=0.1)
@@ -184,7 +185,7 @@ def test_cuts_between_channels_lie_between_tiles_of_the_kernels() -> None:
     drawn.conv(40)
     drawn.conv(12)
     drawn.done()
-    space = CoexecutionSpace(read(drawn), TWO)
+    space = SegmentSpace(read(drawn), TWO)
     assert {sides.split.cuts[0] for sides in space.steps(0, 1, "channels").values()} == {8, 16, 24, 32}
     assert {sides.split.cuts[0] for sides in space.steps(1, 2, "channels").values()} == set(range(1, 12))
     assert {sides.split.cuts[0] for sides in space.steps(0, 2, "height").values()} == set(range(1, 8))
@@ -201,7 +202,7 @@ def test_what_lies_where_it_belongs_is_not_copied(part: Part, left: list[str]) -
     with tempfile.TemporaryDirectory() as folder:
         graph = read_model(small().net.write(Path(folder) / "model.tflite"))
         rest = Part(part.last, len(graph.operators), ("cpu0",))
-        lowered = Lowering(graph).lower(CoexecutionSpace(graph, TWO).plan([part, rest]))
+        lowered = Lowering(graph).lower(SegmentSpace(graph, TWO).plan([part, rest]))
         assert {o.kind for o in lowered.graph.operators} >= {"CONCATENATION"}
         viewed = without_copies(lowered.graph, lowered.plan, TWO)
     assert [o.kind for o in viewed.graph.operators if o.kind in ("SLICE", "CONCATENATION")] == left
@@ -218,7 +219,7 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
     with evaluator.prepare(platform) as session:
         known = profile(session, graph, platform)
-        space = CoexecutionSpace(graph, platform)
+        space = SegmentSpace(graph, platform)
         found = coexecution_profile(session, graph, platform, space, known, lambda _: None)
     (like,) = found.operator_s
     assert sum(found.operator_s[like]) + found.overhead_s[like] == pytest.approx(found.whole_s[like])
@@ -228,7 +229,7 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
 
 def test_one_processor_is_refused() -> None:
     with fails(UsageError):
-        CoexecutionSpace(read(small()), Platform("one", (one_core(0),)))
+        SegmentSpace(read(small()), Platform("one", (one_core(0),)))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
     graph = read_model(small().net.write(tmp_path / "model.tflite"))
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
-    space = CoexecutionSpace(graph, platform)
+    space = SegmentSpace(graph, platform)
     parts = (
         Part(0, 3, ("cpu0", "cpu1"), "height", 7),
         Part(3, 4, ("cpu1", "cpu0"), "channels", 8),
@@ -292,7 +293,7 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
 def test_splits_and_branches_in_one_plan(squeezenet: Graph) -> None:
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
-    space = CoexecutionSpace(squeezenet, platform)
+    space = SegmentSpace(squeezenet, platform)
     (first, last), *_ = sorted(space.groups)
     count = len(squeezenet.operators)
     step = space.steps(last, last + 2, "height")
@@ -320,7 +321,7 @@ def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:
     assert platform is not None
     lanes = [p.name for p in platform.processors][:2]
     restricted = platform.restrict(lanes)
-    space = CoexecutionSpace(graph, restricted)
+    space = SegmentSpace(graph, restricted)
     plan = space.plan([Part(0, 3, (lanes[0], lanes[1]), "height", 8), Part(3, 5, (lanes[0],))])
     with evaluator.prepare(restricted) as session, closing(session.load(graph, plan)) as candidate:
         batch = candidate.run(2)

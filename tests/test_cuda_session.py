@@ -31,7 +31,8 @@ from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.sentences import fails, says
 
@@ -113,7 +114,7 @@ def test_branches_on_two_streams_overlap_and_compute_what_the_model_does() -> No
     graph = load("googlenet@0.25/64")
     platform = evaluator.platform()
     names = tuple(p.name for p in platform.processors[:2])
-    space = CoexecutionSpace(graph, platform.restrict(names), splits=False)
+    space = SegmentSpace(graph, platform.restrict(names), splits=False)
     (first, last), *_ = space.groups
     parts = [
         Part(0, first, names[:1]),

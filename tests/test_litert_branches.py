@@ -17,7 +17,6 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.branch_space import BranchSpace
 from tests.litert_loading import agrees
 
 pytestmark = [

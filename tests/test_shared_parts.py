@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.exact.segment_model import SegmentModel
 from search_spaces.core.errors import PlanError, RewriteError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_chains import LONGEST
-from search_spaces.spaces.shared_parts import SharedParts
+from search_spaces.spaces.shared_parts import Part, SharedParts
 from tests.sentences import fails
 from tests.split_models import Layers, layers
 from tests.test_branches import Recipe, built, recipes
@@ -45,7 +45,7 @@ def deep(count: int) -> Graph:
     return read(found)
 
 
-def model_of(space: CoexecutionSpace, seed: int) -> CoexecutionModel:
+def model_of(space: SegmentSpace, seed: int) -> SegmentModel:
     """Return a model with hand-overs that differ, copies that cost or not, a lane that refuses, and corrections."""
     rng = np.random.default_rng(seed)
     lanes, count = len(space.platform.processors), len(space.graph.operators)
@@ -53,7 +53,7 @@ def model_of(space: CoexecutionSpace, seed: int) -> CoexecutionModel:
     operator_s[0, rng.integers(count)] = math.inf
     hand_over_s = rng.uniform(0.0, 0.2, (count, lanes, lanes))
     costs = ChainCosts(space.platform, operator_s, rng.uniform(0.0, 0.1, lanes), hand_over_s)
-    model = CoexecutionModel(space, costs, copy_s_per_byte=float(rng.choice([0.0, 1e-5])))
+    model = SegmentModel(space, costs, copy_s_per_byte=float(rng.choice([0.0, 1e-5])))
     model.usual |= {"whole": 1.1, "height": 0.9, "channels": 1.3, "branches": 1.2}
     for first, last, how, lane in (
         (int(first), int(rng.integers(first + 1, count + 1)), str(how), str(lane))
@@ -67,7 +67,7 @@ def model_of(space: CoexecutionSpace, seed: int) -> CoexecutionModel:
     return model
 
 
-def least_s(model: CoexecutionModel, *, most: int = LONGEST, branches: bool = True) -> float:
+def least_s(model: SegmentModel, *, most: int = LONGEST, branches: bool = True) -> float:
     """Return what the best parts take, each priced by itself."""
     space = model.space
     count = len(space.graph.operators)
@@ -86,7 +86,7 @@ def least_s(model: CoexecutionModel, *, most: int = LONGEST, branches: bool = Tr
 @settings(max_examples=25, deadline=None)
 @given(drawn=layers(most=4), seed=st.integers(0, 2**16))
 def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int) -> None:
-    model = model_of(CoexecutionSpace(read(drawn), LANES), seed)
+    model = model_of(SegmentSpace(read(drawn), LANES), seed)
     for found, least in (
         (model.best(), least_s(model)),
         (model.best(chains=False), least_s(model, most=1)),
@@ -101,7 +101,7 @@ def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int
 @given(recipe=recipes(), seed=st.integers(0, 2**16))
 def test_the_optimum_with_branches_is_that_of_parts_priced_one_by_one(recipe: Recipe, seed: int) -> None:
     graph, _ = built(recipe)
-    model = model_of(CoexecutionSpace(graph, LANES), seed)
+    model = model_of(SegmentSpace(graph, LANES), seed)
     assert model.best().cost_s == pytest.approx(least_s(model))
     assert model.best(branches=False).cost_s == pytest.approx(least_s(model, branches=False))
 
@@ -143,7 +143,7 @@ def check_sides(graph: Graph, parts: SharedParts, split: Split, k: int) -> None:
 
 def test_chains_have_an_end() -> None:
     graph = deep(LONGEST + 2)
-    space = CoexecutionSpace(graph, LANES)
+    space = SegmentSpace(graph, LANES)
     assert space.cuts(1, 1 + LONGEST, "height")
     assert not space.cuts(0, 1 + LONGEST, "height")
     assert extent(graph, 0, 1 + LONGEST, "height") == 64

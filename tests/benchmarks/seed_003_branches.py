@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from optimizer.model.branches import branch_baselines, branch_beliefs, predictor
 
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from optimizer.model.branch_profile import branch_profile
-from optimizer.model.branches import branch_baselines, branch_beliefs, predictor
 from optimizer.model.profile import profile
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import chain_plan
 
 Row = dict[str, Any]

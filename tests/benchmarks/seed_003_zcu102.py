@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs
 
 from evaluators.base import Session
 from evaluators.cost_model.features import KERNELS, operator_features
@@ -24,13 +25,11 @@ from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.model.bounds import price_of
-from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs
 from optimizer.model.profile import known_profile
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Link, Platform, Processor
 from search_spaces.models.zoo import draft
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.branches import branch_groups
 
 LARGE = ("conv", "winograd")
