@@ -15,7 +15,7 @@ from optimizer.study import one_model, verdict
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
-from tests import sentences
+from tests.support import sentences
 
 # A neighbour's load is no failure.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
