@@ -23,7 +23,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "sentences.yaml"
 ANY = "{*}"
 _LONGEST = 120
 _ROOT = Path(__file__).parents[2]
-_SPEND = re.compile(r"/[^\s'\"“”:;,]*?/pytest-\d+/[^\s/'\"“”:;,]+")
+# Each process of pytest-xdist has a folder of its own.
+_SPEND = re.compile(r"/[^\s'\"“”:;,]*?/pytest-\d+/(?:popen-gw\d+/)?[^\s/'\"“”:;,]+")
 
 Error = TypeVar("Error", bound=BaseException)
 Sentences = dict[str, dict[str, list[str]]]
