@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from optimizer.model.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
+from optimizer.model.segments import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan

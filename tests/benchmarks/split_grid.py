@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from optimizer.samplers.coexecution import CoexecutionProposer
 
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.litert.session import LitertEvaluator, LitertSession
@@ -31,6 +30,7 @@ from evaluators.sampling import SamplingPolicy, measure
 from optimizer.model.profile import known_profile, profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import Problem
+from optimizer.samplers.segments import SegmentProposer
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -60,7 +60,7 @@ def replayed(
         operators = known_profile(session.part_costs(graph), platform)
     else:
         operators = profile(session, graph, platform)
-    proposer = CoexecutionProposer(Problem(graph, platform, space, operators.costs(platform)), space)
+    proposer = SegmentProposer(Problem(graph, platform, space, operators.costs(platform)), space)
     most = math.floor(SHARE * sum(plan.is_split for plan in every_plan(space)))
     tried: list[Plan] = []
     while len(tried) < most:

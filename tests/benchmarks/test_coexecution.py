@@ -18,7 +18,7 @@ from search_spaces.models.zoo import draft
 from search_spaces.rewrites.splits import Axis, Split, SplitGraph, split_operators
 from search_spaces.spaces.branches import branch_groups
 from search_spaces.spaces.segment_space import SegmentSpace
-from tests.strategies import one_core
+from tests.support.strategies import one_core
 
 PLAN_S, GROUPS_S, REWRITE_NBYTES = 1.0, 0.1, 4 << 20
 

@@ -4,11 +4,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from optimizer.model.branches import waits_s
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator
+from optimizer.model.segments import waits_s
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
 

@@ -51,7 +51,7 @@ from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import make_space
 from search_spaces.spaces.space import SearchSpace
 from search_spaces.spaces.workload_space import WorkloadSpace
-from tests.short_studies import Quiet
+from tests.support.short_studies import Quiet
 
 Plain = dict[str, Any]
 ROOT = Path(__file__).parents[2]

@@ -126,8 +126,12 @@ NOT_RUN = {
     },
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
     "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
-    **{f"pytest{folder}": "these tests" for folder in ("", " tests/system", " tests/test_plan.py", " -m litert")},
+    **{
+        f"pytest{folder}": "these tests"
+        for folder in ("", " tests/system", " tests/laws", " tests/search_spaces/core/test_plan.py", " -m litert")
+    },
     "pytest --golden FILE…": "writes the golden file",
+    "python -m tests.faults.fuzz_files SECONDS SEED": "test_fuzz_files.py does so",
     "pytest tests/system/test_composition.py": "these tests",
     "python -m tests.benchmarks.readme_picture experiments/results/several_models.svg": "a test here compares it",
     "python -m tests.pins check": "test_pins.py does so",
