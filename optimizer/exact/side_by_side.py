@@ -119,23 +119,23 @@ class SideBySide:
     def __init__(self, space: SegmentSpace, segment: Segment, costs: ChainCosts) -> None:
         self.segment, self._base = segment, space.base(segment)
         runs, lanes = len(segment.runs), len(costs.platform.processors)
-        for blocks in range(2, min(lanes, runs, self._base) + 1):
-            more = list(_apart(costs.platform, blocks))
-            if not more or (blocks > 2 and count_words(runs, blocks) * len(more) > _MOST_WAYS):
+        self._ways: list[tuple[Words, Ints]] = []  # by the number of blocks, and on which processors these are
+        for blocks in range(2, max(2, min(lanes, runs, self._base)) + 1):
+            on = np.array(list(_apart(costs.platform, blocks)), dtype=np.int64).reshape(-1, blocks)
+            few = count_words(runs, blocks) * len(on) <= _MOST_WAYS
+            if not len(on) or (blocks > 2 and not few):
                 break
-            self._blocks, self._on = blocks, np.array(more, dtype=np.int64)
-        few = count_words(runs, self._blocks) * len(self._on) <= _MOST_WAYS
-        found = list(all_words(runs, self._blocks)) if few else self._near(costs)
-        self._words = words_of(segment, found, self._blocks)
+            found = [w for w in all_words(runs, blocks) if blocks == 2 or max(w) == blocks - 1] if few else None
+            self._ways.append((words_of(segment, found or self._near(costs, on), blocks), on))
 
-    def _near(self, costs: ChainCosts) -> list[Word]:
+    def _near(self, costs: ChainCosts, pairs: Ints) -> list[Word]:
         """Return words that a greedy schedule comes to on each pair of processors, and what is beside them."""
         runs = range(len(self.segment.runs))
         run_s = np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T
         found: dict[Word, None] = {(0,) * len(runs): None}
         whole_s = costs.operator_s.sum(axis=1)
-        quickest = np.argsort([sum(1.0 / max(whole_s[lane], 1e-12) for lane in on) for on in self._on], kind="stable")
-        for on in self._on[quickest[::-1][:_PAIRS]]:
+        quickest = np.argsort([sum(1.0 / max(whole_s[lane], 1e-12) for lane in on) for on in pairs], kind="stable")
+        for on in pairs[quickest[::-1][:_PAIRS]]:
             ends, free, word = [0.0] * len(runs), [0.0, 0.0], []
             for run in runs:
                 ready = max((ends[b] for b in self.segment.reads[run]), default=0.0)
@@ -161,14 +161,16 @@ class SideBySide:
         Args:
             before: the processor on which what is before the segment ended.
         """
-        total = self.all_s(self._words, self._on, timed, before)
+        return min((self._least(*ways, timed, before) for ways in self._ways), key=lambda found: found[0])
+
+    def _least(self, words: Words, on: Ints, timed: Timed, before: int | None) -> tuple[float, tuple[int, ...], int]:
+        total = self.all_s(words, on, timed, before)
         if total.shape[2] > 1 and self._base < len(timed.overhead_s):  # the space's number tells two apart, no third
-            own = (self._on[..., None] == np.arange(total.shape[2])).any(axis=1)
+            own = (on[..., None] == np.arange(total.shape[2])).any(axis=1)
             total = np.where(own[None], total, np.inf)
-        word, which, on = np.unravel_index(int(total.argmin()), total.shape)
-        lanes = self._on[which]
-        placed = tuple(int(lanes[b]) for b in self._words.words[int(word)])
-        return float(total[word, which, on]), placed, int(on) if len(timed.behind_s) > 1 else placed[0]
+        word, which, meet = np.unravel_index(int(total.argmin()), total.shape)
+        placed = tuple(int(on[which][b]) for b in words.words[int(word)])
+        return float(total[word, which, meet]), placed, int(meet) if len(timed.behind_s) > 1 else placed[0]
 
     def all_s(self, words: Words, on: Ints, timed: Timed, before: int | None) -> Seconds:
         """Return what each of R words takes on each of J choices of processors, by where the runs meet.

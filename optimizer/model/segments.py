@@ -180,7 +180,7 @@ def segment_baselines(
 
 
 def _greedy(space: SegmentSpace, costs: ChainCosts, home: int) -> tuple[Part, ...]:
-    """Return the plan of seed 003's procedure; with stages and transfers for nothing, all that gains is side by side."""
+    """Return the plan of seed 003's procedure; where stages and transfers are free, all that gains is side by side."""
     runs = BranchRuns.of(space.graph)
     names = [p.name for p in costs.platform.processors]
     lanes = branch_greedy(runs, costs, home)

@@ -188,7 +188,7 @@ class SegmentProposer:
                 beside = [block.share + (d - digits[r]) * base**r for r in range(len(digits)) for d in range(base)]
                 yield from (replace(block, share=code) for code in beside if code)
             elif len(codes) <= _CODES:
-                for on, other in self._space.pairs:
+                for on, other in self._space.pairs_for("branches"):
                     yield from (Block(first, last, "branches", on, other, code) for code in codes)
 
     def _nearest(self, block: Block, first: int) -> Block:

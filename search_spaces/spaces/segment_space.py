@@ -164,11 +164,11 @@ class SegmentSpace(SharedParts):
 
     def _shared(self, block: Block) -> tuple[Part, ...] | None:
         on = block.on, block.other
-        if block.way == "whole" or on not in self._others or self.platform[on[0]].excludes(self.platform[on[1]]):
+        if block.way == "whole" or on not in self._others:
             return None
         if block.way == "branches":
             return self._side_by_side(block)
-        if not self.axes:
+        if not self.axes or self.platform[on[0]].excludes(self.platform[on[1]]):
             return None
         if block.way in EACH:
             found = tuple(self._each(block))
@@ -188,7 +188,7 @@ class SegmentSpace(SharedParts):
         for _ in segment.runs:
             rest, digit = divmod(rest, base)
             where.append(order[digit])
-        used = [self.platform[name] for name in {*where, block.on}]
+        used = [self.platform[name] for name in set(where)]
         if set(where) == {block.on} or any(a.excludes(b) for a, b in combinations(used, 2)):
             return None
         behind = (Part(segment.joint, block.last, (block.on,)),) if segment.joint < block.last else ()
@@ -459,19 +459,25 @@ class SegmentSpace(SharedParts):
         """Return share number ``index`` of those that :meth:`shares` counts."""
         return index + 1 if way in EACH or way == "branches" else list(self.cuts(first, last, _axis(way)))[index]
 
+    def pairs_for(self, way: Way) -> tuple[tuple[str, str], ...]:
+        """Return on which pairs a block can be run; branches may come together where none of them is."""
+        return tuple(self._others) if way == "branches" else self.all_pairs
+
     def count(self, first: int, last: int) -> int:
         """Return in how many ways a block can be run; some may be the same plan."""
-        return len(self._place) + len(self.all_pairs) * sum(count for _, count in self.shares(first, last))
+        return len(self._place) + sum(count * len(self.pairs_for(way)) for way, count in self.shares(first, last))
 
     def mode_at(self, first: int, last: int, index: int) -> Block:
         """Return way number ``index`` of :meth:`count` to run a block."""
         if index < len(self._place):
             return Block(first, last, "whole", list(self._place)[index])
-        index, pair = divmod(index - len(self._place), len(self.all_pairs))
+        index -= len(self._place)
         for way, count in self.shares(first, last):
-            if index < count:
-                return Block(first, last, way, *self.all_pairs[pair], self.share_at(first, last, way, index))
-            index -= count
+            pairs = self.pairs_for(way)
+            if index < count * len(pairs):
+                which, pair = divmod(index, len(pairs))
+                return Block(first, last, way, *pairs[pair], self.share_at(first, last, way, which))
+            index -= count * len(pairs)
         raise IndexError(index)
 
     @cached_property
@@ -566,7 +572,8 @@ class SegmentSpace(SharedParts):
         if not shares or rng.random() < 0.5:
             return Block(first, last, "whole", names[int(rng.integers(len(names)))])
         way, count = shares[int(rng.integers(len(shares)))]
-        pair = self.all_pairs[int(rng.integers(len(self.all_pairs)))]
+        pairs = self.pairs_for(way)
+        pair = pairs[int(rng.integers(len(pairs)))]
         return Block(first, last, way, *pair, self.share_at(first, last, way, int(rng.integers(count))))
 
     def kept(self, first: int, last: int, like: Block, rng: np.random.Generator) -> Block:

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -194,10 +195,10 @@ def cheapest_that_shares(result: Result) -> Plan:
         for pair in space.pairs
     ]
     shared += [
-        Part(*group, pair, "branches", which)
-        for group in space.groups
-        for which in space.branch_sets(*group)
-        for pair in space.pairs[:1]
+        Part(segment.first, segment.joint, on, "branches")
+        for segment in space.branching
+        for on in product(space.pairs[0], repeat=len(segment.runs))
+        if len(set(on)) > 1
     ]
     plans = (amid(graph, part, lane) for part in shared for lane in space.lanes)
     return space.plan(min(plans, key=model.cost_s))

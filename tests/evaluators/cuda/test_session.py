@@ -115,10 +115,10 @@ def test_branches_on_two_streams_overlap_and_compute_what_the_model_does() -> No
     platform = evaluator.platform()
     names = tuple(p.name for p in platform.processors[:2])
     space = SegmentSpace(graph, platform.restrict(names), splits=False)
-    (first, last), *_ = space.groups
+    first, last = space.branching[0].first, space.branching[0].joint
     parts = [
         Part(0, first, names[:1]),
-        Part(first, last, names, "branches", 1),
+        Part(first, last, (*names, *names), "branches"),
         Part(last, len(graph.operators), names[:1]),
     ]
     with evaluator.prepare(platform) as session, closing(session.load(graph, space.plan(parts))) as candidate:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.search_spaces.spaces.test_segment_space import TWO
 
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.guard import guarded
@@ -25,6 +24,7 @@ from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import Layer, tucker_layers
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
+from tests.search_spaces.spaces.test_segment_space import TWO
 from tests.support.models.split_models import VALID, Layers
 
 

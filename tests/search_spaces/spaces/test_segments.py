@@ -16,6 +16,7 @@ from search_spaces.models.zoo import draft
 from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.registry import make_space
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.segments import gates, segments_of
 from tests.search_spaces.spaces.test_branches import Recipe, built, network, recipes
 from tests.support.sentences import fails
@@ -167,7 +168,12 @@ def test_runs_go_to_any_three_processors_by_one_number() -> None:
     plan = space.plan(space.placed(["cpu0", "npu", "cpu1", "cpu0", "cpu0", "cpu0"]))
     params = space.encode(plan)
     # The digits of cpu0, npu and cpu1, in the order cpu0, npu (the other one), cpu1: 1, 2 and 0.
-    assert (params["way_1"], params["on_1"], params["with_1"], params["share_1"]) == ("branches", "cpu0", "npu", 1 + 2 * 3)
+    assert (params["way_1"], params["on_1"], params["with_1"], params["share_1"]) == (
+        "branches",
+        "cpu0",
+        "npu",
+        1 + 2 * 3,
+    )
     assert space.decode(params) == plan
 
 

@@ -129,18 +129,16 @@ def test_branches_side_by_side_are_parts(recipe: Recipe, data: st.DataObject) ->
     plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
     plan.validate(graph, TWO)
     assert space.decode(space.encode(plan)) == plan
-    for (first, last), branches in space.groups.items():
-        assert sorted(o for branch in branches for o in branch) == list(range(first, last))
+    for segment in space.branching:
+        first, last, runs = segment.first, segment.joint, len(segment.runs)
         before, after = [
             [Part(i, i + 1, ("cpu0",)) for i in r] for r in (range(first), range(last, len(graph.operators)))
         ]
-        for which in space.branch_sets(first, last):
-            part = Part(first, last, ("cpu0", "cpu1"), "branches", which)
-            made = space.plan([*before, part, *after])
+        on = tuple(data.draw(st.lists(st.sampled_from(("cpu0", "cpu1")), min_size=runs, max_size=runs)))
+        if len(set(on)) > 1:
+            made = space.plan([*before, Part(first, last, on, "branches"), *after])
             inside = [p for p in space.parts(made) if first <= p.first < last]
             assert [(p.first, p.last, p.axis) for p in inside] == [(first, last, "branches")]
-            sides = space.side_operators(inside[0])
-            assert sorted((*sides[0], *sides[1])) == list(range(first, last))
 
 
 @quick
@@ -157,16 +155,16 @@ def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> 
         assert model.price(space.plan_at(int(rng.integers(min(space.cardinality(), 2**62))))) >= best.cost_s - 1e-12
 
 
-def test_what_is_no_group_runs_whole() -> None:
+def test_what_cannot_be_shared_runs_whole() -> None:
     graph = network(("in", "x"), ("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("y", "out"))
     space = SegmentSpace(graph, TWO)
-    assert space.groups == {(1, 3): ((1,), (2,))}
-    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | {"cut_1": True, "split_1": "branches", "share_1": 2}
-    params |= {"on_1": "cpu0", "with_1": "cpu1"}
-    assert space.parts(space.decode(params)) == (Part(0, 1, ("cpu0",)), Part(1, 4, ("cpu0",)))
-    found = space.parts(space.decode(params | {"cut_3": True}))
-    assert found[1] == Part(1, 3, ("cpu0", "cpu1"), "branches", 2)
-    assert space.parts(space.decode(params | {"cut_3": True, "share_1": 3}))[1].axis is None
+    assert [segment.runs for segment in space.branching] == [((1,), (2,))]
+    told = {"cut_1": 1, "way_1": "branches", "share_1": 2, "on_1": "cpu0", "with_1": "cpu1"}
+    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | told
+    found = space.parts(space.decode(params))
+    assert found == (Part(0, 1, ("cpu0",)), Part(1, 3, ("cpu0", "cpu1"), "branches"), Part(3, 4, ("cpu0",)))
+    for other in ({"cut_1": 2}, {"with_1": "cpu0"}, {"share_1": 4}, {"way_1": "height"}):
+        assert {part.axis for part in space.parts(space.decode(params | other))} == {None}
 
 
 def test_uneven_processors_get_uneven_shares() -> None:
@@ -294,14 +292,14 @@ def test_splits_and_branches_in_one_plan(squeezenet: Graph) -> None:
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
     space = SegmentSpace(squeezenet, platform)
-    (first, last), *_ = sorted(space.groups)
+    first, last = space.branching[0].first, space.branching[0].joint
     count = len(squeezenet.operators)
     step = space.steps(last, last + 2, "height")
     cut = next(iter(step.values())).split.cuts[0]
     plan = space.plan(
         [
             Part(0, first, ("cpu0",)),
-            Part(first, last, ("cpu0", "cpu1"), "branches", 1),
+            Part(first, last, ("cpu1", "cpu0"), "branches"),
             Part(last, last + 2, ("cpu0", "cpu1"), "height", cut),
             Part(last + 2, count, ("cpu0",)),
         ]
