@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NEVER_S = 1e15
 """What a processor takes for what it refuses, where times are multiplied by 0."""
 
+_TIE = 1e-13  # of what a model takes: more than rounding, less than anything that is known of it
+
 
 class _Best(NamedTuple):
     """The cheapest block from some operator on, and what it and all that follows take."""
@@ -52,6 +54,9 @@ class Search:
         self._whole_s = np.full((count + 1, len(self._lanes)), np.inf)  # the same, of a whole block on a processor
         self._whole_last = np.zeros((count + 1, len(self._lanes)), dtype=np.int64)
         self._beyond_s, self._beyond_last = np.copy(self._whole_s), np.copy(self._whole_last)  # beyond its segment
+        operator_s = model.costs.operator_s
+        # Of plans that take the same the one with the fewest blocks is the best.
+        self._tie_s = _TIE * float(np.where(np.isfinite(operator_s), operator_s, 0.0).max(axis=0).sum())
         self._each_s: dict[int, Seconds] = {}  # from an operator on, each by itself, shape (2, ways, shares, pairs)
         self._alone_s: dict[int, tuple[Ways, ...]] = {}  # operators that can be split by themselves: along each axis
 
@@ -67,7 +72,7 @@ class Search:
                 found = list(self._from(first, before, ways))
                 best = min(found, key=lambda each: each.cost_s)
                 self._chosen[first][before] = best.block
-                self._rest_s[first, before or 0] = best.cost_s
+                self._rest_s[first, before or 0] = best.cost_s + self._tie_s
         found_blocks: list[Block] = []
         before, at = None, 0
         while at < count:
@@ -105,6 +110,8 @@ class Search:
         segment = self._space.segment(first)
         if self._branches and segment.runs and first == segment.first:
             yield self._side_by_side(segment, before)
+            if segment.joint < segment.last:
+                yield self._in_turns(segment, before)
 
     # Each operator of a segment by itself; the last one and what follows whole
 
@@ -162,6 +169,21 @@ class Search:
         return _Best(cost_s, Block(first, last, list(EACH)[way], on, other, int(share) + 1))
 
     # Runs beside each other
+
+    def _in_turns(self, segment: Segment, before: int | None) -> _Best:
+        """Return the best of a segment whose runs are all on one processor, and what reads them is on another."""
+        hand_over_s, best = self._beliefs.hand_over_s, _Best(np.inf, Block(segment.first, segment.last, "whole", ""))
+        for lane, name in enumerate(self._lanes):
+            own_s = self._model.whole_s(segment.first, segment.joint, name)
+            begin_s = own_s + (0.0 if before is None else float(hand_over_s[segment.first, before, lane]))
+            behind_s = hand_over_s[segment.joint, lane] + self._whole_s[segment.joint]
+            behind_s[lane] = np.inf
+            at = int(behind_s.argmin())
+            if begin_s + behind_s[at] < best.cost_s:
+                on, last = self._lanes[at], int(self._whole_last[segment.joint, at])
+                code = self._space.code(segment, (name,) * len(segment.runs), on, name)
+                best = _Best(begin_s + float(behind_s[at]), Block(segment.first, last, "branches", on, name, code))
+        return best
 
     def _side_by_side(self, segment: Segment, before: int | None) -> _Best:
         ends = segment.joint == segment.last

@@ -110,7 +110,7 @@ class Timed:
 
 
 class SideBySide:
-    """The ways to place the runs of a segment on processors that run at once.
+    """The ways to place the runs of a segment on two processors or more that run at once.
 
     Args:
         costs: by which words are chosen where there are too many.
@@ -125,14 +125,14 @@ class SideBySide:
             few = count_words(runs, blocks) * len(on) <= _MOST_WAYS
             if not len(on) or (blocks > 2 and not few):
                 break
-            found = [w for w in all_words(runs, blocks) if blocks == 2 or max(w) == blocks - 1] if few else None
+            found = [w for w in all_words(runs, blocks) if max(w) == blocks - 1] if few else None
             self._ways.append((words_of(segment, found or self._near(costs, on), blocks), on))
 
     def _near(self, costs: ChainCosts, pairs: Ints) -> list[Word]:
         """Return words that a greedy schedule comes to on each pair of processors, and what is beside them."""
         runs = range(len(self.segment.runs))
         run_s = np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T
-        found: dict[Word, None] = {(0,) * len(runs): None}
+        found: dict[Word, None] = {}
         whole_s = costs.operator_s.sum(axis=1)
         quickest = np.argsort([sum(1.0 / max(whole_s[lane], 1e-12) for lane in on) for on in pairs], kind="stable")
         for on in pairs[quickest[::-1][:_PAIRS]]:
@@ -153,7 +153,7 @@ class SideBySide:
                 if least == 0:
                     break
                 best = beside[least - 1]
-        return list(dict.fromkeys(_renamed(word) for word in found))
+        return [word for word in dict.fromkeys(_renamed(word) for word in found) if max(word)]
 
     def least(self, timed: Timed, before: int | None) -> tuple[float, tuple[int, ...], int]:
         """Return the least that runs and what follows them take, the processor of each, and the one they meet on.

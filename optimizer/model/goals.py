@@ -136,7 +136,9 @@ def aim_of(
         return _priced_aim(config, graph, platform, space, priced, profiled, most, optima)
     more: tuple[Baseline, ...] = ()
     if isinstance(space, SegmentSpace):
-        believed = segment_beliefs(graph, profiled.costs(platform), space)
+        own = session.capabilities.costs and not space.axes
+        costs = latency_costs(session, graph, platform, profiled) if own else profiled.costs(platform)
+        believed = segment_beliefs(graph, costs, space, own=own)
     elif states is not None:
         believed = robust_beliefs(graph, states, platform, most)
     else:

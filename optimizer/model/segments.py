@@ -139,12 +139,17 @@ def _gaps_s(batch: Batch) -> list[float]:
     return [max(0.0, b.start_s - a.end_s) for a, b in pairwise(events)] or [0.0]
 
 
-def segment_beliefs(graph: Graph, costs: ChainCosts, space: SegmentSpace) -> Beliefs:
-    """Return what is believed: the optimum of the model, which no plan of the space goes below in it."""
+def segment_beliefs(graph: Graph, costs: ChainCosts, space: SegmentSpace, *, own: bool = False) -> Beliefs:
+    """Return what is believed: the optimum of the model, which no plan of the space goes below in it.
+
+    Args:
+        own: whether the costs are the evaluator's own, which may know of plans what the model does not.
+    """
     best = SegmentModel(space, costs).best()
     # As if each operator could be split: none of the space is faster, and where one cannot the bound is a little low.
     relaxed = relax(graph, costs, range(len(graph.operators)) if space.axes else ())
-    return Beliefs(costs, (space.plan(best.parts),), Bounds(best.cost_s, True, relaxed, own=False))
+    bounds = Bounds(relaxed.latency_s if own else best.cost_s, not own, relaxed, own=own)
+    return Beliefs(costs, (space.plan(best.parts),), bounds)
 
 
 def segment_baselines(

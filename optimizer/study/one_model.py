@@ -49,6 +49,7 @@ from search_spaces.spaces.space import EnumerableSpace
 _PRECISION = 0.005
 _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 0.2, 5.0, 60.0
 _PAUSES = 3  # inferences after a pause, of each of two plans
+_MANY_PARAMETERS = 300
 _NO_OTHER = "the model's optimum"
 
 
@@ -129,6 +130,8 @@ class OneModel:
         told = asked(config, self.platform, session)
         if isinstance(self.space, SegmentSpace):
             tell("pricing operators that two processors can share")
+        if (count := len(self.space.distributions())) > _MANY_PARAMETERS:
+            tell(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
         profiled = self._profile(study, told, warm)
         if isinstance(self.space, SegmentSpace):
             tell("solving for the model's optimum")
