@@ -134,7 +134,7 @@ NOT_RUN = {
         f"pytest{folder}": "these tests"
         for folder in (
             "",
-            " -n 2",
+            " -n 2 --dist loadfile",
             " tests/system",
             " tests/laws",
             " tests/search_spaces/core/test_plan.py",
