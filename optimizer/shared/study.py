@@ -377,7 +377,7 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         there, here = (_plain(getattr(each, name)) for each in (study, asked))
         if there != here:
             raise UsageError(
-                f"--study {config.study}: {option(name)} is {_words(there)} there and {_words(here)} here",
+                f"--study {config.study}: it has {option(name)} {_words(there)}, not {_words(here)}",
                 "leave it out, or give another --study",
             )
     return study
@@ -408,7 +408,7 @@ def sharing(config: StudyConfig, model_digest: str, processors: Sequence[str]) -
             if name in there and there[name] != value:  # what it lacks, an earlier version did not ask
                 what = option(name) if name in _AGREED else name.replace("_", " ")
                 raise UsageError(
-                    f"--study {config.study}: {what} is {_words(there[name])} there and {_words(value)} here",
+                    f"--study {config.study}: it has {what} {_words(there[name])}, not {_words(value)}",
                     "give another --study",
                 )
         yield shared
