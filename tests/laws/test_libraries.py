@@ -66,7 +66,7 @@ def test_a_platform_file_loads_nothing(
             main(["--model", MODEL, "--platform", str(platform), "--budget", "2", "-q", "--out", str(mark) + "-o"]) == 2
         )
         (line,) = capfd.readouterr().err.splitlines()
-        assert "a library is code, and no user of this machine has named" in line
+        assert "would run code, and no user here has allowed it" in line
         assert not mark.exists()
 
 

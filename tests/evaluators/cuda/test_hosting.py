@@ -1,4 +1,4 @@
-"""The host's loop over streams obeys the law of the desk: it does what the simulator does, without any GPU."""
+"""The host's loop over streams obeys the law of the scheduler: it does what the simulator does, without any GPU."""
 
 from __future__ import annotations
 
@@ -60,29 +60,33 @@ class Slow(Clocked):
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Setting, list[list[int]]]:
-    """A setting, and the nanoseconds of each job of each seat; none two of which are likely to end together."""
+    """A setting, and the nanoseconds of each job of each client; none two of which are likely to end together."""
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
-    seats, work = [], []
+    clients, work = [], []
     for _ in range(draw(st.integers(1, 5))):
         jobs = draw(st.integers(1, 3))
         lanes = tuple(tuple(draw(st.permutations(range(LANES)))[: draw(st.integers(1, LANES))]) for _ in range(jobs))
         requests = draw(st.integers(1, 4))
         closed = draw(st.booleans())
-        seats.append(QueueClient(lanes, (0,) * (1 if closed else requests), requests, closed, draw(st.integers(0, 2))))
+        clients.append(
+            QueueClient(lanes, (0,) * (1 if closed else requests), requests, closed, draw(st.integers(0, 2)))
+        )
         work.append([int(t) for t in rng.integers(1_000_000, 900_000_000, jobs)])
     stages, first = [], 0
     for each in work:
         stages.append(tuple(range(first, first + len(each))))
         first += len(each)
     names = tuple(p.name for p in PLATFORM.processors)
-    found = Setting(tuple(seats), tuple(range(len(seats))), tuple(stages), names, tuple(1 << i for i in range(LANES)))
+    found = Setting(
+        tuple(clients), tuple(range(len(clients))), tuple(stages), names, tuple(1 << i for i in range(LANES))
+    )
     return found, work
 
 
 def run(found: Setting, dispatch: Dispatch, work: list[list[int]], streams: Clocked) -> Scheduler:
-    desk = Scheduler(found.clients, found.excluded, dispatch)
-    attend(desk, work, streams, 10.0, lambda: streams.now_ns)
-    return desk
+    scheduler = Scheduler(found.clients, found.excluded, dispatch)
+    attend(scheduler, work, streams, 10.0, lambda: streams.now_ns)
+    return scheduler
 
 
 @given(problems(), st.sampled_from(("fifo", "priority")))
@@ -90,15 +94,15 @@ def run(found: Setting, dispatch: Dispatch, work: list[list[int]], streams: Cloc
 def test_the_host_does_what_the_simulator_does(problem: tuple[Setting, list[list[int]]], dispatch: Dispatch) -> None:
     found, work = problem
     streams = Clocked()
-    measured = outcome(run(found, dispatch, work, streams), found.stages, found.lanes)
+    measured = outcome(run(found, dispatch, work, streams), found.stages, found.processors)
     costs = [
-        [dict.fromkeys(lanes, JobCost(ns * 1e-9)) for lanes, ns in zip(seat.lanes, each, strict=True)]
-        for seat, each in zip(found.clients, work, strict=True)
+        [dict.fromkeys(lanes, JobCost(ns * 1e-9)) for lanes, ns in zip(client.processors, each, strict=True)]
+        for client, each in zip(found.clients, work, strict=True)
     ]
     predicted = simulate(found, dispatch, costs, Crowd(PLATFORM))
     assert measured.makespan_s == pytest.approx(predicted.makespan_s, rel=1e-6)
     assert measured.latencies_s == pytest.approx(predicted.latencies_s, rel=1e-6)
-    assert measured.answered == predicted.answered == sum(seat.requests for seat in found.clients)
+    assert measured.answered == predicted.answered == sum(client.requests for client in found.clients)
     assert streams.most <= LANES
     assert not measured.timeline.overlaps()
 
@@ -119,11 +123,11 @@ def test_a_job_that_never_ends_is_told() -> None:
 def test_requests_that_come_later_are_waited_for() -> None:
     streams = Threads(1)
     try:
-        desk = Scheduler([QueueClient(((0,),), (0, 8_000_000), 2)], [1], "fifo")
-        attend(desk, [[lambda: None]], streams, 5.0)
+        scheduler = Scheduler([QueueClient(((0,),), (0, 8_000_000), 2)], [1], "fifo")
+        attend(scheduler, [[lambda: None]], streams, 5.0)
     finally:
         streams.close()
-    (first, _), (second, ended) = desk.requests(0)
+    (first, _), (second, ended) = scheduler.requests(0)
     assert second - first == pytest.approx(8_000_000, abs=2)
     assert 0 < ended - second < 100_000_000
 

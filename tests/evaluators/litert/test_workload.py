@@ -116,7 +116,7 @@ def test_a_plan_runs_from_its_files(squeezenet: Graph, mobilenet: Graph, tmp_pat
         {"kind": "?"},
         {"schema_version": 9},
         {"dispatch": "static"},
-        {"seats": [{}]},
+        {"clients": [{}]},
         {"platform": 3},
     )
     for change in changes:

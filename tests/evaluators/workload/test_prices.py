@@ -38,7 +38,7 @@ TABLE = PriceTable(
 
 def alone(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
     """Run a model on lanes of which one has no memory left; every job takes a millisecond."""
-    lane = found.lanes[found.clients[0].lanes[0][0]]
+    lane = found.processors[found.clients[0].processors[0][0]]
     if lane == "bad":
         raise UnavailableError("no memory is left")
     ((_, cuts),) = parts

@@ -1,4 +1,4 @@
-"""Laws of the desk: lanes, exclusion, bounded queues, no starvation; and of what is simulated with it."""
+"""Laws of the scheduler: lanes, exclusion, bounded queues, no starvation; and of what is simulated with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ jobs = st.lists(st.sampled_from(((0,), (1,), (2,), (1, 2), (2, 1))), min_size=1,
 
 
 @st.composite
-def seats(draw: st.DrawFn) -> QueueClient:
+def clients(draw: st.DrawFn) -> QueueClient:
     lanes = draw(jobs)
     requests = draw(st.integers(1, 4))
     closed = draw(st.booleans())
@@ -53,16 +53,16 @@ def seats(draw: st.DrawFn) -> QueueClient:
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Setting, Dispatch, list[list[dict[int, JobCost]]]]:
-    found = draw(st.lists(seats(), min_size=1, max_size=4))
+    found = draw(st.lists(clients(), min_size=1, max_size=4))
     stages, first = [], 0
-    for seat in found:
-        stages.append(tuple(range(first, first + len(seat.lanes))))
-        first += len(seat.lanes)
+    for client in found:
+        stages.append(tuple(range(first, first + len(client.processors))))
+        first += len(client.processors)
     made = Setting(tuple(found), tuple(range(len(found))), tuple(stages), LANES, EXCLUDED)
     slowed = draw(st.sampled_from(((), (1.0, 1.2, 1.2))))
     costs = [
-        [{lane: JobCost(draw(st.integers(1, 9)) * 1e-3, slowed) for lane in lanes} for lanes in seat.lanes]
-        for seat in found
+        [{lane: JobCost(draw(st.integers(1, 9)) * 1e-3, slowed) for lane in lanes} for lanes in client.processors]
+        for client in found
     ]
     return made, draw(st.sampled_from(("fifo", "priority", "edf"))), costs
 
@@ -91,16 +91,16 @@ def test_every_request_ends_or_is_turned_away_and_its_jobs_wait_for_what_they_ne
     found, _, _ = drawn
     done = run(drawn)
     assert done.answered + sum(r.rejected for each in done.requests for r in each) == done.count
-    for seat, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
+    for client, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
         answered = sum(r.latency_s is not None for r in requests)
-        for stage, lanes in zip(stages, seat.lanes, strict=True):
+        for stage, lanes in zip(stages, client.processors, strict=True):
             mine = [e for e in done.timeline.events if e.stage == stage]
             assert len(mine) == answered
             assert {e.lane for e in mine} <= {LANES[lane] for lane in lanes}
         ran = [[e for e in done.timeline.events if e.stage == stage] for stage in stages]
         for job, events in enumerate(ran):
             for number, event in enumerate(events):
-                needed = [ran[other][number] for other in seat.needs(job)]
+                needed = [ran[other][number] for other in client.needs(job)]
                 needed += [each[number - 1] for each in ran if number]  # one request at a time
                 assert all(other.end_s <= event.start_s + 1e-9 for other in needed)
 
@@ -115,13 +115,13 @@ def test_under_fifo_a_job_waits_for_no_more_than_what_was_before_it(
     done = simulate(found, "fifo", costs, Crowd(PLATFORM))
     events = done.timeline.events
     ready: dict[int, list[float]] = {}
-    for seat, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
+    for client, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
         came = [r.came_s for r in requests if r.latency_s is not None]
         ends: dict[int, list[float]] = {s: [e.end_s for e in events if e.stage == s] for s in stages}
         before = 0.0
         for number, at in enumerate(came):
             for place, stage in enumerate(stages):
-                needed = [ends[stages[other]][number] for other in seat.needs(place)]
+                needed = [ends[stages[other]][number] for other in client.needs(place)]
                 ready.setdefault(stage, []).append(max(at, before, *needed))
             before = max(each[number] for each in ends.values())
     seen: dict[int, int] = {}
@@ -149,8 +149,8 @@ def test_values_of_all_objectives_are_times(drawn: tuple[Setting, Dispatch, list
     assert len(stage_means_s(found, drawn[0], stages)) == stages
 
 
-def alone(seat: QueueClient, cost_s: float) -> Outcome:
-    made = Setting((seat,), (0,), ((0,),), LANES, EXCLUDED)
+def alone(client: QueueClient, cost_s: float) -> Outcome:
+    made = Setting((client,), (0,), ((0,),), LANES, EXCLUDED)
     return simulate(made, "fifo", [[{1: JobCost(cost_s)}]], Crowd(PLATFORM))
 
 
@@ -198,22 +198,22 @@ def test_the_order_of_the_queue_follows_priority_and_deadline() -> None:
 
 def test_a_model_that_fails_leaves_its_lane_to_the_others() -> None:
     one = QueueClient(((1,), (1,)), (0, 0), 2)
-    desk = Scheduler((one, one), EXCLUDED, "fifo")
-    desk.begin(1)
-    desk.arrive(1)
-    assert desk.start(1) == [(0, 1)]
-    desk.fail(0)
-    assert desk.start(1) == []  # what it was at still runs
-    desk.finish(1, 1)
-    assert [ended for _, ended in desk.requests(0)] == [FAILED, FAILED]
+    scheduler = Scheduler((one, one), EXCLUDED, "fifo")
+    scheduler.begin(1)
+    scheduler.arrive(1)
+    assert scheduler.start(1) == [(0, 1)]
+    scheduler.fail(0)
+    assert scheduler.start(1) == []  # what it was at still runs
+    scheduler.finish(1, 1)
+    assert [ended for _, ended in scheduler.requests(0)] == [FAILED, FAILED]
     now = 1
-    while not desk.over:
-        ((job, lane),) = desk.start(now)
-        assert (desk.whose(job)[0], lane) == (1, 1)
+    while not scheduler.over:
+        ((job, lane),) = scheduler.start(now)
+        assert (scheduler.whose(job)[0], lane) == (1, 1)
         now += 10
-        desk.finish(1, now)
-    assert [ended for _, ended in desk.requests(1)] == [21, 41]
-    assert REJECTED not in [ended for _, ended in desk.requests(1)]
+        scheduler.finish(1, now)
+    assert [ended for _, ended in scheduler.requests(1)] == [21, 41]
+    assert REJECTED not in [ended for _, ended in scheduler.requests(1)]
 
 
 def test_a_time_that_is_none_is_told() -> None:

@@ -26,7 +26,7 @@ STATES = ("cool:", "hot@0.5:gpu=3,1large=1.5", "busy@0.2:1large=4")
 
 
 def test_it_is_the_best_of_all_chains() -> None:
-    graph = load("vgg16", ())
+    graph = load("vgg16@0.25/64", ())
     evaluator = CostModelEvaluator()
     platform = evaluator.described("pixel4")
     assert platform is not None

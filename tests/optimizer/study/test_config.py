@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from evaluators.objectives import OBJECTIVES
 from optimizer.study.config import StudyConfig, command_line, most_stages, option, parse_config
 from search_spaces.core.errors import UsageError
 from tests.support.sentences import fails
@@ -97,7 +98,7 @@ def test_the_command_line_is_quoted() -> None:
         (
             "objective",
             "speed",
-            "--objective speed: must be of latency, latency-p99, throughput, energy, memory, occupancy",
+            f"--objective speed: must be of {', '.join(OBJECTIVES)}",
         ),
         ("model", "", "--model '': must not be empty"),
         ("model", 7, "--model 7: must be text"),

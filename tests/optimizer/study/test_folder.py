@@ -228,7 +228,7 @@ def test_a_damaged_manifest_is_one_line() -> None:
 def test_another_model_or_other_processors_are_told_in_words() -> None:
     first = ["cpu (cores:1)", "cpu0 (core:1)"]
     RunFolder.create_or_resume(
-        CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], lanes=first
+        CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
     ).close()
     for digest, lanes in (
         ("cd" * 32, first),
@@ -237,7 +237,7 @@ def test_another_model_or_other_processors_are_told_in_words() -> None:
     ):
         with fails(RunFolderError):
             RunFolder.create_or_resume(
-                CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], lanes=lanes
+                CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], processors=lanes
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluators.objectives import LATENCY, OBJECTIVES, PricedSession, find_objective, pricing
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PricedSession, find_objective, pricing
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.exact.front import undominated
@@ -47,6 +48,23 @@ def test_one_objective_is_searched_and_bounded(capsys: pytest.CaptureFixture[str
     assert bound <= best * (1 + 1e-9)
     if name != "memory":
         assert bound == pytest.approx(best, rel=0.02)
+
+
+def test_a_new_objective_is_one_entry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page on the code tells: a weighted sum of the processors' times is searched, bounded and explained."""
+
+    def prices(platform: Platform, _: Mapping[str, float]) -> dict[str, float]:
+        return {p.name: 3.0 if p.kind == "gpu" else 1.0 for p in platform.processors}
+
+    rent = Objective("rent", "rent of an inference", "$", "m$", "sum", "rent", amount="rent", per_second=prices)
+    monkeypatch.setitem(OBJECTIVES, "rent", rent)
+    found = study(capsys, "--objective", "rent", "--out", "run")
+    best = found["best"]["rent"]["median"]
+    assert found["model_bound_m$"] == pytest.approx(best, rel=0.02)
+    assert all(best <= each["rent"]["median"] * (1 + 1e-9) for each in found["baselines"].values() if each["rent"])
+    assert study(capsys, "--objective", "rent", "--objective", "latency", "--out", "front")
+    assert main(["explain", "run"]) == 0
+    assert "m$" in capsys.readouterr().out
 
 
 def test_a_pipeline_beats_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

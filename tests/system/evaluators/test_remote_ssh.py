@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
 from tests.support.commands import SEARCHED
 from tests.support.remote_agents import ROOT
 
@@ -109,6 +113,13 @@ class Board:
         """Return a command of the page, with this server as the board."""
         return re.sub(r"\bssh (?=-|pi@)", f"{self._ssh} ", documented).replace("pi@board", "board")
 
+    def wrapper(self, folder: Path) -> Path:
+        """Return a folder with a command ``ssh`` that knows this server as the host ``board``."""
+        folder.mkdir()
+        (folder / "ssh").write_text(f'#!/bin/sh\nexec {self._ssh.replace("ssh", shutil.which("ssh") or "", 1)} "$@"\n')
+        (folder / "ssh").chmod(0o755)
+        return folder
+
     def close(self) -> None:
         self._server.terminate()
         self._server.wait()
@@ -120,6 +131,28 @@ def board(tmp_path: Path) -> Iterator[Board]:
     made = Board(tmp_path)
     with closing(made):
         yield made
+
+
+def test_the_example_of_an_evaluator_reaches_a_board_by_ssh(
+    board: Board, small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ROOT / "experiments" / "example_evaluator"
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setenv("PATH", f"{board.wrapper(tmp_path / 'bin')}:{os.environ['PATH']}")
+    example = importlib.import_module("example_evaluator")
+    monkeypatch.setattr(example, "COMMAND", f"sh {package}/example_evaluator/by_ssh.sh board")
+    evaluator = example.BoardEvaluator()
+    with evaluator.prepare(evaluator.platform()) as session:
+        candidate = session.load(small, chain_plan(small, (9,), ["cpu", "dsp"]))
+        found = candidate.run(3)
+        assert found.latency_s.shape == (3,)
+        assert found.stage_s.shape == (3, 2)
+        assert (found.latency_s > 0).all()
+        assert candidate.verify().accepted
+        candidate.close()
+        monkeypatch.setattr(example, "COMMAND", f"sh {package}/example_evaluator/by_ssh.sh nowhere")
+        with pytest.raises(UnavailableError, match="nowhere"):  # what ssh says differs from machine to machine
+            session.load(small, chain_plan(small, (), ["cpu"])).run(1)
 
 
 def test_the_documented_commands_measure_on_a_board(board: Board, tmp_path: Path) -> None:

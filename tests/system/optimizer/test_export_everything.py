@@ -133,7 +133,7 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
         assert main(command) == 0
     if words[0] == "--evaluator":
         assert main(["compare", "several", "several", "-q"]) == 0
-    assert "search_spaces" not in Path("several/export/desk.py").read_text()  # numpy and the runtime alone
+    assert "search_spaces" not in Path("several/export/scheduler.py").read_text()  # numpy and the runtime alone
     rng = np.random.default_rng(0)
     with models_of(Path("several/export"))("several/export") as mine:
         given = {
@@ -155,7 +155,7 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
                 runner.run()
                 wanted = b"".join(value.tobytes() for value in runner.outputs(name))
         else:
-            model = next(seat["model"] for seat in mine.document["seats"] if seat["name"] == name)
+            model = next(client["model"] for client in mine.document["clients"] if client["name"] == name)
             with RunPlan(_alone(Path("several/export") / f"model_{model}")) as one:
                 wanted = b"".join(value.tobytes() for value in one.run(arrays).values())
         assert found[name] == wanted
