@@ -210,6 +210,7 @@ class FinalSettings:
         allowed: whether a plan may be recommended (it has no more stages than asked for).
         cores: how many the measurements use.
         pauses: how many inferences after a pause are measured of the recommended plan and of the reference.
+        accelerators: processor → its kind, of those whose clocks fall when they idle.
     """
 
     graph: Graph
@@ -220,6 +221,11 @@ class FinalSettings:
     allowed: Callable[[Plan], bool] = lambda _: True
     cores: int = 1
     pauses: int = 3
+    accelerators: Mapping[str, str] = field(default_factory=dict)
+
+    def loaded_by(self, plan: Plan) -> frozenset[str]:
+        """Return the kinds of accelerators that a plan loads."""
+        return frozenset(self.accelerators[s.processor] for s in plan.stages if s.processor in self.accelerators)
 
 
 def decide(
@@ -314,6 +320,7 @@ def decide(
         watched=watched,
         computed=not (session.capabilities.conditions or session.capabilities.counters),
         progress=how.progress,
+        groups=[how.loaded_by(p) for p in plans],
     )
     _ = final.fastest  # raises with the reasons where every plan has failed meanwhile
     best = chosen(final)
