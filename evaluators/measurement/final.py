@@ -50,6 +50,7 @@ _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
 _GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
 _FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
 _SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
+_RIVALS = 3  # of the fastest, in the time that disturbances add
 _FOCUS, _KEPT_SHARE = 6, 0.75
 """Where noise lets no plan be ruled out, each round goes on with the most promising ones: three quarters of those of
 the round before, but at least six."""
@@ -65,6 +66,9 @@ _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
 _LOADING_SHARE = 0.1  # of the final, for loading all plans once
+UNDECIDED = 0.02
+"""Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
+question is open: with an interval of some ±12 % around equal plans."""
 _NO_TURN = (math.nan, math.inf)  # in a block of another group
 
 Array = NDArray[np.float64]
@@ -78,7 +82,9 @@ class FinalPolicy:
         precision: two plans are equal when the interval of their ratio is within this share.
         tie: a plan that is not distinguishable from the fastest and at most this much slower may be preferred.
         max_s: begin no round when loading and running took this many seconds.
-        disturbed_s: seconds that are added where half of the turns or more were disturbed; fewer where fewer were.
+        disturbed_s: seconds that are added where half of the turns or more were disturbed, fewer where fewer were; and
+            where it is open which plan is the fastest, though counters tell of no disturbance (other threads of the
+            same physical core, memory, the clocks of a host).
         min_rounds, max_rounds: how many times instances are rebuilt.
         min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
         turn_s: how long a turn's measured runs take together, about; 0 for one run.
@@ -819,9 +825,14 @@ class _Runner:
         alive = {i for i in seen if len(self._failures[i]) < 2}
         watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
         again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
-        late = self._spent_s >= self._policy.max_s  # one round has taken all the time: the best few have another
-        most = 2 if late else max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))
-        ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))[:most]
+        ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))
+        if self._spent_s < self._policy.max_s:
+            ahead = ahead[: max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))]
+        elif len(self._levels) < 2:  # one round has taken all the time: the best two have another
+            ahead = ahead[:2]
+        else:  # in the time that disturbances add, those about which least is known
+            rivals = [i for i in ahead if i != best and i in known.measured]
+            ahead = sorted(rivals, key=lambda i: -known.expected_loss(best, i))[:_RIVALS]
         self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
         for plan in [i for i in self._kept if i not in self._running]:
             self._forget(plan)
@@ -839,11 +850,16 @@ class _Runner:
         if not racing or table.exact or len(self._running) == 1 or done >= policy.max_rounds:
             return True
         share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
-        if self._spent_s >= policy.max_s + share * policy.disturbed_s:
-            return True
         best = table.fastest(racing)
+        if self._spent_s >= policy.max_s + share * policy.disturbed_s:
+            return self._spent_s >= policy.max_s + policy.disturbed_s or not self._open(best, racing)
         seen = (i for i in self._running if self._seen(i) and i != best)
         return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
+
+    def _open(self, best: int, racing: Sequence[int]) -> bool:
+        """Return whether a plan may be so much faster than the fastest one that the final would end undecided."""
+        known = self._final({})
+        return any(known.expected_loss(best, i) > UNDECIDED for i in racing if i != best and i in known.measured)
 
     def _final(self, under: dict[str, Any]) -> Final:
         """Return the standings, all in the state of the machine in which the fastest plan was measured."""

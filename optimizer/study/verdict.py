@@ -13,7 +13,7 @@ import numpy as np
 
 from evaluators.base import Agreement, Candidate, Session, conditions_of, counters_of, verified
 from evaluators.measurement.disturbance import in_words
-from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
+from evaluators.measurement.final import UNDECIDED, Final, FinalPolicy, Ratio, Standing, run_final
 from evaluators.samples import Samples, read_agreement
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError
@@ -26,10 +26,6 @@ REACH = 0.15
 
 LEAST_FINALISTS, MOST_FINALISTS = 10, 64
 _TOLD_UP_TO = 2.0  # a ratio that may be larger says nothing
-UNDECIDED = 0.02
-"""Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
-study ends undecided: with an interval of some ±12 % around equal plans."""
-
 _MEMORY_SHARE = 0.5  # of the memory that is free, for instances that are kept
 
 CRITERIA = ("layer length", "layer type", "parameter count")
