@@ -61,7 +61,6 @@ INSTANCE_NOISE = 0.004
 """Relative standard deviation between instances of a plan, before pairs of kept instances tell it."""
 _PRIOR_PAIRS, _PRIOR_FREEDOM = 1, 5  # how many pairs of instances this assumption is worth: as a figure, and how sure
 _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
-_ERRORS_IN_HALF = 2.5  # standard errors in the half of a simultaneous interval, about
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
@@ -69,6 +68,7 @@ _LOADING_SHARE = 0.1  # of the final, for loading all plans once
 UNDECIDED = 0.02
 """Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
 question is open: with an interval of some ±12 % around equal plans."""
+_NEARLY_NORMAL = 1e4  # degrees of freedom
 _NO_TURN = (math.nan, math.inf)  # in a block of another group
 
 Array = NDArray[np.float64]
@@ -246,16 +246,27 @@ class Final:
         """Return how many times as long a plan takes as another, with the interval."""
         value = self._table.effect(plan, other)
         half = math.hypot(self._table.half(plan, other), _NORMAL * self.model_sigma(plan, other))
-        if plan != other and not self.exact:
-            built = [self.standings[i].kept for i in (plan, other)]
-            if any(built):
-                half = math.hypot(half, self.instance_half * math.sqrt(sum(1.0 / n for n in built if n)))
-        half = min(half, _WIDEST)
+        half = min(math.hypot(half, self.instance_half * self._kept_share(plan, other)), _WIDEST)
         return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
+
+    def _kept_share(self, plan: int, other: int) -> float:
+        """Return by how many standard deviations of an instance the kept ones of two plans let their ratio differ."""
+        if plan == other or self.exact:
+            return 0.0
+        return math.sqrt(sum(1.0 / n for n in (self.standings[plan].kept, self.standings[other].kept) if n))
 
     @property
     def instance_half(self) -> float:
-        """How far an instance's speed may be from its plan's, relative, in 95 %: an assumption, and what pairs show."""
+        """How far an instance's speed may be from its plan's, relative, in 95 %."""
+        sigma, wide = self._instance_noise
+        return sigma * wide
+
+    @property
+    def _instance_noise(self) -> tuple[float, float]:
+        """Return the relative standard deviation between instances, and how many of them hold 95 %.
+
+        It is an assumption, and what pairs of kept instances show.
+        """
         table = self._table.table
         plans = np.isfinite(table).sum(axis=1, keepdims=True)
         rows = np.where(plans >= 2, table, np.nan)
@@ -277,7 +288,7 @@ class Final:
         shown = sum(max(0.0, (gap**2 - round_variance * share) / 2.0) for gap, share in gaps)
         variance = (_PRIOR_PAIRS * INSTANCE_NOISE**2 + shown) / (_PRIOR_PAIRS + len(gaps))
         wide = _student(1.0 - _ALPHA, _PRIOR_FREEDOM + len(gaps)) if gaps else _NORMAL
-        return wide * math.sqrt(variance)
+        return math.sqrt(variance), wide
 
     def model_sigma(self, plan: int, other: int) -> float:
         """Return the relative standard deviation of the ratio of two predictions; 0 where they were measured.
@@ -328,16 +339,18 @@ class Final:
     def expected_loss(self, chosen: int, rival: int) -> float:
         """Return by how much, relative, a rival is faster than the chosen plan on average over what it may be.
 
-        What is expected of the positive part of a normal variable with the mean and the standard error of the
-        difference: 40 % of the error where the two look the same, nothing where the rival looks clearly slower.
+        What is expected of the positive part of a variable of Student's distribution with the mean, the standard error
+        and the degrees of freedom of the difference: 40 % of the error where the two look the same after many rounds,
+        55 % after three, nothing where the rival looks clearly slower.
         """
-        ratio = self.ratio(chosen, rival)
-        mean = math.log(ratio.value)
-        sigma = (math.log(ratio.high) - mean) / _ERRORS_IN_HALF
+        mean = self._table.effect(chosen, rival)
+        kept = self._kept_share(chosen, rival)
+        instances = kept * self._instance_noise[0] if kept else 0.0
+        error, freedom = self._table.error(chosen, rival)
+        sigma = math.hypot(error, self.model_sigma(chosen, rival), instances)
         if sigma <= 0.0:
             return max(0.0, mean)
-        z = mean / sigma
-        return sigma * math.exp(-z * z / 2.0) / math.sqrt(2.0 * math.pi) + mean * 0.5 * math.erfc(-z / math.sqrt(2.0))
+        return sigma * _positive_part(mean / sigma, min(max(2.0, freedom), _NEARLY_NORMAL))
 
     @property
     def _table(self) -> _Levels:
@@ -424,15 +437,27 @@ class _Levels:
         return best
 
     def half(self, plan: int, other: int) -> float:
-        """Return the half width of the interval of a difference: Student's, for all pairs with one plan at once.
+        """Return the half width of the interval of a difference: Student's, for all pairs with one plan at once."""
+        if self.exact or plan == other:
+            return 0.0
+        error, freedom = self.error(plan, other)
+        pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
+        alpha = _ALPHA if self._met(plan, other) >= _EARLY_ROUNDS else _EARLY_ALPHA
+        return _student(1.0 - alpha / pairs, freedom) * error
+
+    def _met(self, plan: int, other: int) -> int:
+        return int(np.isfinite(self.table[:, plan] - self.table[:, other]).sum())
+
+    def error(self, plan: int, other: int) -> tuple[float, float]:
+        """Return the standard error of a difference and its degrees of freedom.
 
         A pair's own variance is moderated by that of all pairs (Smyth 2004, doi:10.2202/1544-6115.1027): three
         rounds alone say little.
         """
         if self.exact or plan == other:
-            return 0.0
+            return 0.0, math.inf
         groups = self.differences(plan, other)
-        count = max(1, sum(map(len, groups)))
+        count = max(1, self._met(plan, other))
         inside = sum(len(group) - 1 for group in groups)
         own = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / inside if inside else 0.0
         common, known = self._common
@@ -443,9 +468,7 @@ class _Levels:
             prior, common = (1 if count > 1 else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
         freedom = prior + inside
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
-        pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
-        alpha = _ALPHA if count >= _EARLY_ROUNDS else _EARLY_ALPHA
-        return _student(1.0 - alpha / pairs, freedom) * math.sqrt(variance / count)
+        return math.sqrt(variance / count), freedom
 
     @property
     def _common(self) -> tuple[float, int]:
@@ -918,6 +941,15 @@ def _median_of_rows(values: Array) -> Array:
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found
+
+
+def _positive_part(mean: float, freedom: float) -> float:
+    """Return what is expected of the positive part of a Student variable of scale 1 around a mean."""
+    from scipy.special import gammaln, stdtr
+
+    height = math.exp(gammaln((freedom + 1.0) / 2.0) - gammaln(freedom / 2.0)) / math.sqrt(freedom * math.pi)
+    density = height * (1.0 + mean * mean / freedom) ** (-(freedom + 1.0) / 2.0)
+    return float((freedom + mean * mean) / (freedom - 1.0) * density + mean * stdtr(freedom, mean))
 
 
 def _student(level: float, freedom: float) -> float:
