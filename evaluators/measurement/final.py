@@ -50,7 +50,7 @@ _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
 _GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
 _FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
 _SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
-_RIVALS = 3  # of the fastest, in the time that disturbances add
+_RIVALS = 3  # of the recommended plan, in the time that disturbances add
 _FOCUS, _KEPT_SHARE = 6, 0.75
 """Where noise lets no plan be ruled out, each round goes on with the most promising ones: three quarters of those of
 the round before, but at least six."""
@@ -352,6 +352,12 @@ class Final:
             return max(0.0, mean)
         return sigma * _positive_part(mean / sigma, min(max(2.0, freedom), _NEARLY_NORMAL))
 
+    def may_lose(self, chosen: int, rival: int) -> bool:
+        """Return whether it is open that a rival is much faster than the chosen plan; what is known is not open."""
+        if rival == chosen or self.expected_loss(chosen, rival) <= UNDECIDED:
+            return False
+        return not self.ratio(chosen, rival).significant
+
     @property
     def _table(self) -> _Levels:
         rows = list(zip_longest(*(s.levels for s in self.standings)))
@@ -531,6 +537,7 @@ def run_final(
     progress: Callable[[str], None] = lambda _: None,
     computed: bool = True,
     groups: Sequence[Hashable] = (),
+    recommended: Callable[[Final], int] | None = None,
 ) -> Final:
     """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
 
@@ -548,6 +555,8 @@ def run_final(
         groups: of each plan; plans of one group take turns with each other, and those of another group before or
             after them. On an H100 that the CPU's turns left idle for half of the time, an inference of 0.9 ms took
             1.3 to 1.7 ms. By default all plans are one group.
+        recommended: returns the plan that is going to be recommended: a final goes on while it is open whether another
+            one is faster. By default the fastest.
 
     A plan that fails twice drops out with the reason; the others go on.
 
@@ -558,7 +567,8 @@ def run_final(
         raise UsageError("a final needs at least one plan")
     apart = list(groups) if groups and policy.settle_s > 0.0 else [None] * len(loads)
     runs = RunFilter(counters)
-    return _Runner(loads, reuse, policy, rng, runs, watched, progress, apart, computed=computed).run(conditions)
+    runner = _Runner(loads, reuse, policy, rng, runs, watched, progress, apart, recommended, computed=computed)
+    return runner.run(conditions)
 
 
 class _Runner:
@@ -574,12 +584,13 @@ class _Runner:
         watched: Callable[[Final], Iterable[int]],
         progress: Callable[[str], None],
         groups: Sequence[Hashable],
+        recommended: Callable[[Final], int] | None,
         *,
         computed: bool,
     ) -> None:
         self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
         self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
-        self._groups = groups
+        self._groups, self._recommended = groups, recommended
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # are measured in the next round
         self._levels: list[dict[int, float]] = []
@@ -854,8 +865,9 @@ class _Runner:
         elif len(self._levels) < 2:  # one round has taken all the time: the best two have another
             ahead = ahead[:2]
         else:  # in the time that disturbances add, those about which least is known
-            rivals = [i for i in ahead if i != best and i in known.measured]
-            ahead = sorted(rivals, key=lambda i: -known.expected_loss(best, i))[:_RIVALS]
+            chosen = self._recommended(known) if self._recommended is not None else best
+            rivals = [i for i in ahead if i in known.measured]
+            ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
         self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
         for plan in [i for i in self._kept if i not in self._running]:
             self._forget(plan)
@@ -875,14 +887,15 @@ class _Runner:
         share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
         best = table.fastest(racing)
         if self._spent_s >= policy.max_s + share * policy.disturbed_s:
-            return self._spent_s >= policy.max_s + policy.disturbed_s or not self._open(best, racing)
+            return self._spent_s >= policy.max_s + policy.disturbed_s or not self._open(racing)
         seen = (i for i in self._running if self._seen(i) and i != best)
         return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
 
-    def _open(self, best: int, racing: Sequence[int]) -> bool:
-        """Return whether a plan may be so much faster than the fastest one that the final would end undecided."""
+    def _open(self, racing: Iterable[int]) -> bool:
+        """Return whether a plan may be so much faster than the recommended one that the final would end undecided."""
         known = self._final({})
-        return any(known.expected_loss(best, i) > UNDECIDED for i in racing if i != best and i in known.measured)
+        chosen = self._recommended(known) if self._recommended is not None else known.fastest
+        return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
     def _final(self, under: dict[str, Any]) -> Final:
         """Return the standings, all in the state of the machine in which the fastest plan was measured."""

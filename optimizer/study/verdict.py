@@ -13,7 +13,7 @@ import numpy as np
 
 from evaluators.base import Agreement, Candidate, Session, conditions_of, counters_of, verified
 from evaluators.measurement.disturbance import in_words
-from evaluators.measurement.final import UNDECIDED, Final, FinalPolicy, Ratio, Standing, run_final
+from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
 from evaluators.samples import Samples, read_agreement
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError
@@ -317,6 +317,7 @@ def decide(
         computed=not (session.capabilities.conditions or session.capabilities.counters),
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
+        recommended=chosen,
     )
     _ = final.fastest  # raises with the reasons where every plan has failed meanwhile
     best = chosen(final)
@@ -329,11 +330,7 @@ def decide(
         after = _after_pause([plans[best], reference[1]], load, how.pauses)
     rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
     rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
-    undecided = (
-        rival != best
-        and final.expected_loss(best, rival) > UNDECIDED
-        and not final.ratio(best, rival).significant  # what is known is not open: a knee gives up some latency
-    )
+    undecided = final.may_lose(best, rival)
     return Verdict(
         plans[best],
         plans,
