@@ -307,6 +307,28 @@ def test_slowly_loading_plans_keep_two_instances() -> None:
     assert opened == [0]
 
 
+def test_those_between_which_is_decided_are_built_anew_though_time_is_short() -> None:
+    rng, latencies_s = np.random.default_rng(0), (0.01, 0.0101, *[0.0112] * 8)
+    built = [0] * len(latencies_s)
+
+    def slow(which: int) -> Load:
+        load = loader(latencies_s[which], ROUGH, rng)
+
+        def again() -> Candidate:
+            built[which] += 1
+            time.sleep(0.02)
+            return load()
+
+        return again
+
+    # Loading and two rounds take 0.7 of this; loading is 0.2 s of it.
+    policy = FinalPolicy(slow_load_s=0.01, max_s=1.3, disturbed_s=0.0, settle_s=0.0, turn_s=0.0, max_blocks=3)
+    found = run_final([slow(i) for i in range(len(built))], policy, rng)
+    assert built[:2] == [2, 2]
+    assert [standing.kept for standing in found.standings] == built
+    assert sum(built[2:]) < 12, "others are not, or those that looked like the rival"
+
+
 @pytest.mark.parametrize("noise", [0.003, 0.05])
 def test_what_kept_instances_differ_by_is_in_the_intervals(noise: float) -> None:
     rng, wrong, widths = np.random.default_rng(0), 0, []

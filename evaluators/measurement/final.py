@@ -50,12 +50,13 @@ _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
 _GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
 _FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
 _SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
+_LEADERS = 2  # the fastest and its closest rival
 _RIVALS = 3  # of the recommended plan, in the time that disturbances add
 _FOCUS, _KEPT_SHARE = 6, 0.75
 """Where noise lets no plan be ruled out, each round goes on with the most promising ones: three quarters of those of
 the round before, but at least six."""
 _ADMITTED = 0.4  # share of the time in which plans are admitted to the first round
-_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built
+_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built; of leaders: all of it
 _ROUND_S = 0.4  # a round lasts at least this long, or its most blocks: disturbances of a moment fill no round
 INSTANCE_NOISE = 0.004
 """Relative standard deviation between instances of a plan, before pairs of kept instances tell it."""
@@ -593,6 +594,7 @@ class _Runner:
         self._groups, self._recommended = groups, recommended
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # are measured in the next round
+        self._leaders: set[int] = set()  # between these is decided
         self._levels: list[dict[int, float]] = []
         self._turns: list[dict[int, Array]] = []
         self._stages: dict[int, list[Array]] = defaultdict(list)
@@ -712,12 +714,19 @@ class _Runner:
         return len(self._running) <= self._policy.room and loading_s > _LOADING_SHARE * self._policy.max_s
 
     def _affordable(self, plan: int) -> bool:
-        """Return whether there is time for a second instance of a plan that loads slowly."""
+        """Return whether there is time for a second instance of a plan that loads slowly.
+
+        A plan that the search found fast was perhaps lucky with its instance, which a final begins with: instances of
+        a GPU's plans differ by several per cent. So at least those between which is decided are built anew.
+        """
         if len(self._levels) < 2 or plan not in self._racing:
             return False
-        known = self._load_s.values()
-        expected_s = self._load_s.get(plan, max(known, default=self._policy.slow_load_s))
-        return self._spent_s + expected_s <= _REBUILT * self._policy.max_s
+        policy, known = self._policy, self._load_s.values()
+        expected_s = self._load_s.get(plan, max(known, default=policy.slow_load_s))
+        limit_s = policy.max_s if plan in self._leaders else _REBUILT * policy.max_s
+        if self._spent_s > policy.max_s:
+            limit_s = policy.max_s + _REBUILT * policy.disturbed_s
+        return self._spent_s + expected_s <= limit_s
 
     def _blocks(self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]]) -> None:
         """Run blocks of turns, those of one group after those of another."""
@@ -860,12 +869,13 @@ class _Runner:
         watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
         again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
         ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))
+        chosen = self._recommended(known) if self._recommended is not None else best
+        self._leaders = {best, chosen, *ahead[:_LEADERS]}
         if self._spent_s < self._policy.max_s:
             ahead = ahead[: max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))]
         elif len(self._levels) < 2:  # one round has taken all the time: the best two have another
             ahead = ahead[:2]
         else:  # in the time that disturbances add, those about which least is known
-            chosen = self._recommended(known) if self._recommended is not None else best
             rivals = [i for i in ahead if i in known.measured]
             ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
         self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
