@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -409,17 +409,24 @@ class _Levels:
     table: Array
     numbers: NDArray[np.int64]
     exact: bool = False
+    _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, compare=False, repr=False)
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
+        if (plan, other) not in self._found:
+            self._found[plan, other] = self._differences(plan, other)
+        return self._found[plan, other]
+
+    def _differences(self, plan: int, other: int) -> list[Array]:
         values: Array = self.table[:, plan] - self.table[:, other]
         met = np.isfinite(values)
-        pairs = self.numbers[:, (plan, other)]
-        found = [met & (pairs == pair).all(axis=1) for pair in np.unique(pairs[met], axis=0)]
+        values, pairs = values[met], self.numbers[met][:, (plan, other)]
+        calm = _without_outliers(values)
+        if not len(pairs) or (pairs == pairs[0]).all():
+            return [calm] if len(values) else []
+        groups = [(pairs == pair).all(axis=1) for pair in np.unique(pairs, axis=0)]
         # Two rounds of the same instances do not tell which of them is the outlier; all rounds do.
-        calm = np.full(len(values), np.nan)
-        calm[met] = _without_outliers(values[met])
-        return [_without_outliers(values[group]) if group.sum() > 2 else calm[group] for group in found]
+        return [_without_outliers(values[group]) if group.sum() > 2 else calm[group] for group in groups]
 
     def effect(self, plan: int, other: int) -> float:
         """Return the mean difference of two plans, over other plans where they never met."""
@@ -517,11 +524,11 @@ def _levels_of(turns: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[dict
         if (kept.sum(axis=0) * 2 >= present.sum(axis=0)).all():
             log_s = np.where(kept, log_s, np.nan)
             break
-    middle = np.nanmedian(log_s, axis=0)
+    middle = _median_of_rows(log_s.T)
     for _ in range(3):  # median polish: blocks share what the machine did meanwhile
         shared = _median_of_rows(log_s - middle)
-        shared = shared - np.nanmedian(shared)
-        middle = np.nanmedian(log_s - shared[:, None], axis=0)
+        shared = shared - np.median(shared)
+        middle = _median_of_rows((log_s - shared[:, None]).T)
     kept_turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
     return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns
 
@@ -959,8 +966,11 @@ def _checked(batch: Batch, runs: int) -> Array:
 
 def _median_of_rows(values: Array) -> Array:
     """Return the median of each row; 0 where a row has none."""
-    some = np.isfinite(values).any(axis=1)
+    finite = np.isfinite(values)
+    some = finite.any(axis=1)
     found = np.zeros(len(values))
+    if finite.all() and values.size:
+        return np.asarray(np.median(values, axis=1))  # several times as fast
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found
