@@ -1046,6 +1046,7 @@ def compare(
     conditions: Callable[[], Mapping[str, Any]] = dict,
     counters: Callable[[], Counters] | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    groups: Sequence[Hashable] = (),
 ) -> Comparison:
     """Measure two plans against each other until their ratio is known well enough; see :mod:`.final`.
 
@@ -1061,6 +1062,7 @@ def compare(
         watched=lambda _: (0, 1),
         computed=counters is None,
         progress=progress,
+        groups=groups,
     )
     return comparison_of(found, 0, 1)
 

@@ -213,7 +213,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         allowed=search.allowed,
         cores=len({core for p in study.subject.processors for core in p.cores}),
         pauses=pauses,
-        accelerators={p.name: p.kind for p in study.subject.measured_on.processors if p.kind != "cpu"},
+        platform=study.subject.measured_on,
     )
     objectives = study.subject.objectives
     if search.priced is not None and len(objectives) > 1:

@@ -19,6 +19,7 @@ from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.core.wording import percent, plural
 
 REACH = 0.15
@@ -206,7 +207,7 @@ class FinalSettings:
         allowed: whether a plan may be recommended (it has no more stages than asked for).
         cores: how many the measurements use.
         pauses: how many inferences after a pause are measured of the recommended plan and of the reference.
-        accelerators: processor → its kind, of those whose clocks fall when they idle.
+        platform: whose accelerators plans load; None where none does.
     """
 
     graph: Graph
@@ -217,11 +218,11 @@ class FinalSettings:
     allowed: Callable[[Plan], bool] = lambda _: True
     cores: int = 1
     pauses: int = 3
-    accelerators: Mapping[str, str] = field(default_factory=dict)
+    platform: Platform | None = None
 
     def loaded_by(self, plan: Plan) -> frozenset[str]:
         """Return the kinds of accelerators that a plan loads."""
-        return frozenset(self.accelerators[s.processor] for s in plan.stages if s.processor in self.accelerators)
+        return self.platform.accelerators(s.processor for s in plan.stages) if self.platform else frozenset()
 
 
 def decide(
