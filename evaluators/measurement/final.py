@@ -561,8 +561,8 @@ def run_final(
         computed: whether latencies that repeat each other to the last bit are computed ones. Otherwise a coarse timer
             made them, and nothing finer than its resolution is known.
         groups: of each plan; plans of one group take turns with each other, and those of another group before or
-            after them. On an H100 that the CPU's turns left idle for half of the time, an inference of 0.9 ms took
-            1.3 to 1.7 ms. By default all plans are one group.
+            after them. An H100 that the CPU's turns left idle for half of the time lowered its clock from 1,980 to
+            345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
         recommended: returns the plan that is going to be recommended: a final goes on while it is open whether another
             one is faster. By default the fastest.
 
