@@ -223,6 +223,7 @@ class Final:
     disturbance: Disturbance = NOTHING
     repeated: int = 0
     exact: bool = False
+    _made: list[_Levels] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def measured(self) -> tuple[int, ...]:
@@ -361,6 +362,11 @@ class Final:
 
     @property
     def _table(self) -> _Levels:
+        if not self._made:  # a page of a report asks hundreds of times
+            self._made.append(self._levels())
+        return self._made[0]
+
+    def _levels(self) -> _Levels:
         rows = list(zip_longest(*(s.levels for s in self.standings)))
         table = np.array(rows, np.float64).reshape(-1, len(self.standings))
         numbers = np.full(table.shape, -1)
@@ -409,7 +415,8 @@ class _Levels:
     table: Array
     numbers: NDArray[np.int64]
     exact: bool = False
-    _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, compare=False, repr=False)
+    _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _effects: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
@@ -420,10 +427,12 @@ class _Levels:
     def _differences(self, plan: int, other: int) -> list[Array]:
         values: Array = self.table[:, plan] - self.table[:, other]
         met = np.isfinite(values)
+        if not met.any():
+            return []
         values, pairs = values[met], self.numbers[met][:, (plan, other)]
         calm = _without_outliers(values)
-        if not len(pairs) or (pairs == pairs[0]).all():
-            return [calm] if len(values) else []
+        if (pairs == pairs[0]).all():
+            return [calm]
         groups = [(pairs == pair).all(axis=1) for pair in np.unique(pairs, axis=0)]
         # Two rounds of the same instances do not tell which of them is the outlier; all rounds do.
         return [_without_outliers(values[group]) if group.sum() > 2 else calm[group] for group in groups]
@@ -432,6 +441,11 @@ class _Levels:
         """Return the mean difference of two plans, over other plans where they never met."""
         if plan == other:
             return 0.0
+        if (plan, other) not in self._effects:
+            self._effects[plan, other] = self._effect(plan, other)
+        return self._effects[plan, other]
+
+    def _effect(self, plan: int, other: int) -> float:
         if groups := self.differences(plan, other):
             mean = _mean(groups)
             return 0.0 if self.exact and abs(mean) < _EXACT else mean
