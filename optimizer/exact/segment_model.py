@@ -217,7 +217,10 @@ class SegmentModel:
 
     def cost_s(self, parts: Sequence[Part]) -> float:
         """Return what parts that follow each other take."""
-        total, before = 0.0, None
+        return self._parts_s(parts, None)
+
+    def _parts_s(self, parts: Sequence[Part], before: str | None) -> float:
+        total = 0.0
         for number, part in enumerate(parts):
             after = parts[number + 1].on[0] if number + 1 < len(parts) else None
             total += self.part_s(part, before, after)
@@ -261,8 +264,8 @@ class SegmentModel:
                 after = self.space.segment(block.last).last
                 longer = self._single(first, after, before, block.way)
                 alone = self._single(block.last, after, block.on)
-                apart_s = self._block_s(block, before) + self._block_s(alone, block.on)
-                if longer.way == "whole" or self._block_s(longer, before) >= apart_s:
+                apart_s = self.block_s(block, before) + self.block_s(alone, block.on)
+                if longer.way == "whole" or self.block_s(longer, before) >= apart_s:
                     break
                 block = longer
             if blocks and block.way == "whole" and blocks[-1].way == "whole" and blocks[-1].on == block.on:
@@ -273,12 +276,9 @@ class SegmentModel:
         parts = self.space.expand(blocks)
         return Costed(tuple(blocks), parts, self.cost_s(parts))
 
-    def _block_s(self, block: Block, before: str | None) -> float:
-        total, parts = 0.0, self.space.parts_of(block)
-        for part in parts:
-            total += self.part_s(part, before)
-            before = part.on[0]
-        return total
+    def block_s(self, block: Block, before: str | None) -> float:
+        """Return what a block takes, from the end of the one before it, which ended on that processor."""
+        return self._parts_s(self.space.parts_of(block), before)
 
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block by splits or whole; along an axis, where that can be."""

@@ -124,6 +124,17 @@ class SegmentProposer:
                     return plans[digest]
         return None
 
+    def _cost_s(self, blocks: Sequence[Block], priced: dict[tuple[Block, str | None], float]) -> float:
+        """Return what blocks take; what one takes behind another is worked out once."""
+        total, before = 0.0, None
+        for block in blocks:
+            key = block, before
+            if key not in priced:
+                priced[key] = self._model.block_s(*key)
+            total += priced[key]
+            before = block.on
+        return total
+
     def _plan(self, blocks: Sequence[Block]) -> Plan:
         return self._space.plan(self._space.expand(blocks))
 

@@ -16,7 +16,7 @@ from search_spaces.core.errors import PlanError, RewriteError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
-from search_spaces.spaces.segment_space import Block, SegmentSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_chains import LONGEST
 from search_spaces.spaces.shared_parts import Part, SharedParts
 from tests.search_spaces.spaces.test_branches import Recipe, built, recipes
@@ -78,18 +78,8 @@ def least_s(model: SegmentModel, *, most: int = LONGEST, branches: bool = True) 
         ways = [w for w in ways if w.way not in AXES or w.last - w.first <= most]
         ways = [w for w in ways if (branches or w.way != "branches") and (most or not w.way.startswith("each"))]
         for before in space.lanes if first else (None,):
-            rest_s[first][before] = min(block_s(model, w, before) + rest_s[w.last][w.on] for w in ways)
+            rest_s[first][before] = min(model.block_s(w, before) + rest_s[w.last][w.on] for w in ways)
     return rest_s[0][None]
-
-
-def block_s(model: SegmentModel, block: Block, before: str | None) -> float:
-    """Return what a block takes, behind one that ended on a processor."""
-    total, parts = 0.0, model.space.parts_of(block)
-    for number, part in enumerate(parts):
-        after = parts[number + 1].on[0] if number + 1 < len(parts) else None
-        total += model.part_s(part, before, after)
-        before = part.on[0] if part.axis != "branches" else after
-    return total
 
 
 @settings(max_examples=25, deadline=None)
