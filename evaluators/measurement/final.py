@@ -3,7 +3,7 @@
 Two instances of one plan differ by a lasting 0.4 to 0.65 % (memory placement), and a shared machine changes its speed
 within seconds. So a final repeats on two levels: rounds of rebuilt instances, and in each round blocks in which every
 plan has one short turn, in random order. Rounds are the independent observations, and only differences within a block
-count. Runs that waited for a core are repeated; kernel counters tell which, never the latency.
+count. Runs that waited for a core are repeated; kernel counters decide which, never the latency.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Final:
         return self._table.fastest(self.measured)
 
     def choose(self, stages: Sequence[int], tie: float, allowed: Iterable[int] | None = None) -> int:
-        """Return the plan to recommend: the fastest, or one with fewer stages that cannot be told from it.
+        """Return the plan to recommend: the fastest, or one with fewer stages that is not significantly slower.
 
         No other plan is significantly faster than the one that is returned.
 
@@ -652,7 +652,7 @@ class _Runner:
                 self._forget(other)
             return None
         took_s = time.monotonic() - begin
-        if not (slow and not kept):  # a shared instance does not tell how long loading takes
+        if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
         try:
             settle = candidate.run(1)

@@ -48,7 +48,7 @@ class ProgressCampaign:
         self._progress.stop()
 
     def started(self, planned: Planned) -> Watcher:
-        """Tell that a study begins; what is returned is told how it goes."""
+        """Show that a study begins; return the watcher of its progress."""
         self._progress.update(self._trials, description=planned.name, completed=0, total=planned.config.budget)
         return _StudyWatcher(self, planned.name)
 

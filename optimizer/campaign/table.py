@@ -162,7 +162,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _in_ms(objective: Objective, **numbers: Any) -> Row:
-    """Return columns that are in milliseconds of latency, empty where something else was made small."""
+    """Return columns that are in milliseconds of latency, empty for other objectives."""
     return {name: value if objective == LATENCY else None for name, value in numbers.items()}
 
 

@@ -301,7 +301,7 @@ class _Work:
             yield {"before": before, "nbytes": nbytes[before], **sides}
 
     def _moved(self, index: int, to: int) -> Document:
-        """Return what is known of the plan whose stage ``index`` begins at operator ``to``."""
+        """Return the figures of the plan whose stage ``index`` begins at operator ``to``."""
         stages = list(self._plan.stages)
         both = (*stages[index - 1].operators, *stages[index].operators)
         if not both[0] < to <= both[-1]:
@@ -459,14 +459,14 @@ def _final(found: Document) -> str:
         objective = find_objective(found["objective"])
         slower = slower_text(Ratio(ratio, low, high).inverse, objective)
         took = "was" if objective.is_time or slower.startswith("equal") else "took"
-        how = "could not be told from it" if slower == UNDECIDED else f"{took} {slower}"
+        how = "was not decided against it" if slower == UNDECIDED else f"{took} {slower}"
         told = f"In the final comparison, the next best plan {how}."
     lucky = best_ms and any((k["measured_ms"] or math.inf) < best_ms for k in found["by_stages"])
     return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
 
 
 def _columns(found: Document) -> tuple[Column, ...]:
-    """Return the columns of what is known of a plan."""
+    """Return the columns of a plan's figures."""
     unit = found["unit"]
     return headed(f"predicted change, {unit}|+.4g", Column(f"measured, {unit}", _TIME), "remark")
 
