@@ -133,7 +133,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        return 'Parquet needs the extra "parquet": pip install "partition-optimizer[parquet]"'
+        return "results.parquet is not written: pip install 'partition-optimizer[parquet]'"
     table = pa.Table.from_pylist([{k: _scalar(v) for k, v in row.items()} for row in tables.results])
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)

@@ -420,9 +420,10 @@ def blocks(found: Document) -> Iterator[Block]:
     if found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
         yield Text(f"All figures are of {of}, {found['objective']}.")
+    measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
     yield Text(
-        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, "
-        f"{shown(best['measured_ms'], _TIME)} {unit} measured. All predictions below are by the same model."
+        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
+        "All predictions below are by the same model."
     )
     if found["note"]:
         yield Text(f"Note: {found['note']}.", "note")
