@@ -41,7 +41,7 @@ from search_spaces.core.platform import Platform
 from search_spaces.core.states import State
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from tests.support.remote_agents import agent_here
 from tests.support.sentences import fails
 from tests.support.short_studies import go
@@ -229,7 +229,7 @@ def test_an_agent_keeps_all_but_what_needs_tables_or_two_messages() -> None:
 @pytest.mark.litert
 def test_a_plan_that_was_lowered_does_what_others_do() -> None:
     with litert() as (session, graph, platform):
-        space = CoexecutionSpace(graph, platform)
+        space = SegmentSpace(graph, platform)
         rng = np.random.default_rng(0)
         drawn = (space.plan_at(int(i)) for i in rng.integers(0, 2**40, 1000))
         plan = next(plan for plan in drawn if plan.is_split)

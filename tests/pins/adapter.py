@@ -256,7 +256,7 @@ def _free(case: Plain, plain: Plain) -> bool:
 
 def _parameters(space: SearchSpace, rng: np.random.Generator) -> Plain:
     found: Plain = {}
-    rare = "split_0" in space.distributions()  # each operator may begin a part
+    rare = "on_0" in space.distributions()  # each segment may begin a block
     for name, each in space.distributions().items():
         if rare and name.startswith("cut_"):
             found[name] = bool(rng.random() < _CUT)

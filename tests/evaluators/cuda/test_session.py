@@ -31,7 +31,8 @@ from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.sentences import fails, says
 
@@ -113,11 +114,11 @@ def test_branches_on_two_streams_overlap_and_compute_what_the_model_does() -> No
     graph = load("googlenet@0.25/64")
     platform = evaluator.platform()
     names = tuple(p.name for p in platform.processors[:2])
-    space = CoexecutionSpace(graph, platform.restrict(names), splits=False)
-    (first, last), *_ = space.groups
+    space = SegmentSpace(graph, platform.restrict(names), splits=False)
+    first, last = space.branching[0].first, space.branching[0].joint
     parts = [
         Part(0, first, names[:1]),
-        Part(first, last, names, "branches", 1),
+        Part(first, last, (*names, *names), "branches"),
         Part(last, len(graph.operators), names[:1]),
     ]
     with evaluator.prepare(platform) as session, closing(session.load(graph, space.plan(parts))) as candidate:

@@ -17,7 +17,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from tests.support.models.litert_loading import agrees
 
 pytestmark = [
@@ -38,14 +38,14 @@ def session(cache_folder: Path, platform: Platform) -> Iterator[LitertSession]:
         yield opened
 
 
-def side_by_side(space: BranchSpace) -> Plan:
-    """Every group's branches in turns on the two lanes, groups within groups too."""
-    lanes = [NAMES[0]] * len(space.runs.runs)
-    for group in space.runs.groups:
-        for number, branch in enumerate(space.runs.branches(group)):
-            for place, run in enumerate(branch):
-                lanes[run] = NAMES[(number + place) % 2]
-    return space.plan(lanes)
+def side_by_side(space: SegmentSpace) -> Plan:
+    """Every segment's runs in turns on the two processors."""
+    on = [NAMES[0]] * len(space.graph.operators)
+    for segment in space.branching:
+        for number, run in enumerate(segment.runs):
+            for operator in run:
+                on[operator] = NAMES[number % 2]
+    return space.plan(space.placed(on))
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "googlenet@0.25", "inception_v3@0.25", "resnet18@0.25"])
@@ -53,17 +53,18 @@ def test_groups_of_models_run_side_by_side_and_compute_the_same(
     session: LitertSession, platform: Platform, name: str
 ) -> None:
     graph = load(name)
-    space = BranchSpace(graph, platform, len(graph.operators))
+    space = SegmentSpace(graph, platform, splits=False)
     agrees(session, graph, side_by_side(space))
     rng = np.random.default_rng(0)
     for _ in range(3):
-        agrees(session, graph, space.plan([str(lane) for lane in rng.choice(NAMES, len(space.runs.runs))]))
+        on = [str(name) for name in rng.choice(NAMES, len(graph.operators))]
+        agrees(session, graph, space.plan(space.placed(on)))
 
 
 def test_a_plan_of_branches_is_deployed_and_runs_without_us(
     session: LitertSession, squeezenet: Graph, platform: Platform, tmp_path: Path
 ) -> None:
-    plan = side_by_side(BranchSpace(squeezenet, platform, len(squeezenet.operators)))
+    plan = side_by_side(SegmentSpace(squeezenet, platform, splits=False))
     assert session.deploy(tmp_path, squeezenet, plan).identical
     with PlanRunner(tmp_path / "plan.json") as runner:
         first = runner.run_seeded()
@@ -73,7 +74,7 @@ def test_a_plan_of_branches_is_deployed_and_runs_without_us(
 
 
 def test_runs_and_joins_are_timed_on_the_device(session: LitertSession, squeezenet: Graph, platform: Platform) -> None:
-    space = BranchSpace(squeezenet, platform, len(squeezenet.operators))
+    space = SegmentSpace(squeezenet, platform, splits=False)
     known = profile(session, squeezenet, platform)
     found = branch_profile(session, squeezenet, platform, space, known, lambda _: None)
     (like,) = found.whole_s

@@ -49,7 +49,7 @@ from search_spaces.models import load
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.models.litert import read_model
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.models.tflite_models import Net
@@ -449,7 +449,7 @@ def test_several_models_are_run_from_one_queue(squeezenet: Graph, mobilenet: Gra
 @runs
 @pytest.mark.skipif(FIRST == LAST, reason="one core")
 def test_an_operator_is_split_between_the_two(session: LitertSession, squeezenet: Graph) -> None:
-    space = CoexecutionSpace(squeezenet, platform_of(*MIXED))
+    space = SegmentSpace(squeezenet, platform_of(*MIXED))
     rest = Part(1, len(squeezenet.operators), (MIXED[1],))
     for on in (MIXED, MIXED[::-1]):
         plan = space.plan([Part(0, 1, tuple(on), "height", 40), rest])

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from evaluators.schedule import Event, Timeline
-from evaluators.testing import SyntheticEvaluator
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.branch_greedy import branch_greedy
-from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs, predictor, waits_s
-from optimizer.model.profile import Profile
+from optimizer.model.segments import SEED_003, segment_baselines, segment_beliefs, segment_price, waits_s
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.course import run_study
 from search_spaces.core.errors import UsageError
@@ -21,9 +20,10 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.branch_runs import BranchRuns
-from search_spaces.spaces.branch_space import BranchSpace
-from tests.search_spaces.spaces.test_branch_space import CORES
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.segments import segments_of
 from tests.search_spaces.spaces.test_branches import Recipe, built, network, recipes
+from tests.search_spaces.spaces.test_segments import CORES
 from tests.support.sentences import fails
 from tests.support.short_studies import Quiet
 from tests.support.strategies import one_core
@@ -65,51 +65,40 @@ def test_with_enough_processors_each_branch_gets_one() -> None:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[BranchSpace, ChainCosts]:
+def problems(draw: st.DrawFn) -> tuple[SegmentSpace, ChainCosts]:
     recipe: Recipe = draw(recipes())
-    graph, groups = built(recipe)
-    assume(groups and len(BranchRuns.of(graph).runs) <= 9)
+    graph, _ = built(recipe)
+    assume(any(segment.runs for segment in segments_of(graph)) and len(BranchRuns.of(graph).runs) <= 9)
     platform = draw(st.sampled_from((CORES, CPU_NPU)))
     times = st.lists(st.integers(1, 9).map(float), min_size=len(graph.operators), max_size=len(graph.operators))
     first = draw(times)
     second = first if platform is CORES else draw(times)
     stage_s, hand_s = draw(st.sampled_from((0.0, 0.5, 3.0))), draw(st.sampled_from((0.0, 0.5, 3.0)))
-    return BranchSpace(graph, platform, 10_000), costs(platform, [first, second], stage_s, hand_s)
-
-
-def profile_of(table: ChainCosts) -> Profile:
-    likes = [p.like for p in table.platform.processors]
-    pairs = {"|".join(sorted((a, b))): float(table.hand_over_s[0, 0, 1]) for a in likes for b in likes}
-    seconds = {like: tuple(table.operator_s[i].tolist()) for i, like in enumerate(likes)}
-    overhead_s = {like: float(table.overhead_s[i]) for i, like in enumerate(likes)}
-    whole_s = {like: sum(row) + overhead_s[like] for like, row in seconds.items()}
-    return Profile(seconds, overhead_s, pairs, whole_s)
+    return SegmentSpace(graph, platform, splits=False), costs(platform, [first, second], stage_s, hand_s)
 
 
 @given(problems())
 @settings(max_examples=25)
 def test_the_joint_plan_is_no_worse_than_the_seeds_and_no_plan_is_below_the_bound(
-    drawn: tuple[BranchSpace, ChainCosts],
+    drawn: tuple[SegmentSpace, ChainCosts],
 ) -> None:
     space, table = drawn
-    graph, platform = space.runs.graph, table.platform
-    profiled = profile_of(table)
-    with SyntheticEvaluator().prepare(platform) as session:
-        believed = branch_beliefs(graph, session, profiled, platform, space)
-    price = predictor(graph, space, table)
+    graph, platform = space.graph, table.platform
+    believed = segment_beliefs(graph, table, space)
+    price = segment_price(space, table)
     best_s = price(believed.optima[0])
-    for baseline in branch_baselines(space, platform, table, profiled.fastest(platform)):
+    for baseline in segment_baselines(graph, platform, space, table, platform.processors[0].name):
         assert best_s <= price(baseline.plan) * (1 + 1e-9)
-    assert believed.bounds.space_s <= best_s * (1 + 1e-5)
-    if space.cardinality() <= 128:
+    assert believed.bounds.space_s <= best_s * (1 + 1e-9)
+    if space.cardinality() <= 256:
         least_s = min(price(space.plan_at(i)) for i in range(space.cardinality()))
-        assert believed.bounds.space_s <= least_s * (1 + 1e-5)
+        assert best_s == pytest.approx(least_s)
 
 
 def test_the_seed_is_a_baseline_by_name() -> None:
-    space = BranchSpace(FOUR, CORES, 100)
+    space = SegmentSpace(FOUR, CORES, splits=False)
     table = costs(CORES, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 2, stage_s=0.1)
-    found = {b.name: b.plan for b in branch_baselines(space, CORES, table, "cpu0")}
+    found = {b.name: b.plan for b in segment_baselines(FOUR, CORES, space, table, "cpu0")}
     assert list(found) == ["whole on cpu0", SEED_003]
     assert len(found[SEED_003].stages) == 4
 

@@ -22,9 +22,9 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker import Layer, tucker_layers
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
-from tests.search_spaces.spaces.test_coexecution import TWO
+from tests.search_spaces.spaces.test_segment_space import TWO
 from tests.support.models.split_models import VALID, Layers
 
 
@@ -49,7 +49,7 @@ def with_ranks(plan: Plan, layers: tuple[Layer, ...], share: float) -> Plan:
 def test_triples_and_sides_meet(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         graph = written(Path(name))
-        space = CoexecutionSpace(graph, TWO)
+        space = SegmentSpace(graph, TWO)
         split = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
         layers = data.draw(st.lists(st.sampled_from(tucker_layers(graph)), unique=True, max_size=2))
         plan = with_ranks(split, tuple(sorted(layers, key=lambda x: x.operator)), 1.0)
@@ -64,7 +64,7 @@ def test_triples_and_sides_meet(data: st.DataObject) -> None:
 
 def test_weights_are_factored_when_a_stage_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = written(tmp_path)
-    plan = with_ranks(CoexecutionSpace(graph, TWO).plan_at(0), tucker_layers(graph), 0.5)
+    plan = with_ranks(SegmentSpace(graph, TWO).plan_at(0), tucker_layers(graph), 0.5)
     with monkeypatch.context() as patch:
         patch.setattr("search_spaces.rewrites.tucker.factored", None)
         lowered = Lowering(graph).lower(plan)
@@ -79,7 +79,7 @@ def test_triples_in_split_chains_run_and_are_predicted(tmp_path: Path, axis: str
     graph = written(tmp_path)
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
-    space = CoexecutionSpace(graph, platform)
+    space = SegmentSpace(graph, platform)
     found = (space.plan_at(i) for i in range(space.cardinality()))
     shares = (plan for plan in found if any(s.share and s.share.axis == axis for s in plan.stages))
     split = max((next(shares) for _ in range(50)), key=lambda plan: max(len(s.operators) for s in plan.stages))
@@ -112,7 +112,7 @@ def test_triples_in_split_chains_run_and_are_predicted(tmp_path: Path, axis: str
 
 def test_a_plug_in_gets_plain_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = written(tmp_path)
-    space = CoexecutionSpace(graph, TWO)
+    space = SegmentSpace(graph, TWO)
     split = next(p for p in map(space.plan_at, range(1000)) if p.is_split)
     plan = with_ranks(split, tucker_layers(graph), 0.5)
     seen: list[Plan] = []

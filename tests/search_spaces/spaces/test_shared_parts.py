@@ -7,20 +7,20 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.exact.segment_model import SegmentModel
 from search_spaces.core.errors import PlanError, RewriteError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.rewrites.splits import Axis, Split, divide, extent
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import Block, SegmentSpace
 from search_spaces.spaces.shared_chains import LONGEST
-from search_spaces.spaces.shared_parts import SharedParts
+from search_spaces.spaces.shared_parts import Part, SharedParts
 from tests.search_spaces.spaces.test_branches import Recipe, built, recipes
-from tests.search_spaces.spaces.test_coexecution import read
+from tests.search_spaces.spaces.test_segment_space import read
 from tests.support.models.split_models import Layers, layers
 from tests.support.sentences import fails
 
@@ -45,7 +45,7 @@ def deep(count: int) -> Graph:
     return read(found)
 
 
-def model_of(space: CoexecutionSpace, seed: int) -> CoexecutionModel:
+def model_of(space: SegmentSpace, seed: int) -> SegmentModel:
     """Return a model with hand-overs that differ, copies that cost or not, a lane that refuses, and corrections."""
     rng = np.random.default_rng(seed)
     lanes, count = len(space.platform.processors), len(space.graph.operators)
@@ -53,7 +53,7 @@ def model_of(space: CoexecutionSpace, seed: int) -> CoexecutionModel:
     operator_s[0, rng.integers(count)] = math.inf
     hand_over_s = rng.uniform(0.0, 0.2, (count, lanes, lanes))
     costs = ChainCosts(space.platform, operator_s, rng.uniform(0.0, 0.1, lanes), hand_over_s)
-    model = CoexecutionModel(space, costs, copy_s_per_byte=float(rng.choice([0.0, 1e-5])))
+    model = SegmentModel(space, costs, copy_s_per_byte=float(rng.choice([0.0, 1e-5])))
     model.usual |= {"whole": 1.1, "height": 0.9, "channels": 1.3, "branches": 1.2}
     for first, last, how, lane in (
         (int(first), int(rng.integers(first + 1, count + 1)), str(how), str(lane))
@@ -67,26 +67,35 @@ def model_of(space: CoexecutionSpace, seed: int) -> CoexecutionModel:
     return model
 
 
-def least_s(model: CoexecutionModel, *, most: int = LONGEST, branches: bool = True) -> float:
-    """Return what the best parts take, each priced by itself."""
+def least_s(model: SegmentModel, *, most: int = LONGEST, branches: bool = True) -> float:
+    """Return what the best blocks take, each priced by itself."""
     space = model.space
     count = len(space.graph.operators)
     rest_s: list[dict[str | None, float]] = [{} for _ in range(count)] + [dict.fromkeys(space.lanes, 0.0)]
     for first in reversed(range(count)):
-        ways = [
-            space.part(first, last, mode) for last in range(first + 1, count + 1) for mode in space.modes(first, last)
-        ]
-        ways = [w for w in ways if w.axis not in AXES or w.last - w.first <= most]
-        ways = [w for w in ways if branches or w.axis != "branches"]
+        lasts = [last for last in range(first + 1, count + 1) if space.may_follow(first, last)]
+        ways = [space.mode_at(first, last, i) for last in lasts for i in range(space.count(first, last))]
+        ways = [w for w in ways if w.way not in AXES or w.last - w.first <= most]
+        ways = [w for w in ways if (branches or w.way != "branches") and (most or not w.way.startswith("each"))]
         for before in space.lanes if first else (None,):
-            rest_s[first][before] = min(model.part_s(w, before) + rest_s[w.last][w.on[0]] for w in ways)
+            rest_s[first][before] = min(block_s(model, w, before) + rest_s[w.last][w.on] for w in ways)
     return rest_s[0][None]
+
+
+def block_s(model: SegmentModel, block: Block, before: str | None) -> float:
+    """Return what a block takes, behind one that ended on a processor."""
+    total, parts = 0.0, model.space.parts_of(block)
+    for number, part in enumerate(parts):
+        after = parts[number + 1].on[0] if number + 1 < len(parts) else None
+        total += model.part_s(part, before, after)
+        before = part.on[0] if part.axis != "branches" else after
+    return total
 
 
 @settings(max_examples=25, deadline=None)
 @given(drawn=layers(most=4), seed=st.integers(0, 2**16))
 def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int) -> None:
-    model = model_of(CoexecutionSpace(read(drawn), LANES), seed)
+    model = model_of(SegmentSpace(read(drawn), LANES), seed)
     for found, least in (
         (model.best(), least_s(model)),
         (model.best(chains=False), least_s(model, most=1)),
@@ -101,7 +110,9 @@ def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int
 @given(recipe=recipes(), seed=st.integers(0, 2**16))
 def test_the_optimum_with_branches_is_that_of_parts_priced_one_by_one(recipe: Recipe, seed: int) -> None:
     graph, _ = built(recipe)
-    model = model_of(CoexecutionSpace(graph, LANES), seed)
+    space = SegmentSpace(graph, LANES)
+    assume(all(4 ** len(segment.runs) <= 64 for segment in space.branching))  # all ways are tried one by one
+    model = model_of(space, seed)
     assert model.best().cost_s == pytest.approx(least_s(model))
     assert model.best(branches=False).cost_s == pytest.approx(least_s(model, branches=False))
 
@@ -143,11 +154,11 @@ def check_sides(graph: Graph, parts: SharedParts, split: Split, k: int) -> None:
 
 def test_chains_have_an_end() -> None:
     graph = deep(LONGEST + 2)
-    space = CoexecutionSpace(graph, LANES)
+    space = SegmentSpace(graph, LANES)
     assert space.cuts(1, 1 + LONGEST, "height")
     assert not space.cuts(0, 1 + LONGEST, "height")
     assert extent(graph, 0, 1 + LONGEST, "height") == 64
-    split = {"split_0": "height", "share_0": 8, "on_0": "gpu", "with_0": "big"}
+    split = {"way_0": "height", "share_0": 8, "on_0": "gpu", "with_0": "big"}
     params = space.encode(space.plan([Part(0, LONGEST + 2, ("gpu",))]))
     assert space.parts(space.decode(params | split)) == (Part(0, LONGEST + 2, ("gpu",)),), "too long: it runs whole"
     found = space.parts(space.decode(params | split | {f"cut_{LONGEST}": True}))

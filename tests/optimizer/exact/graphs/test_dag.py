@@ -17,11 +17,12 @@ from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
 from optimizer.exact.graphs.segment_model import solve_segment
 from optimizer.exact.graphs.segment_plans import list_schedule, segment_cost
-from optimizer.exact.graphs.segments import gates, segments
+from optimizer.exact.graphs.segments import segments
 from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform, Processor, tell_apart
+from search_spaces.spaces.segments import gates
 from tests.support.sentences import fails
 from tests.support.strategies import chain_graph, graphs, placements, platforms, shared_platforms, tensor
 

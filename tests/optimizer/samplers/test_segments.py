@@ -10,13 +10,13 @@ import pytest
 
 from evaluators.samples import Measurement, Samples
 from optimizer.exact.chain import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.auto import Problem
-from optimizer.samplers.coexecution import CoexecutionProposer
+from optimizer.samplers.segments import SegmentProposer
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models.litert import read_model
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from tests.support.models.split_models import Layers
 from tests.support.strategies import one_core
 
@@ -33,9 +33,9 @@ class Case:
             graph = read_model(layers.net.write(Path(folder) / "model.tflite"))
         platform, count = Platform("two", (one_core(0), one_core(1))), len(graph.operators)
         costs = ChainCosts(platform, np.full((2, count), 1e-3), np.full(2, 1e-6), np.zeros((count, 2, 2)))
-        self.space = CoexecutionSpace(graph, platform)
-        self.model = CoexecutionModel(self.space, costs)
-        self.proposer = CoexecutionProposer(Problem(graph, platform, self.space, costs), self.space)
+        self.space = SegmentSpace(graph, platform)
+        self.model = SegmentModel(self.space, costs)
+        self.proposer = SegmentProposer(Problem(graph, platform, self.space, costs), self.space)
         self.slow = slow
 
     def axes(self, plan: Plan) -> set[str]:

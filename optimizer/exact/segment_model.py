@@ -1,11 +1,11 @@
-"""The best co-execution under a model of its cost, exact: a dynamic programme over where parts begin and end.
+"""The best plan of a space of segments under a model of its cost: a dynamic programme over where blocks begin and end.
 
 A part that two processors share takes what CoDL (seed 002) says: T = transform + map + sync + max(sides). A side's
 operators take their time on its processor by the share of rows or channels that they compute, halos included, in whole
 tiles of the kernel; what is sliced and joined takes its bytes; to meet takes a hand-over. A chain pays once for all of
-its operators, so the cheapest way to run operators ``i`` … is the cheapest part from ``i`` on and the cheapest way from
-its end on: with the lane that the last part ends on as the state, that is all there is to it. A part that is a group of
-branches (seed 003) takes as long as the slower side, to which the second processor's adds its hand-over.
+its operators. Runs of branches beside each other (seed 003) take until the last one is over and handed to where they
+come together. So the cheapest way to run the operators from one on is the cheapest block from there and the cheapest
+way from its end on: with the processor that the last block ends on as the state, that is all there is to it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
+from optimizer.exact.blocks import NEVER_S, Search, block_of
 from optimizer.exact.chain_costs import ChainCosts, Seconds
-from optimizer.exact.shared_costs import TILES, Ints, SharedTables
-from optimizer.exact.shared_ways import Beliefs, Ways, by_first, pairs_of
+from optimizer.exact.shared_costs import TILES, SharedTables
+from optimizer.exact.shared_ways import Beliefs, by_first, pairs_of
+from optimizer.exact.side_by_side import SideBySide, Timed, words_of
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.locality import axis_of
 from search_spaces.rewrites.splits import Axis, Piece, Sides, Split
-from search_spaces.spaces.coexecution import CoexecutionSpace, How, Part
+from search_spaces.spaces.segment_space import AXES, Block, SegmentSpace, Way
+from search_spaces.spaces.segments import Segment
+from search_spaces.spaces.shared_parts import Part
 
 COPY_S_PER_BYTE = 1.0 / 8e9
 """What a slice or a concatenation takes on one core, where nobody has measured it."""
@@ -32,14 +37,15 @@ COPY_S_PER_BYTE = 1.0 / 8e9
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """Parts and what they take by the model, in seconds."""
+    """Blocks, their parts, and what they take by the model, in seconds."""
 
+    blocks: tuple[Block, ...]
     parts: tuple[Part, ...]
     cost_s: float
 
 
 @dataclass(eq=False)
-class CoexecutionModel:
+class SegmentModel:
     """What parts take.
 
     Attributes:
@@ -51,25 +57,24 @@ class CoexecutionModel:
         join_s_per_byte: to join, where that was measured.
     """
 
-    space: CoexecutionSpace
+    space: SegmentSpace
     costs: ChainCosts
     corrections: dict[tuple[int, int, str, str], list[tuple[float, float]]] = field(default_factory=dict)
     usual: dict[str, float] = field(default_factory=dict)
     copy_s_per_byte: float = COPY_S_PER_BYTE
     join_s_per_byte: float | None = None
     _known: dict[Split, tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
+    _side_by_side: dict[int, SideBySide] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lane = {p.name: i for i, p in enumerate(self.space.platform.processors)}
         self._rows: list[list[float]] = self.costs.operator_s.tolist()
         platform, pairs = self.space.platform, self.space.pairs
-        self._alone, self._pairs = (
+        self.alone, self.pairs = (
             pairs_of(platform, zip(*[self.space.lanes] * 2, strict=True)),
             pairs_of(platform, pairs),
         )
-        # Which branches go where is told by a set, so that the other order of a pair is the same once more.
-        self._ordered = pairs_of(platform, (p for p in pairs if self._lane[p[0]] < self._lane[p[1]]))
-        self._tables = SharedTables(self.space, self.costs)
+        self.tables = SharedTables(self.space, self.costs)
 
     def _factor(self, first: int, last: int, how: str, lane: str, believed_s: float) -> float:
         known = self.corrections.get((first, last, how, lane))
@@ -88,15 +93,12 @@ class CoexecutionModel:
         return seconds * self._factor(first, last, "whole", lane, seconds + overhead_s) + overhead_s
 
     def sides_s(self, part: Part) -> tuple[float, float]:
-        """Return what the two sides of a part take, without meeting each other."""
+        """Return what the two sides of a part that is no branches take, without meeting each other."""
         if part.axis is None:
             return self.whole_s(part.first, part.last, part.on[0]), 0.0
-        if part.axis == "branches":
-            first, second = (tuple((o, 1.0) for o in own) for own in self.space.side_operators(part))
-        elif self.space.step(part) is not None:
-            first, second = self._work(Split(part.first, part.last, part.axis, (part.cut,)))
-        else:
+        if part.axis == "branches" or self.space.step(part) is None:
             return math.inf, math.inf
+        first, second = self._work(Split(part.first, part.last, part.axis, (part.cut,)))
         return self._side_s(part, 0, first), self._side_s(part, 1, second)
 
     def _side_s(self, part: Part, side: int, work: Sequence[tuple[int, float]]) -> float:
@@ -146,28 +148,80 @@ class CoexecutionModel:
         shared = all(self.space.platform[lane].kind == "cpu" for lane in part.on)
         return 0.0 if shared and part.axis == "height" else self.copy_s_per_byte
 
-    def part_s(self, part: Part, before: str | None = None) -> float:
-        """Return what a part takes, from the end of the one before it, which ended on that lane."""
+    def part_s(self, part: Part, before: str | None = None, after: str | None = None) -> float:
+        """Return what a part takes, from the end of the one before it, which ended on that processor.
+
+        Args:
+            after: where what follows runs; it matters to branches alone, which come together there.
+        """
+        if part.axis == "branches":
+            return self._branches_s(part, before, after)
         first_s, second_s = self.sides_s(part)
         begin_s = first_s + self._hand_over_s(part.first, before, part.on[0])
         if part.axis is None:
             return begin_s
         other_s = self._hand_over_s(part.first, before or part.on[0], part.on[1])
-        if part.axis == "branches":
-            other_s += self._hand_over_s(part.last - 1, part.on[1], part.on[0])
         return max(begin_s, second_s + other_s) + self.join_s(part)
+
+    def _branches_s(self, part: Part, before: str | None, after: str | None) -> float:
+        segment = self.space.segment(part.first)
+        lanes = list(dict.fromkeys(part.on))
+        words = words_of(segment, [tuple(lanes.index(name) for name in part.on)], len(lanes))
+        behind_s = np.zeros(1 if after is None else len(self._rows))
+        on = np.array([[self._lane[name] for name in lanes]])
+        timed = self.timed(segment, self.hand_overs_s, behind_s)
+        total = self.apart(segment).all_s(words, on, timed, None if before is None else self._lane[before])
+        return float(total[0, 0, 0 if after is None else self._lane[after]])
+
+    def timed(self, segment: Segment, hand_over_s: Seconds, behind_s: Seconds) -> Timed:
+        """Return what the runs of a segment take, as measuring them taught."""
+        own = np.array([self.costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]).T
+        for lane, i in self._lane.items():
+            whole_s = float(own[i].sum()) + float(self.costs.overhead_s[i])
+            own[i] *= self._factor(segment.first, segment.joint, "branches", lane, whole_s)
+        return Timed(np.minimum(own, NEVER_S), self.costs.overhead_s, hand_over_s, behind_s)
+
+    def branch_s(self, part: Part) -> dict[str, float]:
+        """Return what each processor of a part of branches works, without meeting the others."""
+        segment = self.space.segment(part.first)
+        timed = self.timed(segment, self.hand_overs_s, np.zeros(1))
+        found: dict[str, float] = {}
+        for stage in segment.stages(part.on):
+            name = part.on[stage[0]]
+            lane = self._lane[name]
+            own_s = float(timed.run_s[lane, list(stage)].sum()) + float(self.costs.overhead_s[lane])
+            found[name] = found.get(name, 0.0) + own_s
+        return found
+
+    def apart(self, segment: Segment) -> SideBySide:
+        """Return the ways to place the runs of a segment."""
+        if segment.first not in self._side_by_side:
+            self._side_by_side[segment.first] = SideBySide(self.space, segment, self.costs)
+        return self._side_by_side[segment.first]
+
+    @cached_property
+    def hand_overs_s(self) -> Seconds:
+        """What cuts cost, shape ``(n, L, L)``; nothing on one processor."""
+        found = np.array(self.costs.hand_over_s)
+        found[:, np.arange(len(self._rows)), np.arange(len(self._rows))] = 0.0
+        return found
 
     def _hand_over_s(self, operator: int, before: str | None, lane: str) -> float:
         if before is None or before == lane:
             return 0.0
         return float(self.costs.hand_over_s[operator, self._lane[before], self._lane[lane]])
 
+    def lane(self, name: str) -> int:
+        """Return the place of a processor on the platform."""
+        return self._lane[name]
+
     def cost_s(self, parts: Sequence[Part]) -> float:
         """Return what parts that follow each other take."""
         total, before = 0.0, None
-        for part in parts:
-            total += self.part_s(part, before)
-            before = part.on[0]
+        for number, part in enumerate(parts):
+            after = parts[number + 1].on[0] if number + 1 < len(parts) else None
+            total += self.part_s(part, before, after)
+            before = after if part.axis == "branches" else part.on[0]
         return total
 
     def price(self, plan: Plan) -> float:
@@ -175,97 +229,72 @@ class CoexecutionModel:
         return self.cost_s(self.space.parts(plan))
 
     def best(self, *, chains: bool = True, splits: bool = True, branches: bool = True) -> Costed:
-        """Return the parts that take the least, over all of the space.
+        """Return the blocks that take the least, over all of the space.
 
         Args:
             chains: whether a split part may have more than one operator.
             splits: whether there may be split parts at all.
             branches: whether branches may run side by side.
         """
-        count = len(self.space.graph.operators)
-        beliefs = self._beliefs()
-        ends = sorted({self._lane[lane] for lane in (*self.space.lanes, *(a for a, _ in self.space.pairs))})
-        rest_s = np.zeros((count + 1, len(self._rows)))
-        chosen: list[dict[int | None, Part]] = [{} for _ in range(count)]
-        for first in reversed(range(count)):
-            most = (count if chains else first + 1) if splits else 0
-            ways = self._ways(beliefs, first, np.arange(first + 1, count + 1), most, rest_s, branches=branches)
-            for before in ends if first else [None]:
-                taken_s, chosen[first][before] = _least(ways, beliefs.hand_over_s[first], before)
-                rest_s[first, before or 0] = taken_s
-        parts: list[Part] = []
-        before, at = None, 0
-        while at < count:
-            parts.append(chosen[at][before])
-            before, at = self._lane[parts[-1].on[0]], parts[-1].last
-        return Costed(tuple(parts), self.cost_s(parts))
+        blocks = Search(self, chains=chains, splits=splits, branches=branches).blocks()
+        parts = self.space.expand(blocks)
+        return Costed(blocks, parts, self.cost_s(parts))
 
-    def _beliefs(self) -> Beliefs:
-        hand_over_s = np.array(self.costs.hand_over_s)
-        hand_over_s[:, np.arange(len(self._rows)), np.arange(len(self._rows))] = 0.0
+    def beliefs(self) -> Beliefs:
+        """Return what is believed of parts, as arrays."""
         join_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
         corrections = by_first(self.corrections)
-        return Beliefs(self.costs, hand_over_s, corrections, self.usual, self.copy_s_per_byte, join_s)
-
-    def _ways(
-        self,
-        beliefs: Beliefs,
-        first: int,
-        lasts: Ints,
-        most: int,
-        rest_s: Seconds,
-        *,
-        branches: bool = False,
-    ) -> list[Ways]:
-        """Return all ways to run the parts from one operator on; of lanes that are alike the first ones.
-
-        Args:
-            lasts: where they may end, ascending.
-            most: where chains that are split end at last.
-        """
-        found = [beliefs.whole(first, lasts, self._alone, rest_s)]
-        for axis in self.space.axes if most > first else ():
-            chains = self._tables.split(first, axis).between(int(lasts[0]), most)
-            found.append(beliefs.shared(chains, self._pairs, rest_s))
-        if branches:
-            found.append(beliefs.shared(self._tables.branches(first), self._ordered, rest_s))
-        return [ways for ways in found if ways.first_s.size]
+        return Beliefs(self.costs, self.hand_overs_s, corrections, self.usual, self.copy_s_per_byte, join_s)
 
     def greedy(self) -> Costed:
-        """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time."""
+        """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time.
+
+        In a segment of several operators, of which one block alone can begin, all of it is one block.
+        """
         count = len(self.space.graph.operators)
-        parts: list[Part] = []
+        blocks: list[Block] = []
         before: str | None = None
         first = 0
         while first < count:
-            part = self._best_single(first, first + 1, before)
-            while part.axis is not None and part.last < count:
-                longer = self._best_single(first, part.last + 1, before, axis=part.axis)
-                alone = self._best_single(part.last, part.last + 1, part.on[0])
-                apart_s = self.part_s(part, before) + self.part_s(alone, part.on[0])
-                if longer.axis is None or self.part_s(longer, before) >= apart_s:
+            block = self._single(first, self.space.segment(first).last, before)
+            while block.way in AXES and block.last < count:
+                after = self.space.segment(block.last).last
+                longer = self._single(first, after, before, block.way)
+                alone = self._single(block.last, after, block.on)
+                apart_s = self._block_s(block, before) + self._block_s(alone, block.on)
+                if longer.way == "whole" or self._block_s(longer, before) >= apart_s:
                     break
-                part = longer
-            if parts and part.axis is None and parts[-1].axis is None and parts[-1].on == part.on:
-                parts[-1] = Part(parts[-1].first, part.last, part.on)
+                block = longer
+            if blocks and block.way == "whole" and blocks[-1].way == "whole" and blocks[-1].on == block.on:
+                blocks[-1] = replace(blocks[-1], last=block.last)
             else:
-                parts.append(part)
-            before, first = part.on[0], part.last
-        return Costed(tuple(parts), self.cost_s(parts))
+                blocks.append(block)
+            before, first = block.on, block.last
+        parts = self.space.expand(blocks)
+        return Costed(tuple(blocks), parts, self.cost_s(parts))
 
-    def _best_single(self, first: int, last: int, before: str | None, *, axis: How | None = None) -> Part:
-        beliefs = self._beliefs()
+    def _block_s(self, block: Block, before: str | None) -> float:
+        total, parts = 0.0, self.space.parts_of(block)
+        for part in parts:
+            total += self.part_s(part, before)
+            before = part.on[0]
+        return total
+
+    def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
+        """Return the cheapest way to run a block by splits or whole; along an axis, where that can be."""
+        beliefs, place = self.beliefs(), None if before is None else self._lane[before]
         nothing_s = np.zeros((last + 1, len(self._rows)))
-        found = self._ways(beliefs, first, np.array([last]), last, nothing_s)
+        lasts = np.array([last])
+        found = [beliefs.whole(first, lasts, self.alone, nothing_s)]
+        for each in self.space.axes:
+            chains = self.tables.split(first, each).between(last, last)
+            found.append(beliefs.shared(chains, self.pairs, nothing_s))
+        found = [ways for ways in found if ways.first_s.size]
         if axis is not None:
             found = [ways for ways in found if ways.how == axis] or found
-        return _least(found, beliefs.hand_over_s[first], None if before is None else self._lane[before])[1]
-
-
-def _least(found: Sequence[Ways], hand_over_s: Seconds, before: int | None) -> tuple[float, Part]:
-    """Return the least that a part takes and what is behind it, and the part."""
-    (taken_s, at), ways = min(((ways.least(hand_over_s, before), ways) for ways in found), key=lambda pair: pair[0][0])
-    return taken_s, ways.part(at)
+        hand_over_s = self.hand_overs_s[first]
+        (_, at), ways = min(((ways.least(hand_over_s, place), ways) for ways in found), key=lambda pair: pair[0][0])
+        return block_of(self.space, ways, at)
 
 
 def _share(graph: Graph, piece: Piece, axis: Axis) -> float:

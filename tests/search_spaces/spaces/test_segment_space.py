@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
-from optimizer.model.coexecution import coexecution_profile
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.profile import profile
+from optimizer.model.segments import split_profile
 from search_spaces.core.errors import PlanError, RewriteError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Share, Stage, canonical
@@ -27,7 +27,8 @@ from search_spaces.models.litert import read_model
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.splits import extent
 from search_spaces.rewrites.views import without_copies
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 from tests.search_spaces.spaces.test_branches import Recipe, built, network, recipes
 from tests.support.models.split_models import VALID, Layers, layers
 from tests.support.sentences import fails
@@ -69,7 +70,7 @@ quick = settings(max_examples=25, deadline=None)
 @given(drawn=layers(), data=st.data())
 def test_decode_is_total_and_encode_finds_the_way_back(drawn: Layers, data: st.DataObject) -> None:
     graph = read(drawn)
-    space = CoexecutionSpace(graph, TWO)
+    space = SegmentSpace(graph, TWO)
     number = data.draw(st.integers(0, space.cardinality() - 1))
     for plan in (space.plan_at(number), space.plan_at(space.cardinality() - 1)):
         plan.validate(graph, TWO)
@@ -92,7 +93,7 @@ def test_decode_is_total_and_encode_finds_the_way_back(drawn: Layers, data: st.D
 def test_lowered_plans_are_plans_of_the_rewritten_model(drawn: Layers, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         graph = read_model(drawn.net.write(Path(folder) / "model.tflite"))
-        space = CoexecutionSpace(graph, TWO)
+        space = SegmentSpace(graph, TWO)
         plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
         lowered = Lowering(graph).lower(plan)
     lowered.plan.validate(lowered.graph, TWO)
@@ -105,8 +106,8 @@ def test_lowered_plans_are_plans_of_the_rewritten_model(drawn: Layers, data: st.
 @given(drawn=layers(most=3), seed=st.integers(0, 99))
 def test_the_dynamic_programme_finds_the_least_of_all_parts(drawn: Layers, seed: int) -> None:
     graph = read(drawn)
-    space = CoexecutionSpace(graph, TWO)
-    model = CoexecutionModel(space, costs(graph, seed))
+    space = SegmentSpace(graph, TWO)
+    model = SegmentModel(space, costs(graph, seed))
     found = model.best()
     assert found.cost_s == pytest.approx(model.cost_s(found.parts))
     assert found.parts[0].first == 0
@@ -124,30 +125,28 @@ def test_the_dynamic_programme_finds_the_least_of_all_parts(drawn: Layers, seed:
 @given(recipe=recipes(), data=st.data())
 def test_branches_side_by_side_are_parts(recipe: Recipe, data: st.DataObject) -> None:
     graph, _ = built(recipe)
-    space = CoexecutionSpace(graph, TWO)
+    space = SegmentSpace(graph, TWO)
     plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
     plan.validate(graph, TWO)
     assert space.decode(space.encode(plan)) == plan
-    for (first, last), branches in space.groups.items():
-        assert sorted(o for branch in branches for o in branch) == list(range(first, last))
+    for segment in space.branching:
+        first, last, runs = segment.first, segment.joint, len(segment.runs)
         before, after = [
             [Part(i, i + 1, ("cpu0",)) for i in r] for r in (range(first), range(last, len(graph.operators)))
         ]
-        for which in space.branch_sets(first, last):
-            part = Part(first, last, ("cpu0", "cpu1"), "branches", which)
-            made = space.plan([*before, part, *after])
+        on = tuple(data.draw(st.lists(st.sampled_from(("cpu0", "cpu1")), min_size=runs, max_size=runs)))
+        if len(set(on)) > 1:
+            made = space.plan([*before, Part(first, last, on, "branches"), *after])
             inside = [p for p in space.parts(made) if first <= p.first < last]
             assert [(p.first, p.last, p.axis) for p in inside] == [(first, last, "branches")]
-            sides = space.side_operators(inside[0])
-            assert sorted((*sides[0], *sides[1])) == list(range(first, last))
 
 
 @quick
 @given(recipe=recipes(), seed=st.integers(0, 99))
 def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> None:
     graph, _ = built(recipe)
-    space = CoexecutionSpace(graph, TWO)
-    model = CoexecutionModel(space, costs(graph, seed))
+    space = SegmentSpace(graph, TWO)
+    model = SegmentModel(space, costs(graph, seed))
     best = model.best()
     assert best.cost_s <= model.best(branches=False).cost_s + 1e-12
     assert best.cost_s <= model.best(splits=False).cost_s + 1e-12
@@ -156,16 +155,16 @@ def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> 
         assert model.price(space.plan_at(int(rng.integers(min(space.cardinality(), 2**62))))) >= best.cost_s - 1e-12
 
 
-def test_what_is_no_group_runs_whole() -> None:
+def test_what_cannot_be_shared_runs_whole() -> None:
     graph = network(("in", "x"), ("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("y", "out"))
-    space = CoexecutionSpace(graph, TWO)
-    assert space.groups == {(1, 3): ((1,), (2,))}
-    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | {"cut_1": True, "split_1": "branches", "share_1": 2}
-    params |= {"on_1": "cpu0", "with_1": "cpu1"}
-    assert space.parts(space.decode(params)) == (Part(0, 1, ("cpu0",)), Part(1, 4, ("cpu0",)))
-    found = space.parts(space.decode(params | {"cut_3": True}))
-    assert found[1] == Part(1, 3, ("cpu0", "cpu1"), "branches", 2)
-    assert space.parts(space.decode(params | {"cut_3": True, "share_1": 3}))[1].axis is None
+    space = SegmentSpace(graph, TWO)
+    assert [segment.runs for segment in space.branching] == [((1,), (2,))]
+    told = {"cut_1": 1, "way_1": "branches", "share_1": 2, "on_1": "cpu0", "with_1": "cpu1"}
+    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | told
+    found = space.parts(space.decode(params))
+    assert found == (Part(0, 1, ("cpu0",)), Part(1, 3, ("cpu0", "cpu1"), "branches"), Part(3, 4, ("cpu0",)))
+    for other in ({"cut_1": 2}, {"with_1": "cpu0"}, {"share_1": 4}, {"way_1": "height"}):
+        assert {part.axis for part in space.parts(space.decode(params | other))} == {None}
 
 
 def test_uneven_processors_get_uneven_shares() -> None:
@@ -173,7 +172,7 @@ def test_uneven_processors_get_uneven_shares() -> None:
     uneven = costs(graph, 0)
     uneven.operator_s[1] = 5 * uneven.operator_s[0]
     two_kinds = Platform("two kinds", (one_core(0), one_core(1)))
-    found = CoexecutionModel(CoexecutionSpace(graph, two_kinds), uneven).best()
+    found = SegmentModel(SegmentSpace(graph, two_kinds), uneven).best()
     (split,) = [p for p in found.parts if p.first == 0]
     assert split.axis == "height"
     assert split.cut / extent(graph, split.first, split.last, "height") == pytest.approx(5 / 6, abs=0.1)
@@ -184,7 +183,7 @@ def test_cuts_between_channels_lie_between_tiles_of_the_kernels() -> None:
     drawn.conv(40)
     drawn.conv(12)
     drawn.done()
-    space = CoexecutionSpace(read(drawn), TWO)
+    space = SegmentSpace(read(drawn), TWO)
     assert {sides.split.cuts[0] for sides in space.steps(0, 1, "channels").values()} == {8, 16, 24, 32}
     assert {sides.split.cuts[0] for sides in space.steps(1, 2, "channels").values()} == set(range(1, 12))
     assert {sides.split.cuts[0] for sides in space.steps(0, 2, "height").values()} == set(range(1, 8))
@@ -201,7 +200,7 @@ def test_what_lies_where_it_belongs_is_not_copied(part: Part, left: list[str]) -
     with tempfile.TemporaryDirectory() as folder:
         graph = read_model(small().net.write(Path(folder) / "model.tflite"))
         rest = Part(part.last, len(graph.operators), ("cpu0",))
-        lowered = Lowering(graph).lower(CoexecutionSpace(graph, TWO).plan([part, rest]))
+        lowered = Lowering(graph).lower(SegmentSpace(graph, TWO).plan([part, rest]))
         assert {o.kind for o in lowered.graph.operators} >= {"CONCATENATION"}
         viewed = without_copies(lowered.graph, lowered.plan, TWO)
     assert [o.kind for o in viewed.graph.operators if o.kind in ("SLICE", "CONCATENATION")] == left
@@ -218,8 +217,8 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
     with evaluator.prepare(platform) as session:
         known = profile(session, graph, platform)
-        space = CoexecutionSpace(graph, platform)
-        found = coexecution_profile(session, graph, platform, space, known, lambda _: None)
+        space = SegmentSpace(graph, platform)
+        found = split_profile(session, graph, platform, space, known, lambda _: None)
     (like,) = found.operator_s
     assert sum(found.operator_s[like]) + found.overhead_s[like] == pytest.approx(found.whole_s[like])
     assert 0 < found.overhead_s[like] < 0.05
@@ -228,7 +227,7 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
 
 def test_one_processor_is_refused() -> None:
     with fails(UsageError):
-        CoexecutionSpace(read(small()), Platform("one", (one_core(0),)))
+        SegmentSpace(read(small()), Platform("one", (one_core(0),)))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
     graph = read_model(small().net.write(tmp_path / "model.tflite"))
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
-    space = CoexecutionSpace(graph, platform)
+    space = SegmentSpace(graph, platform)
     parts = (
         Part(0, 3, ("cpu0", "cpu1"), "height", 7),
         Part(3, 4, ("cpu1", "cpu0"), "channels", 8),
@@ -292,15 +291,15 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
 def test_splits_and_branches_in_one_plan(squeezenet: Graph) -> None:
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
-    space = CoexecutionSpace(squeezenet, platform)
-    (first, last), *_ = sorted(space.groups)
+    space = SegmentSpace(squeezenet, platform)
+    first, last = space.branching[0].first, space.branching[0].joint
     count = len(squeezenet.operators)
     step = space.steps(last, last + 2, "height")
     cut = next(iter(step.values())).split.cuts[0]
     plan = space.plan(
         [
             Part(0, first, ("cpu0",)),
-            Part(first, last, ("cpu0", "cpu1"), "branches", 1),
+            Part(first, last, ("cpu1", "cpu0"), "branches"),
             Part(last, last + 2, ("cpu0", "cpu1"), "height", cut),
             Part(last + 2, count, ("cpu0",)),
         ]
@@ -320,7 +319,7 @@ def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:
     assert platform is not None
     lanes = [p.name for p in platform.processors][:2]
     restricted = platform.restrict(lanes)
-    space = CoexecutionSpace(graph, restricted)
+    space = SegmentSpace(graph, restricted)
     plan = space.plan([Part(0, 3, (lanes[0], lanes[1]), "height", 8), Part(3, 5, (lanes[0],))])
     with evaluator.prepare(restricted) as session, closing(session.load(graph, plan)) as candidate:
         batch = candidate.run(2)
