@@ -255,7 +255,7 @@ class Priced(Protocol):
 
     @property
     def how(self) -> tuple[Pricing, ...]:
-        """How plans are asked for the objective, and for what else is to be known of them."""
+        """How plans are measured: by the objective, and by further figures."""
         ...
 
     def only(self, which: int) -> Session:
@@ -271,7 +271,7 @@ class PricedSession(ForwardingSession):
     """A session whose candidates return an objective instead of latencies; see :class:`~evaluators.base.Session`.
 
     Attributes:
-        how: the objective, and what else is to be known of plans.
+        how: the objective, and further figures of plans.
     """
 
     def __init__(self, inner: Session, how: Sequence[Pricing]) -> None:

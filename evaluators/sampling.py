@@ -47,7 +47,7 @@ HOPELESS = 1.05
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """How many times longer first runs take than later ones, if that is known of other candidates.
+    """How many times longer first runs take than later ones, if other candidates have shown it.
 
     Attributes:
         usual: the median.
@@ -83,7 +83,7 @@ def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hope
     Args:
         runs: how many were made, warm-up included; only the first two have a limit.
         incumbent: samples of the best candidate so far.
-        cold: how many times longer nine of ten first runs take than the later ones, at most, if that is known of
+        cold: how many times longer nine of ten first runs take than the later ones, at most, if it was measured on
             other candidates; a first run is then judged by it too.
         hopeless: whether a model says that the candidate is far slower anyway. It is then ruled out as soon as its
             first run has taken longer than the incumbent.

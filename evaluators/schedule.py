@@ -1,15 +1,15 @@
-"""What runs where and when: timelines, the law by which stages run on lanes, and how streams of inferences overlap.
+"""Timelines, the law by which stages run on processors, and pipelines of inferences.
 
-A lane runs one stage at a time (``slots`` of them), in the order of the plan. A stage is ready when every stage that it
-reads from is done and has handed over. Lanes that exclude each other take turns; of a plan's stages the earlier one
-goes first. Lanes that run at once may slow each other: a stage then progresses at ``1 / (product of the factors of the
-lanes that are busy)``.
+A processor runs one stage at a time (``slots`` of them), in the order of the plan. A stage is ready when every stage
+that it reads from is done and its tensors are transferred. Processors that exclude each other take turns; the earlier
+stage of the plan goes first. Processors that run at once may slow each other: a stage then progresses at ``1 / (product
+of the factors of the busy processors)``.
 
-In a stream of inferences lanes go in rounds. In each round a lane runs each of its stages once, in the order of the
-plan, and each for another inference: a stage lags as many rounds behind the first one as there are changes of lanes on
-the way to it. So nothing that a lane does in a round has to wait for another lane in that round, and the period of a
-full pipeline is what the busiest lane does in a round (software pipelining by lanes: Rau and Glaeser 1981, with the
-plan's order as schedule). Lanes that exclude each other take turns within a round.
+In a stream of inferences processors go in rounds. In each round a processor runs each of its stages once, in the order
+of the plan, and each for another inference: a stage lags as many rounds behind the first one as there are changes of
+processors on the way to it. So no processor waits for another one within a round, and the period of a full pipeline is
+the load of the busiest processor in a round (software pipelining: Rau and Glaeser 1981, with the plan's order as
+schedule). Processors that exclude each other take turns within a round.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def optimize(
         The result; where the machine was too disturbed to decide, ``result.verdict.undecided`` says what is open.
 
     Raises:
-        OptimizeError: a setting is wrong, nothing fits, or a device cannot be used; ``exit_code`` tells which.
+        OptimizeError: a setting is wrong, nothing fits, or a device cannot be used; ``exit_code`` says which.
         KeyboardInterrupt: the search was interrupted; the same ``study`` resumes it.
     """
     from optimizer.study.course import run_study

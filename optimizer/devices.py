@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tuple[Graph, Platform]:
-    """Return the model and the platform that a study asks for.
+    """Return the model and the platform of a study.
 
-    An evaluator that brings the model is asked for it before its platform.
+    An evaluator that brings the model gives it before its platform.
 
     Raises:
         UsageError: a name or a file is wrong.

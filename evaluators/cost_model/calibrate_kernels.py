@@ -1,13 +1,13 @@
 """Time the operators of models inside the whole of them, by the runtime's own profiler; on CPUs.
 
 A model that is cut at every operator is not the model: paddings are no longer part of the convolutions behind them, and
-sums are no longer made in place. XNNPACK tells what each of its kernels takes within the whole. That is measured in a
+sums are no longer made in place. XNNPACK reports the times of its kernels within the whole. That is measured in a
 process of its own, pinned to the lane's cores, in rounds between runs of a reference network.
 
 Time many models in turns, whole and kernel by kernel: what the machine does meanwhile, it does to all of them.
 
 A machine whose speed drifts by a tenth within a minute cannot be asked for one model after the other. Here all models
-are visited again and again in passes; each visit compiles a model and tells what it took, what its kernels took, and
+are visited again and again in passes; each visit compiles a model and reports its time, the times of its kernels, and
 what a reference network took just then.
 """
 

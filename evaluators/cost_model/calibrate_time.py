@@ -81,11 +81,11 @@ _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
 def operator_seconds(
     features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float], graph: Graph | None = None
 ) -> NDArray[np.float64]:
-    """Return what each operator took, shape ``(n,)``; NaN where its kernels could not be told, 0 where none ran.
+    """Return what each operator took, shape ``(n,)``; NaN where its kernels are unknown, 0 where none ran.
 
     Args:
         names, kernel_s: of the kernels in the order in which they ran.
-        graph: that the features are of; without it nothing is told of a model that the interpreter runs a part of.
+        graph: that the features are of; without it there are no times of a model that the interpreter runs in part.
     """
     found = np.array([0.0 if f.free else np.nan for f in features])
     own = {name for name in names if _KIND.fullmatch(name)}
@@ -153,7 +153,7 @@ def check_seconds(values: Sequence[float], what: str) -> None:
     """Check that times are times.
 
     Raises:
-        ProfileError: one is not a positive, finite number; the text tells which and of what.
+        ProfileError: one is not a positive, finite number; the text names it.
     """
     for index, value in enumerate(values):
         if not (np.isfinite(value) and value > 0.0):
@@ -307,7 +307,7 @@ Loaded = Callable[[Draft], Graph]
 """Makes a graph that the session can load of a draft."""
 
 MAPS = ((14, 32), (14, 256), (28, 128), (56, 64), (224, 16))
-"""Side and channels of the maps that are handed over: 25 KB to 3.2 MB. A stage takes about a millisecond, as stages
+"""Side and channels of the transferred maps: 25 KB to 3.2 MB. A stage takes about a millisecond, as stages
 do: what lies ready when a stage is tiny (caches, a core that has not gone to sleep) is gone after one of these."""
 _RUNS, _ROUNDS = 30, 5
 _LINK_RUNS, _LINK_ROUNDS = 8, 6
@@ -570,7 +570,7 @@ class Bench:
         if unsupported_operators(self.session, graph, lane.name):
             raise UnavailableError(f"{lane.name} does not support all operators of {graph.name}")
         reference = self._reference(lane)
-        # The runtime tells what its kernels take where XNNPACK runs them.
+        # The runtime reports kernel times where XNNPACK runs them.
         if self._runtime == "litert" and packs_weights(lane) and graph.source is not None:
             kernel_s, clock_s = self._kernels(lane, graph, features)
             whole_s, usual_s = self._whole(lane, graph, reference)

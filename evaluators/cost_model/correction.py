@@ -2,7 +2,7 @@
 
 The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
 pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of
-terms stands alone; how near the nearest support lies tells how much a prediction is to be trusted.
+terms stands alone; the distance to the nearest support says how far a prediction can be trusted.
 
 What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
 

@@ -387,7 +387,7 @@ def usual_times(rows: Sequence[Sequence[float]], slower: Array) -> Array:
     return result
 
 
-_LEAST_MODELS = 12  # of which it can be told
+_LEAST_MODELS = 12  # models at least
 _UNIT_S = 1e-5
 _MOST_S = 1e-3
 _SCALES = 0.9, 1.1
@@ -559,7 +559,7 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
 def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | None:
     """Return the key of a kernel that prices this one, of which too few shapes were timed; None where it prices itself.
 
-    Of few shapes prices cannot be told apart: a few microseconds may be the launch as well as the work.
+    With few shapes prices cannot be separated: a few microseconds may be the launch as well as the work.
     """
     rows = timed[key][0]
     if len({*zip(rows.macs, rows.read, rows.written, strict=True)}) >= _LEAST_SHAPES:

@@ -318,7 +318,7 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
 def part_costs(simulator: PlanSimulator) -> PartCosts:
     """Return what consecutive parts cost; what tensors that skip a part cost is not in the least hand-overs.
 
-    Surely handed over, whichever parts lie beside a cut, is what the operator after it reads of the one before it.
+    Whichever stages lie beside a cut, the operator after it reads a tensor of the one before it.
     """
     graph, p = simulator.graph, simulator.prices
     lanes, count = p.operator_s.shape

@@ -27,7 +27,7 @@ from search_spaces.core.errors import ProfileError, UsageError, shown
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
 
-TOLERATED = 1.5  # an operator this many times beyond the fitted range is told of
+TOLERATED = 1.5  # an operator this many times beyond the fitted range is reported
 UNSEEN_SIGMA = 1.0
 _LONG_S, _PASSES, _ROUGH_S_PER_MAC = 0.1, 3, 2e-11
 
@@ -204,7 +204,7 @@ class CostProfile:
         return Prediction(seconds, sigma)
 
     def predict_whole(self, features: Sequence[OperatorFeatures], processor: str) -> float:
-        """Return how long operators that are loaded as one stage take together, in seconds; no doubts are told."""
+        """Return how long operators that are loaded as one stage take together, in seconds."""
         model = self[processor]
         total = float(self.predict(features, processor).seconds.sum())
         held = sum(f.weight_bytes for f in features)

@@ -147,7 +147,7 @@ class CostModelSession(SimulatedSession):
         }
 
     def prices(self, lowered: Lowered) -> Prices:
-        """See :class:`~evaluators.simulated.SimulatedSession`; what the profile cannot vouch for is told once."""
+        """See :class:`~evaluators.simulated.SimulatedSession`; extrapolation is reported once."""
         graph = lowered.graph
         table = prices(self._profile, graph, self.platform)
         if self._state is not None:
@@ -199,7 +199,7 @@ class StatesSession(ForwardingSession):
         return super().fingerprint() | {"states": told, "robust": self.robust}
 
     def value_s(self, seconds: Sequence[float]) -> float:
-        """Return what is made small, of the seconds in each state."""
+        """Return the objective of the seconds in each state."""
         return max(seconds) if self.robust == "worst" else float(self._share @ np.array(seconds))
 
     def tables(self, graph: Graph) -> list[PartCosts]:

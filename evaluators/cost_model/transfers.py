@@ -162,7 +162,7 @@ def one_core(one: Processor, other: Processor) -> bool:
 
 def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table, Table]:
     latency_s, byte_s, cold_s = (np.zeros((len(keys), len(keys))) for _ in range(3))
-    known = np.full(latency_s.shape, -1)  # how well what is known of two lanes suits them
+    known = np.full(latency_s.shape, -1)  # how well the known pair of processors fits
     both = {(link.source, link.target) for link in profile.links}
     for link in profile.links:
         pairs = [(link.source, link.target)]

@@ -42,7 +42,7 @@ class Client:
 
     Attributes:
         generation: counts the processes, so that callers know when what they had loaded is gone.
-        chosen: the quickest way of each kernel that was timed so far; a new process is told.
+        chosen: the quickest way of each kernel that was timed so far; passed on to a new process.
 
     Args:
         device: ``cuda`` or ``cpu``.
@@ -327,7 +327,7 @@ class Bench:
         size, stores = answer["size"], array("q")
         stores.frombytes(data)
         if not size or len(stores) % size:
-            raise UnavailableError("the GPU's process told of no whole run")
+            raise UnavailableError("the GPU's process reported no whole run")
         return [
             Scheduler(found.clients, found.excluded, dispatch, stores[i : i + size])
             for i in range(0, len(stores), size)

@@ -67,7 +67,7 @@ class References:
 
 INPUT_SEED = 0
 _RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; how near is near enough, others say
-_AT_ONCE = 1000  # inferences that are asked for in one message
+_AT_ONCE = 1000  # inferences requested in one message
 _BUSY = 4  # streams that compute at once while kernels are timed for several models
 _CPU = "cpu"
 

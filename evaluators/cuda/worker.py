@@ -225,7 +225,7 @@ class Worker:
             self._capturing = [torch.cuda.Stream() for _ in range(MAX_INSTANCES)]
 
     def answer(self, head: Mapping[str, Any], payload: bytes) -> Answer:
-        """Do what a message asks for.
+        """Handle a message.
 
         Raises:
             UnavailableError: it cannot be done.

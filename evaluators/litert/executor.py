@@ -202,7 +202,7 @@ class Executor:
         self.failures: dict[int, str] = {}
         self._found, self._instances, self._workers, self._stages = found, tuple(instances), stages.workers, stages
         self._head = scheduler_head(found.clients, found.excluded, dispatch)
-        self._limits_s = [stages.platform.limits.run_s] * len(self._instances)  # while nothing is known of its jobs
+        self._limits_s = [stages.platform.limits.run_s] * len(self._instances)  # until its jobs have been timed
         self._ends_before: dict[str, int] = {}
 
     def run(self) -> Outcome:

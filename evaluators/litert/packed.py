@@ -61,7 +61,7 @@ def existing_packed_weights(content_digest: str) -> Path | None:
 
 
 class Holder:
-    """Keeps packed weights where they are while workers are told of them: whoever makes room leaves them alone.
+    """Keeps packed weights where they are until workers have them open; they are not removed meanwhile.
 
     That is true of other processes, too, on file systems with locks: each file is locked for as long as it is held.
     """

@@ -53,7 +53,7 @@ _HINT = "use names like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32,
 
 @dataclass(frozen=True, slots=True)
 class ProcessorName:
-    """What a name asks for.
+    """What a processor's name requests.
 
     Attributes:
         cores: for a CPU; empty for all that the process may use.

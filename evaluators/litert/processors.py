@@ -259,7 +259,7 @@ def check_cores(text: str, cores: Sequence[int]) -> None:
     """Check that this process may use the cores of a processor.
 
     Raises:
-        UnavailableError: it may not; the text tells which.
+        UnavailableError: it may not; the text names them.
     """
     mine = usable_cores()
     missing = [core for core in cores if core not in mine]
@@ -384,7 +384,7 @@ def library_folder(word: str, text: str = "") -> Path:
 
 
 def check_libraries(processor: str) -> None:
-    """Check that the user has named the library that a processor's name asks for, if it asks for one.
+    """Check that the user has named the library that a processor's name requests, if any.
 
     Raises:
         UsageError: they have not.

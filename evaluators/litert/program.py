@@ -64,7 +64,7 @@ class Schedule:
         return 0 if processor in self.sleepers else SPIN_NS
 
     def programs(self, bound: Binding) -> dict[str, dict[str, Any]]:
-        """Return what each worker is told of a plan; semaphore ``i`` is that of edge ``i`` of :meth:`all_edges`."""
+        """Return what each worker receives of a plan; semaphore ``i`` is that of edge ``i`` of :meth:`all_edges`."""
         edges = list(enumerate(self.all_edges()))
         leader, *_ = self.stages
 
@@ -94,12 +94,12 @@ ONE_FRAME: Mapping[str, Any] = {
     "starts": (),
     "ends": (),
 }
-"""What a worker is told of a program for one inference at a time that waits for no leader."""
+"""What a worker receives of a program for one inference at a time that waits for no leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What is known of the stages of a loaded plan.
+    """The stages of a loaded plan.
 
     Attributes:
         compiled: stage → what it was compiled as on its worker: a number, and its signature there.
@@ -115,7 +115,7 @@ class Binding:
     offsets: Mapping[int, int]
 
     def step(self, stage: int, waits: Sequence[tuple[int, int]] = (), signals: Sequence[int] = ()) -> dict[str, Any]:
-        """Return what a worker is told of a stage.
+        """Return what a worker receives of a stage.
 
         Args:
             waits: semaphores that it waits for, and how long it polls (ns).
@@ -233,7 +233,7 @@ def layout(
     Args:
         before: for each stage the stages that are certainly over when it starts, as a bit set (see :class:`Schedule`).
         outputs: for each stage what it writes; by default what crosses its border. Of a stage that writes more, its
-            operators are told apart, and only what depends on an operator is taken to come after it.
+            operators are scheduled one by one, and only what depends on an operator is taken to come after it.
     """
     offsets: dict[int, int] = {}
     top = 0
@@ -286,13 +286,13 @@ def layout(
 def _moments(
     graph: Graph, plan: Plan, before: Sequence[int], apart: Mapping[int, frozenset[int]]
 ) -> tuple[dict[int, int], dict[int, int], Sequence[int]]:
-    """Return when operators write and read; a stage is one moment, unless its operators are told apart.
+    """Return when operators write and read; a stage is one moment, unless its operators are scheduled one by one.
 
     A runtime may run operators in any order that their data allow, and fuse those between which a tensor stays inside:
     what the first one reads may then be read as late as the last one runs.
 
     Args:
-        apart: stages whose operators are told apart, and what they write.
+        apart: stages whose operators are scheduled one by one, and what they write.
 
     Returns:
         For each operator its moment; for each operator the moments after which its inputs are certainly read, as a bit

@@ -271,7 +271,7 @@ class LitertSession(LocalSession):
         return self._stages.unsupported(graph, processor)
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Lowered]:
-        """Return a plan as it is run, and what is known of the model that it then runs."""
+        """Return a plan as it is run, and the model that it then runs."""
         model.lowering = model.lowering or Lowering(model.graph)
         lowered = model.lowering.lower(plan)
         if not lowered.rewritten:

@@ -455,7 +455,7 @@ def opened(
 
 
 class Refusals:
-    """What is known of each operator of each graph on each kind of accelerator; asked once."""
+    """Support of each operator of each graph on each kind of accelerator; queried once."""
 
     def __init__(self, workers: Workers, numbers: count[int]) -> None:
         self._workers = workers
@@ -517,7 +517,7 @@ class Refusals:
 
 
 def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refused: Sequence[int]) -> UnavailableError:
-    """Return the error that tells which operators of a stage are refused."""
+    """Return the error that names the refused operators of a stage."""
     where = f"the stage of operators {operators[0]} to {operators[-1]}"
     if not refused:
         return UnavailableError(

@@ -23,7 +23,7 @@ def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return how a tensor looks as an array; packed types are a row of bytes.
 
     Raises:
-        UnavailableError: only a run tells how large it is, or its elements have no fixed size.
+        UnavailableError: its size is only known after a run, or its elements have no fixed size.
     """
     if any(d < 0 for d in tensor.shape):
         raise UnavailableError(f"tensor {tensor.name!r} has a size that depends on the data, and cannot be transferred")
@@ -70,7 +70,7 @@ def model_inputs(graph: Graph, seed: int) -> list[NDArray[Any]]:
 
 
 def _check_fits(graph: Graph) -> None:
-    """Check that a model's activations fit into memory; the system would kill whoever asks for more."""
+    """Check that a model's activations fit into memory; the system kills a process that allocates more."""
     unfolded = graph.source.recipes if graph.source else ()  # constants that the runtime computes
     largest = sum(graph.tensors[t].nbytes for t in (*graph.activation_tensors, *unfolded))
     available = available_nbytes()

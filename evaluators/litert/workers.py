@@ -64,7 +64,7 @@ class WorkerError(UnavailableError):
         worker: its processor.
         reason: what it did, as a verb and its object.
         fatal: whether its process has ended, and those of the others that were asked with it.
-        silent: the workers that had not answered; who waits for whom tells which of them failed.
+        silent: the workers that had not answered; their edges show which of them failed.
         stopped: those of them that the system had stopped, as by a signal; they are to blame whatever they had done.
         told: whether the worker itself gave the reason, with the stage.
     """
@@ -348,7 +348,7 @@ def bind_program(
 
     Args:
         number: what they call the program.
-        programs: what else each of them is told; see :meth:`evaluators.litert.worker.process.Worker.program`.
+        programs: what else each of them receives; see :meth:`evaluators.litert.worker.process.Worker.program`.
     """
     shared = {"op": "program", "id": number, "arena": arena.number, "semaphores_nbytes": semaphores.nbytes}
     requests = {name: Request({**shared, **program}, fds=[semaphores.fd]) for name, program in programs.items()}

@@ -40,7 +40,7 @@ from search_spaces.rewrites.views import as_it_is
 
 @dataclass(slots=True)
 class _Model:
-    """What is known of one model, however many instances there are."""
+    """One model, shared by all of its instances."""
 
     packed: Path | None
     inputs: list[NDArray[np.generic]]
@@ -129,7 +129,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return LoweredModel(graph, lowered, as_it_is(graph, lowered.plan), tuple(range(len(stages))), ())
 
     def _model(self, graph: Graph) -> _Model:
-        """Return what is known of a model of the workload."""
+        """Return a model of the workload."""
         if id(graph) not in self._models:
             self._models[id(graph)] = _Model(self._packed(graph), tensors.model_inputs(graph, INPUT_SEED))
         return self._models[id(graph)]

@@ -3,7 +3,7 @@
 Two instances of one plan differ by a lasting 0.4 to 0.65 % (memory placement), and a shared machine changes its speed
 within seconds. So a final repeats on two levels: rounds of rebuilt instances, and in each round blocks in which every
 plan has one short turn, in random order. Rounds are the independent observations, and only differences within a block
-count. Runs that waited for a core are repeated; kernel counters tell which, never the latency. Plans that load an
+count. Runs that waited for a core are repeated; kernel counters decide which, never the latency. Plans that load an
 accelerator and plans that leave it idle have blocks of their own: its clock follows its load.
 """
 
@@ -315,7 +315,7 @@ class Final:
         return self._table.fastest(self.measured)
 
     def choose(self, stages: Sequence[int], tie: float, allowed: Iterable[int] | None = None) -> int:
-        """Return the plan to recommend: the fastest, or one with fewer stages that cannot be told from it.
+        """Return the plan to recommend: the fastest, or one with fewer stages that is not significantly slower.
 
         No other plan is significantly faster than the one that is returned.
 
@@ -712,7 +712,7 @@ class _Runner:
                 self._forget(other)
             return None
         took_s = time.monotonic() - begin
-        if not (slow and not kept):  # a shared instance does not tell how long loading takes
+        if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
         try:
             settle = candidate.run(1)
@@ -796,7 +796,7 @@ class _Runner:
                             lost.close()
             done += 1
             # A round that measures for less time than it loads wastes it.
-            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.5 * loading_s):
+            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.0 if self._computed else 0.5 * loading_s):
                 count = min(count + 1, policy.max_blocks)
 
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
@@ -815,7 +815,8 @@ class _Runner:
         settling_s = self._settle(plan, candidate, settle) if settle else 0.0
         batch = candidate.run(runs)
         values = _checked(batch, runs)
-        self._spent_s += max(time.monotonic() - begin, settling_s + math.fsum(batch.latency_s))
+        said_s = settling_s + math.fsum(batch.latency_s)  # computed: a busy machine must change no result
+        self._spent_s += said_s if self._computed else max(time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
         self._typical_s[plan] = median_s = float(np.median(values))
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))

@@ -78,7 +78,7 @@ class Lease:
         self._until_s = 0.0
 
     def take(self, client: str, study: str) -> None:
-        """Give the lease to a client that asks for it, which may have it already.
+        """Give the lease to a client, which may have it already.
 
         Raises:
             BusyError: another client has it.
@@ -211,7 +211,7 @@ class Agent:
                     continue  # whoever asked has gone
                 try:
                     future.set_result(job())
-                except Exception as error:  # noqa: BLE001 - it is told to the client; the agent lives on
+                except Exception as error:  # noqa: BLE001 - the client gets it; the agent lives on
                     future.set_exception(error)
         finally:
             self._let_go()

@@ -323,7 +323,7 @@ class Link:
         return answer
 
     def fetch(self, folder: Path, told: Any) -> Path:
-        """Fetch a file that the device has told of; see :meth:`~evaluators.remote.connection.Connection.fetch`."""
+        """Fetch a file that the device has announced; see :meth:`~evaluators.remote.connection.Connection.fetch`."""
         if self._connection is None or not isinstance(told, dict):
             raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
         return self._connection.fetch(folder, self.client, told)

@@ -32,7 +32,7 @@ def grpc_module(what: str = "remote devices", extra: str = "remote") -> Any:
     """
     import os
 
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by us, once and in one line
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported by us, once and in one line
     try:
         import grpc
     except ImportError as error:

@@ -222,7 +222,7 @@ def agreement_from_json(data: Any) -> Agreement | None:
 
 
 def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
-    """Return an agreement as plain values; an error that is no number is told as None."""
+    """Return an agreement as plain values; an error that is not a number becomes None."""
     if agreement is None:
         return None
     numbers = asdict(agreement)

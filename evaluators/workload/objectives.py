@@ -1,4 +1,4 @@
-"""What can be made small of several models at once, and how a loaded plan is asked for it."""
+"""Objectives of several models at once, and how a loaded plan is measured by each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class WorkloadPricing(Pricing):
 
     @property
     def of_run(self) -> OfOutcome:
-        """What a session's runs are to return, from which, or beside which, the objective is told."""
+        """What a session's runs are to return, from which, or beside which, the objective is computed."""
         return _OF_RUNS.get(self.objective.name, "mean")
 
     def batch(

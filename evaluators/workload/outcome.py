@@ -1,4 +1,4 @@
-"""What came of one run of a workload, and the one number that is made small."""
+"""The outcome of one run of a workload, and its objectives."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Outcome:
         return sum(r.latency_s is not None for each in self.requests for r in each)
 
     def value_s(self, objective: Objective) -> float:
-        """Return what is made small, in seconds.
+        """Return the objective, in seconds.
 
         ``mean``: of the instances' mean latencies; ``worst``: the largest of them; ``makespan``; ``misses``: the mean,
         and the makespan once more for each missed request, so that fewer misses come first; ``throughput``: seconds a

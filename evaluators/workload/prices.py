@@ -37,7 +37,7 @@ Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Out
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """What was measured; kinds of lanes are told by :func:`kind_of`.
+    """What was measured; kinds of processors are those of :func:`kind_of`.
 
     Attributes:
         whole_s: model (digest) → kind → the model as one job.

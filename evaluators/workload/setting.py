@@ -131,5 +131,5 @@ def closed_loops(on: Sequence[int], requests: Sequence[int], processors: Sequenc
 
 
 def demand(processor: Processor) -> dict[str, float]:
-    """Return the share of each resource that a running job of a processor asks for."""
+    """Return the share of each resource that a running job of a processor needs."""
     return {**processor.resources, **processor.options.get(SLICED, {})}

@@ -15,7 +15,7 @@ from optimizer.campaign.table import Tables, named
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from search_spaces.core.errors import OptimizeError
-from search_spaces.core.wording import many, percent
+from search_spaces.core.wording import many, percent, seconds
 
 if TYPE_CHECKING:
     from optimizer.campaign.run import CampaignRun
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # 87 to 96 s for VGG16 with 200 trials is `optimize --model vgg16 --budget 200` on two cores of a Xeon.
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 25.0, 0.4, 60.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
+_LONG_S = 120.0
 
 
 class ProgressCampaign:
@@ -48,7 +49,7 @@ class ProgressCampaign:
         self._progress.stop()
 
     def started(self, planned: Planned) -> Watcher:
-        """Tell that a study begins; what is returned is told how it goes."""
+        """Show that a study begins; return the watcher of its progress."""
         self._progress.update(self._trials, description=planned.name, completed=0, total=planned.config.budget)
         return _StudyWatcher(self, planned.name)
 
@@ -159,8 +160,13 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
     listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
     for column in listed.columns:
         column.overflow = "fold"
-    minutes = document["expected_s"] / 60
-    return Group(listed, Text(), Text(f"{len(rows)} studies, about {minutes:.1f} minutes, into {document['folder']}"))
+    took = document["expected_s"]
+    about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
+    return Group(
+        listed,
+        Text(),
+        Text(f"{len(rows)} {'study' if len(rows) == 1 else 'studies'}, about {about}, into {document['folder']}"),
+    )
 
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:

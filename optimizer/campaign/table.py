@@ -133,7 +133,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        return 'Parquet needs the extra "parquet": pip install "partition-optimizer[parquet]"'
+        return "results.parquet is not written: pip install 'partition-optimizer[parquet]'"
     table = pa.Table.from_pylist([{k: _scalar(v) for k, v in row.items()} for row in tables.results])
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -162,7 +162,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _in_ms(objective: Objective, **numbers: Any) -> Row:
-    """Return columns that are in milliseconds of latency, empty where something else was made small."""
+    """Return columns that are in milliseconds of latency, empty for other objectives."""
     return {name: value if objective == LATENCY else None for name, value in numbers.items()}
 
 

@@ -54,12 +54,12 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
         "--split",
         metavar="FIRST-LAST:AXIS:SHARE",
         action="append",
-        help="operators that two sides compute, as 0-2:height:0.6 or 5:channels:0.5; may be given several times",
+        help="split operators between two processors, as 0-2:height:0.6 or 5:channels:0.5; may be given several times",
     )
     kind.add_argument(
         "--tucker",
         metavar="RULE",
-        help="three convolutions for each larger than 1x1, of ranks by ratio:SHARE (or IN,OUT) of the channels,"
+        help="replace each convolution larger than 1x1 by three; ranks by ratio:SHARE (or IN,OUT) of the channels,"
         " energy:SHARE of the squared singular values, vbmf, or given by --rank alone",
     )
     add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")

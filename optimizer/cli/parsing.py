@@ -77,7 +77,7 @@ def add_model(add: Add) -> None:
 
 
 def show(options: argparse.Namespace, document: Callable[[], object], text: Callable[[], Any]) -> None:
-    """Print what was found: as JSON where that is asked for, else as a text or what Rich makes one of."""
+    """Print what was found: as JSON with ``--json``, else as a text or what Rich makes one of."""
     if options.json:
         print(json.dumps(document(), indent=2))
     elif isinstance(told := text(), str):

@@ -96,8 +96,8 @@ def export(parser: Parser, arguments: list[str]) -> int:
     add("run", metavar="RUN", type=Path, help="the folder of a finished study")
     add("--out", metavar="DIR", type=Path, help="output folder (default: RUN/export)")
     targets = ("linux", "android", "openvino", "onnxruntime", "model-explorer")
-    add("--target", choices=targets, default="linux", help="what runs it (default: linux)")
-    add("--fallback", action="store_true", help="with the whole model, for the runner to compare with")
+    add("--target", choices=targets, default="linux", help="the system or runtime that runs it (default: linux)")
+    add("--fallback", action="store_true", help="include the whole model, so that the runner can fall back to it")
     add_common(add)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run

@@ -107,7 +107,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
 
     Args:
         fallback: write the whole model, too, for the runner in Python to compare with; the folder holds weights twice.
-        target: what runs it; ``linux``, ``android``, or another runtime in whose words the plan is told.
+        target: what runs it; ``linux``, ``android``, or another runtime, in whose format the plan is written.
 
     Raises:
         RunFolderError: the study is not finished, its model has no file, or it has no fallback.
@@ -118,7 +118,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
     if not study.result.get("complete", True):
         raise RunFolderError(f"{run}: the study is not finished", f"resume with: optimize --out {run} and its options")
     several = "workload" in study.result
-    if has_files(best):  # what is handed on is checked once more
+    if has_files(best):  # the files are checked once more
         read_workload_plan(best) if several else _check_deployment(best)
     elif not several and (study.graph is None or study.graph.source is None):
         why = study.missing or f"model {study.graph.name if study.graph else ''!r} has no file"
@@ -242,7 +242,7 @@ def _expected(study: Study, stages: int) -> dict[str, Any]:
     objective = OBJECTIVES[str(study.result.get("objective", "latency")).split(",")[0]]
     entry = study.result["best"]
     found: dict[str, Any] = {"objective": objective.name}
-    # Whatever was made small stands under the latency's name in a study that was read.
+    # In a study that was read, the objective stands under the latency's name.
     if entry.get("latency_ms"):
         found[objective.key] = entry["latency_ms"]["median"]
     timed = entry.get("stage_ms") and objective.law in ("latency", "period")  # else these are no times

@@ -234,7 +234,7 @@ def _with_interval(value: float, interval: tuple[float, float], unit: str) -> st
 
 
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
-    """Return how much slower, or faster, a plan is than another, or that the two cannot be told apart.
+    """Return how much slower, or faster, a plan is than another, or that they are equal or not decided.
 
     Of other objectives than times, how much more or less energy or memory it takes.
     """
@@ -459,7 +459,7 @@ def _next(result: Result) -> list[Text]:
 
 
 def crossing(graph: Graph, operators: Sequence[int]) -> str | None:
-    """Return the size of what some operators hand to others; None where nothing is left to be handed on."""
+    """Return the bytes that some operators transfer to others; None where there are no others."""
     border = graph.boundary(operators)
     later = [t for t in border.outputs if t not in graph.outputs or graph.consumers.get(t)]
     return human_bytes(sum(graph.tensors[t].nbytes for t in later)) if later else None

@@ -130,7 +130,7 @@ class Study:
 
     @property
     def objective(self) -> Objective:
-        """What was made small, the first of several; latencies here are in its unit."""
+        """The objective, the first of several; latencies here are in its unit."""
         return objective_of(self.result)
 
     @property

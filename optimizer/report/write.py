@@ -70,7 +70,7 @@ def write_report(document: Document, folder: Path) -> Written:
     try:
         import resvg_py
     except ImportError:
-        without_png = 'PNG files need the extra "report": pip install "partition-optimizer[report]"'
+        without_png = "plots are written as SVG, not as PNG: pip install 'partition-optimizer[report]'"
     for figure in document.figures:
         svg = printable(standalone(figure.svg))
         contents[f"{PLOTS}/{figure.name}.svg"] = svg.encode()

@@ -103,7 +103,7 @@ class SharedLoop(Loop):
         self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
 
     def _take_up(self, sampler: StudySampler | None) -> bool:
-        """Take up what anybody has finished since the last look, own trials included; tell whether there was any."""
+        """Take up what anybody has finished since the last look, own trials included; return whether there was any."""
         found = self.shared.look()
         for kind, record in found:
             trial = self.history.trial_of(record)

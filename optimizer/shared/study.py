@@ -77,7 +77,7 @@ class SharedStudy:
         name: of the study.
         worker: a name of this worker that no other has.
         heartbeat_s: between two signs of life.
-        objectives: how many values each of its trials has, all of which are made small.
+        objectives: how many values each of its trials has, all minimised.
 
     Attributes:
         pending: digest of each plan that somebody measures now, and its parameters as that one wrote them.
@@ -198,7 +198,7 @@ class SharedStudy:
         """Write down what came of a claim; nothing is written where this worker had been given up meanwhile.
 
         Args:
-            record: plain values. ``values`` are what Optuna is told, one for each objective, or None for a failure;
+            record: plain values. ``values`` go to Optuna, one for each objective, or None for a failure;
                 ``attributes`` are the attributes that samplers read, as those of constraints that the plan breaks.
         """
         text = json.dumps(record, allow_nan=False)
@@ -370,7 +370,7 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
     # Where a worker writes, and what it measures on, is its own to say.
     theirs = {name: value for name, value in known["config"].items() if name not in _OWN}
     study = parse_config({**theirs, **mine})
-    # The budget cannot be told from its default here: it is the study's.
+    # The budget's default cannot be recognised here: it is the study's.
     given = {name: own[name] for name in own if own[name] is not None and name not in (*_OWN, "budget")}
     asked = parse_config({**theirs, **mine, **given})
     for name in given:

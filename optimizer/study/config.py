@@ -249,7 +249,7 @@ def option(field: str) -> str:
 
 
 def command_line(config: StudyConfig) -> str:
-    """Return the command, quoted for a POSIX shell, that asks for this study; defaults are left out."""
+    """Return the command of this study, quoted for a POSIX shell; defaults are left out."""
     words = ["optimize"]
     for name, field in StudyConfig.model_fields.items():
         value = getattr(config, name)

@@ -99,12 +99,12 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     """Run a study, or go on with one, and leave its run folder complete.
 
     Raises:
-        OptimizeError: with the exit code that tells what went wrong; what was measured is in the run folder.
+        OptimizeError: with its exit code; what was measured is in the run folder.
         Interrupted: the person pressed Ctrl-C after the run folder was open.
     """
     begin_s = time.monotonic()
     config = placed(config)
-    make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
+    make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is reported before a model is built
     subject = read_subject(config, watcher)
     processors = [f"{p.name} ({p.like})" for p in subject.processors]
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}

@@ -1,4 +1,4 @@
-"""Measures a reference plan between the trials of a study, so that all trials can be told in one state."""
+"""Measures a reference plan between the trials of a study, so that all trials scale to one state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told how a study goes, how it ends before its time, and what it then keeps; of one model or of several."""
+"""The watcher of a study's progress, and how a study ends early; of one model or of several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before i
 
 
 class Watcher(Protocol):
-    """Who is told how a study goes; see :mod:`optimizer.report.console`."""
+    """Watches a study's progress; see :mod:`optimizer.report.console`."""
 
     def message(self, text: str) -> None:
         """Tell what is being done now."""

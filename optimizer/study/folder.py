@@ -291,8 +291,8 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ..
 def _remade_manifest(path: Path, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a manifest that the settings and the log of a run folder allow for; None where they tell too little.
 
-    The settings must be readable, and the log must hold a plan of the model that is asked for: what else the manifest
-    said of the model and its processors is then taken from what is asked for.
+    The settings must be readable, and the log must hold a plan of the requested model: what else the manifest
+    said of the model and its processors is then taken from the request.
 
     Raises:
         RunFolderError: they are those of another study.
@@ -325,7 +325,7 @@ def _put_aside(file: Path) -> Path:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """Return in words how a setting of a study that exists differs from what is asked for."""
+    """Return in words how a setting of a study that exists differs from the requested one."""
     if name == "model_digest":
         return "it is of another model"
     if name == "measured_on":

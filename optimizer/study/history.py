@@ -303,7 +303,7 @@ class History:
         )
 
     def trial_of(self, data: Mapping[str, Any]) -> Trial:
-        """Build a trial from a record of a log or a storage; attributes that are not taken are told, once.
+        """Build a trial from a record of a log or a storage; attributes that are left out are reported once.
 
         Raises:
             RunFolderError: it is no trial of this space.
@@ -338,7 +338,7 @@ class History:
             self.add(trial)
 
     def tell(self, trial: Trial, number: int | None = None) -> None:
-        """Let Optuna's study know of a finished trial; what a trial was told is final.
+        """Add a finished trial to Optuna's study; its values are final.
 
         Args:
             number: that of the trial in Optuna's study which was asked for it; None where it was not asked.

@@ -83,7 +83,7 @@ def expected(limits: Sequence[Limit], predict: Mapping[str, Callable[[Plan], flo
 
 
 def keeps(limits: Sequence[Limit], trial: Trial, objective: str) -> bool:
-    """Return whether a measured plan keeps all limits; what is not known of it breaks none."""
+    """Return whether a measured plan keeps all limits; a figure that is missing breaks none."""
     if trial.measurement is None:
         return False
     values = [(limit, figure(trial.measurement, limit.name, objective)) for limit in limits]
@@ -91,7 +91,7 @@ def keeps(limits: Sequence[Limit], trial: Trial, objective: str) -> bool:
 
 
 def none_keeps(limits: Sequence[Limit], history: History, objective: str) -> InfeasibleError | None:
-    """Return the error that tells how near the measured plans came, where none of them keeps all limits."""
+    """Return the error for a study none of whose measured plans keeps all limits: how near they came."""
     trials = [t for t in history.known.values() if t.measurement is not None]
     if not limits or any(keeps(limits, t, objective) for t in trials):
         return None
@@ -122,7 +122,7 @@ def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> In
 
 
 def shown_limits(limits: Sequence[Limit], measurement: Measurement, objective: str) -> list[str]:
-    """Return a line for each limit that tells how a plan keeps it."""
+    """Return a line for each limit: how a plan keeps it."""
     found = []
     for limit in limits:
         value = figure(measurement, limit.name, objective)

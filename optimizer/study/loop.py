@@ -49,14 +49,14 @@ class Loop:
         queue: plans of the space to be measured first, with their origin: baselines, warm starts, a user's own.
         predict: seconds that the additive model gives a plan.
         problem: what samplers may know of the search.
-        violations: what a plan breaks; such a plan is told as infeasible and never run.
+        violations: what a plan breaks; such a plan is reported as infeasible and never run.
         proposer: the model that the sampler goes by, instead of one that ``problem`` would make.
         proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
         named, policy: how hard to measure the plans of the queue, and those that are proposed.
         budget: distinct plans of the space to try.
         end_s: begin no trial later, by :func:`time.monotonic`.
         known: plans of the space that were known before, and cost none of the budget.
-        asks_all: whether plans that lost their race are asked for their outputs too, since an error of them is limited.
+        asks_all: whether outputs are also compared of plans that lost their race, since their error is limited.
         notify: told after every trial.
         runs: makes the runs, and repeats those that waited for a core.
     """

@@ -97,7 +97,7 @@ class OneModel:
 
     @property
     def objectives(self) -> list[Objective]:
-        """What is made small."""
+        """The objectives."""
         return [find_objective(name) for name in self.config.objective]
 
     @property
@@ -122,7 +122,7 @@ class OneModel:
         return self.evaluator.prepare(self.measured_on, folder)
 
     def learn(self, study: Study, session: Session) -> Search:
-        """Learn what operators cost; say what is made small, what limits it, and what it is compared with."""
+        """Profile the operators; set objectives, limits and baselines."""
         config, tell = self.config, study.watcher.message
         most = most_stages(config, len(self.graph.operators))
         take = partial(warm_start, config=config, graph=self.graph, platform=self.platform)
@@ -171,7 +171,7 @@ class OneModel:
         return policy, pauses
 
     def _constraints(self, aim: Aim, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
-        """Return what tells which constraints a plan breaks.
+        """Return the function for the constraints that a plan breaks.
 
         Raises:
             InfeasibleError: even the best plan in the model clearly misses the deadline, or a limit.

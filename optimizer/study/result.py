@@ -65,10 +65,10 @@ class Result:
     Attributes:
         baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
         verdict: None where the study was interrupted before the end.
-        bounds: what no plan goes below in the model; None where nothing is known of it yet.
+        bounds: what no plan goes below in the model; None before the profile.
         disturbance: what kept the measuring threads off their cores during the search.
         front: of several objectives the plans that none beats; ``best`` is at its knee.
-        objective: what was made small, the first of several; all numbers of plans are in its unit.
+        objective: the first of several; all numbers of plans are in its unit.
         deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
         exhausted: whether every plan of the space was tried.
         freedoms: of the space, of :data:`search_spaces.spaces.registry.FREEDOMS`; none of a plug-in's.

@@ -71,7 +71,7 @@ class SeveralModels:
 
     Attributes:
         simulator: predicts plans, once prices are known.
-        asked: how plans are asked for each objective, and for what is limited.
+        asked: how plans are measured by each objective and limit.
         least: of each client what no plan goes below.
         outcomes: of the recommended plan and of baselines each model's own figures, at the end.
         files: client → that of its decomposed model.
@@ -323,7 +323,7 @@ class SeveralModels:
         return predict
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
-        """Run the plans that are told of a few times more, for every model's own figures; write down all."""
+        """Run the plans of the table a few times more, for every model's own figures; record all."""
         problem, known = self.problem, study.history.known
         named = {"best": verdict.best, **{b.name: b.plan for b in problem.baselines}}
         measured = {n: p for n, p in named.items() if (t := known.get(p.digest)) is not None and t.measurement}

@@ -51,7 +51,7 @@ class Search:
         priced: the session, where it tells several objectives.
         fits: whether a measured plan keeps all limits.
         allowed: whether a plan may be recommended.
-        asks_all: whether plans that lost their race are asked for their outputs too.
+        asks_all: whether outputs are also compared of plans that lost their race.
     """
 
     session: Session
@@ -80,8 +80,8 @@ class Subject(Protocol):
         platform: what the person asked for, and what the run folder tells of.
         measured_on: with processors that only baselines use.
         processors: those of the space.
-        objectives: what is made small.
-        digest: changes with whatever changes what a plan computes, or is asked for.
+        objectives: all are minimised.
+        digest: changes with the model, and with all that changes what a plan computes.
         ready: whether the space is known before anything was learnt.
     """
 

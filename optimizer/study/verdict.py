@@ -42,7 +42,7 @@ class Verdict:
     """What the final says.
 
     Attributes:
-        best: the plan to use: the fastest, or one with fewer stages that cannot be told from it.
+        best: the plan to use: the fastest, or one with fewer stages that is not significantly slower.
         plans, names: the finalists, and what they are called in tables ("" for a proposed one).
         final: their measurements.
         reference: name and plan of the best one-stage plan, or of the best baseline where no plan has one stage.
@@ -137,7 +137,7 @@ class Verdict:
 
     @property
     def precision(self) -> float:
-        """How far the interval of a rival's ratio reaches to either side at most: what could be told apart."""
+        """How far the interval of a rival's ratio reaches to either side at most."""
         chosen = self._index(self.best)
         rivals = [i for i in self.final.racing if i != chosen]
         if chosen is None or not rivals:

@@ -188,7 +188,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
 
 
 def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any]) -> None:
-    """Check that a log is of this machine; a new one is told what it is of."""
+    """Check that a log is of this machine; a new one gets a record of it."""
     if not records:
         log.append("calibration", identity)
         return

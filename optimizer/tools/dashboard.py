@@ -94,7 +94,7 @@ def annotate(made: optuna.Study, study: Study, folder: Path) -> FileSystemArtifa
 
 
 def serve(run: Path, port: int, ready: Callable[[str], object]) -> None:
-    """Show a study at ``http://127.0.0.1:port``, which ``ready`` is told, until interrupted.
+    """Show a study at ``http://127.0.0.1:port``, which is passed to ``ready``, until interrupted.
 
     Raises:
         RunFolderError: it is no finished run folder, or its model cannot be read.

@@ -181,7 +181,7 @@ def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement
 
 
 def _workload_files(path: Path, *, as_json: bool) -> Executed:
-    """Run a workload from its files; a model that fails is told of, and the others go on."""
+    """Run a workload from its files; a model that fails is reported, and the others go on."""
     with WorkloadRunner(path) as runner:
         runner.run()
         outcomes = _runs(runner.run)
@@ -224,7 +224,7 @@ def _workload_text(
 
     Args:
         names: of the instances, those first that go first.
-        more: of the JSON document: why instances failed, and what is known of ``outputs``.
+        more: of the JSON document: why instances failed, and the check of ``outputs``.
     """
     document: dict[str, Any] = {"schema_version": 1, "workload": name, "runs": len(outcomes)}
     figures = [o.to_json() for o in outcomes]

@@ -301,7 +301,7 @@ class _Work:
             yield {"before": before, "nbytes": nbytes[before], **sides}
 
     def _moved(self, index: int, to: int) -> Document:
-        """Return what is known of the plan whose stage ``index`` begins at operator ``to``."""
+        """Return the figures of the plan whose stage ``index`` begins at operator ``to``."""
         stages = list(self._plan.stages)
         both = (*stages[index - 1].operators, *stages[index].operators)
         if not both[0] < to <= both[-1]:
@@ -420,9 +420,10 @@ def blocks(found: Document) -> Iterator[Block]:
     if found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
         yield Text(f"All figures are of {of}, {found['objective']}.")
+    measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
     yield Text(
-        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, "
-        f"{shown(best['measured_ms'], _TIME)} {unit} measured. All predictions below are by the same model."
+        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
+        "All predictions below are by the same model."
     )
     if found["note"]:
         yield Text(f"Note: {found['note']}.", "note")
@@ -459,14 +460,14 @@ def _final(found: Document) -> str:
         objective = find_objective(found["objective"])
         slower = slower_text(Ratio(ratio, low, high).inverse, objective)
         took = "was" if objective.is_time or slower.startswith("equal") else "took"
-        how = "could not be told from it" if slower == UNDECIDED else f"{took} {slower}"
+        how = "was not decided against it" if slower == UNDECIDED else f"{took} {slower}"
         told = f"In the final comparison, the next best plan {how}."
     lucky = best_ms and any((k["measured_ms"] or math.inf) < best_ms for k in found["by_stages"])
     return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
 
 
 def _columns(found: Document) -> tuple[Column, ...]:
-    """Return the columns of what is known of a plan."""
+    """Return the columns of a plan's figures."""
     unit = found["unit"]
     return headed(f"predicted change, {unit}|+.4g", Column(f"measured, {unit}", _TIME), "remark")
 

@@ -50,7 +50,7 @@ def summarise(name: str) -> ModelSummary:
     """Return what a model of the zoo is made of; its weights are not made.
 
     Raises:
-        ModelError: the zoo has no such model, or the name asks for a variant.
+        ModelError: the zoo has no such model, or the name is that of a variant.
     """
     spec = parse_name(name)
     if spec.variant:

@@ -127,7 +127,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asks for.
+    """The options of a rewrite.
 
     Attributes:
         model: a name or a file; a name that ends in ``:int8`` is decomposed as float32 and quantised then.

@@ -157,7 +157,7 @@ def check(
 
 
 def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, Least], *, own: bool) -> Bounds | None:
-    """Return what no plan goes below in an objective; None where nothing is known of it.
+    """Return what no plan goes below in an objective; None for an objective without a bound.
 
     Args:
         bounds: of each client, by its name.
@@ -200,7 +200,7 @@ def _broken(
 def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
     """Yield the first time by which more is due than all lanes can have done since the first of it was asked for.
 
-    Requests that come at random are left out: when they come is known of a sample only.
+    Requests that come at random are left out: only a sample of their times is known.
     """
     due = sorted(
         (release_s + client.deadline_s, release_s, client.count * bounds[client.name].work_s)

@@ -28,7 +28,7 @@ class _Taken:
 class Memory:
     """The memory that a workload takes: weights, once where they are shared, and an arena for each instance.
 
-    What was learnt of a model with some ranks is kept, since a search asks for it with every plan.
+    Results for a model with some ranks are kept: a search needs them with every plan.
     """
 
     def __init__(self, workload: Workload, joined: JoinedGraph) -> None:
@@ -126,7 +126,7 @@ class Memory:
 
 
 def violation(demand: int, limit: int) -> Violation:
-    """Return what is told of a workload that takes more bytes than there may be."""
+    """Return the violation of a workload that needs more memory than the limit."""
     return Violation("memory of the workload", demand, limit, "B", LEVER)
 
 

@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def objective(self) -> OfOutcome:
-        """What runs return, from which, or beside which, the objectives are told."""
+        """What runs return, from which, or beside which, the objectives are computed."""
         return WorkloadPricing(self.objectives[0], self.platform, {}).of_run
 
 

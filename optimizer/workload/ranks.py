@@ -1,4 +1,4 @@
-"""``--allow ranks`` with several models: which of them it is for, baselines with it, and what is told and written."""
+"""``--allow ranks`` with several models: which of them are decomposed, the baselines, the messages and the files."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ::
 
     OptimizeError             1  a defect of ours, unless a subclass says otherwise
-    ├── UsageError            2  the command line or the configuration asks for what cannot be
+    ├── UsageError            2  wrong command line or configuration
     │   ├── ModelError        2  the model is unknown, missing, not a model, or damaged
     │   ├── PlanError         2  a plan does not fit its graph, or its file is damaged
     │   ├── RewriteError      2  a rewrite cannot be made of this model
@@ -62,7 +62,7 @@ class OptimizeError(Exception):
 
 
 class UsageError(OptimizeError):
-    """The command line or a configuration asks for something that cannot be."""
+    """The command line or a configuration is wrong."""
 
     exit_code = 2
 

@@ -195,7 +195,7 @@ class Graph:
         return tuple(sorted({*self.inputs, *self.producer}))
 
     def to_networkx(self) -> nx.DiGraph[int]:
-        """Return the operators as a directed graph; an edge carries ``nbytes``, the bytes handed over."""
+        """Return the operators as a directed graph; an edge carries ``nbytes``, the bytes transferred."""
         import networkx as nx
 
         graph: nx.DiGraph[int] = nx.DiGraph()

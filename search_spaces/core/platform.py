@@ -67,7 +67,7 @@ class Limits:
 
     Attributes:
         load_s: to compile the stages of one lane.
-        run_s: for one inference, while nothing is known of the plan.
+        run_s: for one inference, before the plan has been timed.
     """
 
     load_s: float = 300.0

@@ -40,10 +40,10 @@ def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platfo
     """Read a platform.
 
     Args:
-        find: returns the processor that a lane's name asks for; None where the evaluator knows no such names.
+        find: returns the processor with a given name; None where the evaluator names none.
 
     Raises:
-        UsageError: the file is missing, no platform, or asks for what cannot be; the text begins with ``file:line``.
+        UsageError: the file is missing, no platform, or wrong; the text begins with ``file:line``.
         UnavailableError: a processor cannot be used here.
     """
     root = parsed(path, "a platform")

@@ -1,4 +1,4 @@
-"""Several models at once (seed 001): who asks for inferences of what, when, and until when they are due.
+"""Several models at once (seed 001): which models, when requests come, and their deadlines.
 
 On the command line a workload is models with counts, ``squeezenet1_1*4,mobilenet_v1``, whose requests all come at once;
 a file (:mod:`search_spaces.core.workload_file`) says the rest.
@@ -60,7 +60,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A model and who asks for it.
+    """A model and its requests.
 
     Attributes:
         name: unique in its workload.
@@ -200,7 +200,7 @@ def wrong_with(client: Client) -> str:
 
 
 def is_workload(text: str) -> bool:
-    """Return whether what was given as a model asks for several: a workload's file, a list, or a count."""
+    """Return whether a ``--model`` means several: a workload's file, a list, or a count."""
     if text.endswith(".tflite") and "," in text and Path(text).is_file():
         return False
     return text.endswith(_FILES) or "," in text or counted(text)[1] is not None
@@ -209,7 +209,7 @@ def is_workload(text: str) -> bool:
 def counted(text: str) -> tuple[str, int | None]:
     """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; no count is None.
 
-    ``posenet/240x320`` asks for a size: a count behind a size is written with ``*``.
+    ``posenet/240x320`` has a size: a count behind a size is written with ``*``.
     """
     match = _COUNT.fullmatch(text)
     if match is None or _SIZE.fullmatch(text):

@@ -56,7 +56,7 @@ def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
         most_error: of a model that may be decomposed and does not say how far its outputs may then be off.
 
     Raises:
-        UsageError: the file is missing, no workload, or asks for what cannot be; the text begins with ``file:line``.
+        UsageError: the file is missing, no workload, or wrong; the text begins with ``file:line``.
     """
     root = parsed(path, "a workload")
     fields = root.fields("a workload", _WORKLOAD)

@@ -7,7 +7,7 @@ Operators are bound together where a plan that separates them would not compute 
 - one lies on a way between two that are bound together, so that no order of stages could run it elsewhere.
 
 Operators that read constants alone compute a constant. Each stage that reads it gets a copy of them, so they are
-neither placed nor handed over.
+neither placed nor transferred.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Traits:
 
 
 def arrange(raw: Graph, traits: Sequence[Traits], source: ModelSource) -> Graph:
-    """Return the graph of what is placed, with a source that tells which operators of the file each one is.
+    """Return the graph of what is placed, with a source that maps each operator to those of the file.
 
     Args:
         raw: every operator of the main subgraph, in the file's order.
@@ -113,7 +113,7 @@ def _atoms(raw: Graph, placed: Sequence[int], traits: Sequence[Traits]) -> list[
 
 
 def _binds(raw: Graph, tensor: int) -> bool:
-    """Tell whether a tensor is a state, or is computed and cannot be handed over since its size is unknown."""
+    """Return whether a tensor is a state, or cannot be transferred since its size is unknown."""
     found = raw.tensors[tensor]
     unsized = not has_fixed_size(found.dtype) or any(d < 0 for d in found.shape)
     return found.variable or (tensor in raw.producer and unsized)

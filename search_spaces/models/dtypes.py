@@ -33,7 +33,7 @@ _BITS = {name: bits for bits, names in _NAMES.items() for name in names.split()}
 
 
 def has_fixed_size(dtype: str) -> bool:
-    """Return whether the shape alone tells how many bytes a tensor takes; strings and handles do not."""
+    """Return whether the shape alone determines the bytes of a tensor; strings and handles do not."""
     return dtype in _BITS
 
 

@@ -72,7 +72,7 @@ _known: dict[str, tuple[_Stamp, str]] = {}
 def file_digest(path: Path) -> str:
     """Return the SHA-256 (hex) of a file (about 0.4 s for 553 MB).
 
-    Asked again, it is not read again unless its place, size or times have changed since: a study asks for that of its
+    Asked again, it is not read again unless its place, size or times have changed since: a study needs that of its
     model, its packed weights and its stage files several times.
 
     Raises:

@@ -51,7 +51,7 @@ def write_model(model: Any, blobs: Mapping[int, Blob], path: Path, *, outside: b
 
     Args:
         model: the structure; data that its own buffers hold is written too, and it is left as it is.
-        blobs: buffer index → its bytes, C-contiguous. Each is asked for once, in ascending order, and let go before
+        blobs: buffer index → its bytes, C-contiguous. Each is read once, in ascending order, and let go before
             the next one, so a mapping may make them on the way.
         path: where to write; an existing file is replaced.
         outside: write ``blobs`` behind the flatbuffer, as models of more than 2 GB have their weights.

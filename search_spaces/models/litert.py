@@ -443,7 +443,7 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
         check_blocks(subgraph, index, sizes)
     for index, operator in enumerate(operators):
         try:
-            # An index out of range is told by the graph.
+            # The graph reports an index out of range.
             if all(-1 <= t < count for t in (*operator.inputs, *operator.outputs)):
                 check_operator(operator, tensors)
         except ValueError as error:
@@ -497,7 +497,7 @@ def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int,
 
 
 def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Tensor:
-    """Return a tensor; ``computed`` tells whether an operator or the caller writes it."""
+    """Return a tensor; ``computed``: whether an operator writes it, or the caller."""
     name = _text(tensor.name)
     what = f"tensor {index} ({shown(name)})"
     shape, signature = _indices(tensor.shape), _indices(tensor.shapeSignature)

@@ -1,4 +1,4 @@
-"""Run as a process of its own: run a model on inputs, and tell what every tensor then looks like, or why it fails.
+"""Run as a process of its own: run a model on inputs, and report every tensor's shape, or why it fails.
 
 ``python -m search_spaces.models.resize`` reads one JSON document from stdin (``path``; ``shapes``: position of an input
 → its shape; ``tensors``: how many there are; ``values``: those whose values are wanted; ``inputs``: bytes of each in

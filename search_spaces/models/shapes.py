@@ -4,7 +4,7 @@ The runtime propagates the shapes, in a process of its own: the reader has check
 run on zeros tells shapes that the data decides as well, and those must stay open. So what is known without data is
 worked out here: values that follow from constants and shapes alone, and shapes that follow from such values. Known
 values become constants of the model and the operators that compute them (``SHAPE``, ``STRIDED_SLICE``, ``PACK`` before
-a ``RESHAPE``) go away, so that a stage never has to be told a shape by another one.
+a ``RESHAPE``) go away, so that no stage needs a shape from another one.
 """
 
 from __future__ import annotations

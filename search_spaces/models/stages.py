@@ -252,7 +252,7 @@ def mapped(source: ModelSource) -> Iterator[memoryview]:
 
 
 class _Blobs(Mapping[int, memoryview]):
-    """Weights by buffer number, sliced when they are asked for, so that no slice outlives its file's mapping."""
+    """Weights by buffer number, sliced when they are read, so that no slice outlives its file's mapping."""
 
     def __init__(
         self, sources: Sequence[ModelSource], weights: Sequence[memoryview], buffers: Mapping[int, int]

@@ -323,7 +323,7 @@ def decompose(
 ) -> TuckerGraph:
     """Return the model with convolutions decomposed by HOSVD and HOOI; inputs and outputs stay the same.
 
-    The filters are factored when somebody reads the weights, or asks for the errors.
+    The filters are factored when the weights or the errors are read.
 
     Args:
         ranks: operator → the ranks of its triple; all others stay as they are.

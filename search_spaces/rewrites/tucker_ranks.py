@@ -117,7 +117,7 @@ Spectra = Callable[[], Iterator[tuple[Spectrum, Spectrum]]]
 """Gives, group by group, the squared singular values of the unfoldings along input and output channels."""
 
 MULTIPLE = 8
-"""What ranks are rounded to, unless another number is asked for: kernels work on 4, 8 or 16 channels at a time."""
+"""What ranks are rounded to, unless another number is given: kernels work on 4, 8 or 16 channels at a time."""
 
 _FEWEST = 8  # a rank below it saves nothing that a kernel would notice
 _HAIR = 1e-9

@@ -26,7 +26,7 @@ class Viewed:
     """A plan without the operators that move nothing.
 
     Attributes:
-        graph: without them; its ``views`` tell what lies in what.
+        graph: without them; its ``views`` say which tensor lies in which.
         plan: of that graph; stages of which nothing is left are gone.
         operators: for each stage of ``plan`` what is left of it, by the numbers of the graph before.
         stage_of: for each stage of ``plan`` its number before.

@@ -200,7 +200,8 @@ OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("o
 OTHERS = {
     "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'", "ruff check .",
     "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[exact]'",
-    "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install '.[openvino]'", "pip install",
+    "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install '.[openvino]'", "pip install '.[remote]'",
+    "pip install",
     "pip install ai-edge-litert numpy",
 }  # fmt: skip
 """What .ci/run does in a new virtual environment, and extras, which need a network."""

@@ -66,7 +66,7 @@ class Semaphore:
         address: in this process.
         spin_ns: how long to poll before going to sleep.
         regular: whether waits take about as long every time.
-        usual_ns: what the last wait took, where that was long; only known of regular ones.
+        usual_ns: what the last wait took, where that was long; only for regular ones.
     """
 
     address: c_void_p

@@ -58,7 +58,7 @@ class SchedulerState:
 
     @contextmanager
     def held(self, processor: int = -1) -> Iterator[None]:
-        """Hold the lock; processors tell who they are, so that one that dies with it does not keep it."""
+        """Hold the lock; with the processor's number, so that one that dies with it does not keep it."""
         Semaphore(self._lock, _LOCK_SPIN_NS).wait()
         self._numbers[self._holder] = processor + 2
         try:
@@ -85,7 +85,7 @@ class SchedulerState:
 
 
 def scheduler_head(clients: Sequence[QueueClient], excluded: Sequence[int], dispatch: Dispatch) -> dict[str, Any]:
-    """Return what workers are told of a scheduler, as plain values."""
+    """Return what workers receive of a scheduler, as plain values."""
     size = Scheduler(clients, excluded, dispatch).size
     return {"clients": [asdict(s) for s in clients], "excluded": list(excluded), "dispatch": dispatch, "size": size}
 

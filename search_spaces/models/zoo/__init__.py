@@ -20,7 +20,7 @@ VERSION = 3  # raise it when any model's file changes, so that files in caches a
 
 
 def draft(name: str | Spec) -> Draft:
-    """Return the float32 structure of the model that a name asks for; its weights are made when it is written.
+    """Return the float32 structure of the model of a name; its weights are made when it is written.
 
     Raises:
         ModelError: the zoo has no such model.
@@ -34,7 +34,7 @@ def draft(name: str | Spec) -> Draft:
 
 
 def write(spec: Spec, path: Path) -> None:
-    """Build the model in the variant that is asked for, and write it; the same bytes each time on one machine.
+    """Build the model in the requested variant, and write it; the same bytes each time on one machine.
 
     Raises:
         ModelError: the model would not fit into one file.

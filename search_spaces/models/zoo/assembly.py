@@ -209,7 +209,7 @@ class Assembly:
 
 
 class _Weights(Mapping[int, Array]):
-    """Weights by buffer number, made when they are asked for."""
+    """Weights by buffer number, made when they are read."""
 
     def __init__(self, model: str, weights: Mapping[int, Weight]) -> None:
         self._model = model

@@ -2,7 +2,7 @@
 
 Weights are int8, symmetric, one scale per output channel; biases int32; activations int8 with one scale and zero
 point per tensor, from the ranges seen on seeded inputs. Inputs and outputs are int8 too, as the converter makes them
-when it is asked for integers only. It needs no package but the runtime.
+when it may use integers only. It needs no package but the runtime.
 
 Scheme: Jacob et al. 2018, arXiv:1712.05877, and LiteRT's 8-bit specification.
 """

@@ -1,4 +1,4 @@
-"""Names of the zoo's models: which there are, and how a name asks for a variant.
+"""Names of the zoo's models: the list, and how a name selects a variant.
 
 ::
 
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A model that a name asks for.
+    """The model of a name.
 
     Attributes:
         name: of the published model.
@@ -129,7 +129,7 @@ GRAMMAR = "a name has the form NAME[@WIDTH][/SIZE][+spectrum][:int8|:f16]"
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text starts as a name of the zoo does, alone or with something that asks for a variant."""
+    """Tell whether a text starts as a name of the zoo does, alone or with a variant."""
     return _base(text) in ZOO
 
 
@@ -144,10 +144,10 @@ def nearest(text: str) -> str:
 
 
 def parse_name(text: str) -> Spec:
-    """Return the model that a name asks for.
+    """Return the model of a name.
 
     Raises:
-        ModelError: the name is not of the form above, or asks for what the zoo does not have; it says what it has.
+        ModelError: the name is not of the form above, or the zoo has no such model; the text lists what it has.
     """
     found = _FORM.fullmatch(text)
     if found is None or found["name"] not in ZOO:

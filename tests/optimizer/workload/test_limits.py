@@ -173,7 +173,7 @@ def test_a_limit_that_no_choice_keeps_is_told_before_anything_is_tried(capsys: p
 @pytest.mark.parametrize(
     ("client", "due"),
     [
-        ("count: 6, deadline_ms: 20", "from 0 s on and due by 0.02 s"),
+        ("count: 6, deadline_ms: 20", "from 0 s on that are due by 0.02 s"),
         ("count: 2, deadline_ms: 20, arrival: {kind: periodic, period_ms: 40, requests: 5}", "due by 0.02 s"),
         ("count: 6, deadline_ms: 200", ""),
         ("count: 6, deadline_ms: 20, arrival: {kind: poisson, rate_per_s: 2, requests: 3}", ""),
