@@ -29,15 +29,17 @@ from evaluators.cost_model.transfers import Prices
 from evaluators.samples import Measurement, Samples
 from evaluators.simulated import COPY_S_PER_BYTE, UNSURE, SimulatedSession, rewritten_s
 from evaluators.workload.predicted import WorkloadSimulator
-from evaluators.workload.simulate import JobCost
+from evaluators.workload.simulate import JobCost, stage_means_s
 from optimizer.exact.bound import relax
 from optimizer.model.goals import aim_of
 from optimizer.model.profile import known_profile
 from optimizer.samplers.auto import Problem, Proposer
+from optimizer.samplers.critic import Critic
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.loop import in_space
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.search import WorkloadProposer
+from optimizer.workload.critic import workload_critic
+from optimizer.workload.search import STEPS, WorkloadProposer
 from optimizer.workload.starts import shared_starts
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.graph import Graph
@@ -94,6 +96,7 @@ class Setup:
         measure: what a trial sees of a plan; None where it does not run.
         predict: what the model says.
         problem: for samplers that know problems of one network.
+        critic: makes one for the policy.
         proposer: who knows a workload, made from a seed.
         starts: plans that exact methods find best on the truth, and whole ones: where its search begins.
         baselines: everything on one processor.
@@ -107,6 +110,7 @@ class Setup:
     predict: Callable[[Plan], float]
     problem: Problem | None
     proposer: Callable[[int], Proposer] | None
+    critic: Callable[[], Critic]
     first: Plan
     starts: Sequence[Plan]
     baselines: Sequence[Plan]
@@ -268,6 +272,7 @@ def _network(case: Case, number: int) -> Setup:
         predict,
         problem,
         None,
+        partial(Critic, predict, problem.model),
         problem.optima[0],
         [*best.optima, *wholes],
         wholes,
@@ -312,41 +317,45 @@ def _workload(case: Case, number: int) -> Setup:
 
     known, believed = simulator(None), simulator(np.random.default_rng([case.seed(number), 11]))
 
-    def seconds(of: WorkloadSimulator, plan: Plan) -> float:
+    def value(plan: Plan, of: WorkloadSimulator) -> float:
         try:
             return of.run(plan, known=True).value_s("mean")
         except OptimizeError:
             return math.inf
 
     def measure(plan: Plan) -> Measurement | None:
-        value_s = seconds(known, plan)
-        stage_s = (value_s / len(plan.stages),) * len(plan.stages)
-        return Measurement(Samples((value_s,)), stage_s, (), "limit") if math.isfinite(value_s) else None
+        try:
+            outcome = known.run(plan, known=True)
+        except OptimizeError:
+            return None
+        stage_s = tuple(stage_means_s(outcome, known.setting(plan, known=True), len(plan.stages)))
+        return Measurement(Samples((outcome.value_s("mean"),)), stage_s, (), "limit", outcome.timeline)
 
     firsts = [baseline.plan for baseline in first_plans(made)]
     shared = isinstance(made, SharedWorkloadSpace)
 
     def proposer(seed: int, of: WorkloadSimulator = believed, steps: int = 0) -> WorkloadProposer:
-        predict, starts = partial(seconds, of), list(firsts)
+        predict, starts = partial(value, of=of), list(firsts)
         if isinstance(made, SharedWorkloadSpace):
             plain = make_workload_space("cuts", workload, joined, platform, CUT_STAGES)
             starts += WorkloadProposer(plain, predict, starts, seed).ranking(1)
             starts += shared_starts(made, of)
-        more = (steps,) if steps else (_SHARED_STEPS,) if shared else ()
-        return WorkloadProposer(made, predict, starts, seed, *more)
+        steps = steps or (_SHARED_STEPS if shared else STEPS)
+        return WorkloadProposer(made, predict, starts, seed, steps, workload_critic(of, platform, value))
 
     least_s = sum(float(table.operator_s.min(axis=0).sum()) for _, _, table in tables.values()) * (1.0 - 3 * HIDDEN)
     return Setup(
         joined.graph,
         made,
-        partial(seconds, known),
+        partial(value, of=known),
         measure,
-        partial(seconds, believed),
+        partial(value, of=believed),
         None,
         proposer,
+        partial(workload_critic, believed, platform, value),
         proposer(case.seed(number)).ranking(1)[0],
         proposer(0, known).ranking(4),
-        [p for p in firsts if len(lanes_of(platform)) and math.isfinite(seconds(known, p))],
+        [p for p in firsts if len(lanes_of(platform)) and math.isfinite(value(p, known))],
         least_s / max(1, len(platform.processors)),
     )
 

@@ -40,10 +40,12 @@ from scipy.stats import wilcoxon
 
 from optimizer.provenance import provenance
 from optimizer.samplers import make_sampler, quiet_optuna, study_sampler
+from optimizer.samplers.policy.features import Task
+from optimizer.samplers.policy.reinforce import ReinforceSampler
 from optimizer.samplers.study import StudySampler
 from optimizer.study.history import Trial
 from search_spaces.core.plan import Plan
-from tests.benchmarks.ask_tell import PartnerSampler
+from tests.benchmarks.partner import PartnerSampler
 from tests.benchmarks.sampler_cases import CASES, FEW, Case, Setup, kinds_of, reference, setup
 
 BUDGETS = (1, 5, 10, 25, 50, 100, 200)
@@ -123,7 +125,9 @@ def _sampler(found: Setup, name: str, seed: int, partner: str) -> StudySampler:
     if name == "auto" and found.proposer is not None:
         return study_sampler(name, seed, found.space, proposer=found.proposer(seed), predict=found.predict)
     if name in {"reinforce", "frozen"}:
-        return StudySampler(name, found.space, seed, partial(make_sampler, "random", seed), found.policy(seed, name))
+        task = Task(found.space, found.graph, found.predict, found.first)
+        policy = ReinforceSampler(task, seed, found.critic(), learns=name == "reinforce")
+        return StudySampler(name, found.space, seed, partial(make_sampler, "random", seed), policy)
     return study_sampler(name, seed, found.space, found.problem, predict=found.predict)
 
 
@@ -281,11 +285,11 @@ def main() -> None:
     names = options.samplers.split(",") if options.samplers else list(usual)
     budget = options.budget or (BUDGETS[-1] if options.part == "run" else FEW_BUDGET)
     wanted: dict[str, Callable[[], Any]] = {str(c): partial(refer, c) for c in cases} if options.part == "run" else {}
-    for case, number in product(cases, range(SEEDS)):
-        for name in names:
+    for ending, number, case, name in product(("", STARTED), range(SEEDS), cases, names):
+        if not ending or name in GENERIC:
             partner = getattr(options, name) if name in {"hebo", "smac"} else ""
-            for each in (name, name + STARTED)[: 1 + (name in GENERIC)]:
-                wanted[_key(case, number, each)] = partial(curve, case, number, each, budget, partner)
+            make = partial(curve, case, number, name + ending, budget, partner)
+            wanted[_key(case, number, name + ending)] = make
     kept.get(wanted, options.jobs)
 
 
