@@ -52,9 +52,13 @@ class Critic:
         for stage, took_s in zip(plan.stages, stage_s, strict=True):
             if stage.share is None and took_s > 0.0:
                 row, noise_s = self._row(stage), NOISE * took_s
-                believed_s = float(row.sum()) + float(self.model.overhead_s[self._lanes[stage.processor][0]])
                 self._rows.append(row / noise_s)
-                self._beyond.append((took_s - believed_s) / noise_s)
+                self._beyond.append((took_s - self.believed_s(stage)) / noise_s)
+
+    def believed_s(self, stage: Stage) -> float:
+        """Return what the model says that a stage takes."""
+        called_s = 0.0 if self.model is None else float(self.model.overhead_s[self._lanes[stage.processor][0]])
+        return float(self._row(stage).sum()) + called_s
 
     def learn(self, rng: np.random.Generator | None) -> None:
         """Settle what is believed: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
@@ -63,7 +67,7 @@ class Critic:
         rows, beyond = np.array(self._rows[-MOST_STAGES:]), np.array(self._beyond[-MOST_STAGES:])
         drawn = np.zeros(rows.shape[1])
         if rng is not None:
-            drawn = ERROR * rng.standard_normal(rows.shape[1])
+            drawn = np.array(ERROR * rng.standard_normal(rows.shape[1]))
             beyond = beyond - rows @ drawn - rng.standard_normal(len(beyond))
         gram = ERROR**2 * rows @ rows.T + np.eye(len(beyond))
         self._longer = drawn + ERROR**2 * rows.T @ np.linalg.solve(gram, beyond)

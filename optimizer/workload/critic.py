@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 
 from evaluators.workload.predicted import WorkloadSimulator
-from evaluators.workload.simulate import JobCost
+from evaluators.workload.simulate import JobCost, stage_means_s
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.samplers.critic import Critic
 from optimizer.workload.limits import operator_costs
+from search_spaces.core.errors import RewriteError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform
@@ -29,6 +30,17 @@ class WorkloadCritic(Critic):
     simulator: WorkloadSimulator
     value: Value
     _corrected: WorkloadSimulator | None = None
+
+    def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
+        """See :class:`~optimizer.samplers.critic.Critic`; what lanes that run at once take from each other is known."""
+        try:
+            outcome = self.simulator.run(plan, known=True)
+        except (RewriteError, UnavailableError):
+            return
+        expected_s = stage_means_s(outcome, self.simulator.setting(plan, known=True), len(plan.stages))
+        alone_s = [self.believed_s(stage) if stage.processor in self._lanes else 0.0 for stage in plan.stages]
+        told = zip(stage_s, expected_s, alone_s, strict=True)
+        Critic.observe(self, plan, tuple(s * alone / e if e > 0.0 else 0.0 for s, e, alone in told))
 
     def learn(self, rng: np.random.Generator | None) -> None:
         """See :class:`~optimizer.samplers.critic.Critic`."""

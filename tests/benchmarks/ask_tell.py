@@ -65,7 +65,7 @@ def _smac(parameters: list[dict[str, Any]], seed: int) -> Any:
     scenario = Scenario(space, deterministic=True, n_trials=10_000, seed=seed % 2**31, output_directory=folder)
     design = Facade.get_initial_design(scenario, n_configs=_RANDOM_AT_FIRST)
 
-    def never(config: Configuration, seed: int = 0) -> float:  # noqa: ARG001 - SMAC checks the names
+    def never(config: Configuration, seed: int = 0) -> float:
         raise NotImplementedError
 
     smac = Facade(scenario, never, initial_design=design, overwrite=True, logging_level=False)

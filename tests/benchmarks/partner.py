@@ -40,7 +40,7 @@ class PartnerSampler(BaseSampler):
         self._untold: list[tuple[dict[str, Any], float]] = []
         self._space: dict[str, BaseDistribution] = {}
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """See Optuna's ``BaseSampler``; known from the first trial on, which is a baseline."""
         if not self._space:
             earlier = next((t for t in study.get_trials(deepcopy=False) if t.distributions), None)
@@ -53,7 +53,10 @@ class PartnerSampler(BaseSampler):
         return self._space
 
     def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self,
+        study: Study,  # noqa: ARG002
+        trial: FrozenTrial,  # noqa: ARG002
+        search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
         """See Optuna's ``BaseSampler``."""
         if not search_space:
@@ -67,12 +70,22 @@ class PartnerSampler(BaseSampler):
         return {name: _value(found[name], distribution) for name, distribution in search_space.items()}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """See Optuna's ``BaseSampler``; of the first trial alone."""
         return RandomSampler(self._seed).sample_independent(study, trial, param_name, param_distribution)
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+    def after_trial(
+        self,
+        study: Study,  # noqa: ARG002
+        trial: FrozenTrial,
+        state: TrialState,  # noqa: ARG002
+        values: Sequence[float] | None,
+    ) -> None:
         """See Optuna's ``BaseSampler``."""
         if self._space and values:
             self._note(trial.params, values[0])

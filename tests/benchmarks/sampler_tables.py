@@ -1,7 +1,7 @@
 """Tables of operators' times on which samplers are compared: ``experiments/results/operator_times.json``.
 
-``python -m tests.benchmarks.sampler_tables OUT.json --models A,B --processors cpu0,cpu1:builtin`` times each operator of
-each model on each processor of this machine, as a study does before it searches. ``--runs FOLDER…`` adds the tables of
+``python -m tests.benchmarks.sampler_tables OUT.json --models A,B --processors cpu0,cpu1:builtin`` times each operator
+of each model on each processor of this machine, as a study does before it searches. ``--runs FOLDER…`` adds tables of
 studies that were run elsewhere, from the profiles in their trial logs; their runtime's own placements are left out.
 A model that OUT has already is kept. Transfers are what each study read, disturbed ones among them.
 """
@@ -76,7 +76,7 @@ def measured(network: str, processors: list[str]) -> Timed:
 
 
 def logged(folder: Path, where: str) -> Iterator[Timed]:
-    """Yield the tables of the studies whose logs are in a folder, as ``NETWORK_SEED_trials.jsonl``; one each network."""
+    """Yield the tables of studies whose logs are in a folder, as ``NETWORK_0_trials.jsonl``."""
     for path in sorted(folder.glob("*_0_trials.jsonl")):
         records = {record["kind"]: record["data"] for record in map(json.loads, path.read_text().splitlines())}
         platform = platform_from_json({"limits": asdict(Limits())} | records["device"]["platform"])

@@ -1,9 +1,10 @@
 """How many plans samplers need: the figures of ``experiments/results/samplers.json``.
 
 ``python -m tests.benchmarks.samplers run OUT.json`` runs samplers on the cases of
-:mod:`tests.benchmarks.sampler_cases`; ``… few OUT.json`` runs those whose proposals take seconds on twelve of them, with
-100 plans. Both write to one file of curves beside OUT as they go, and go on where they were stopped, with ``--minutes``
-by themselves; ``… report OUT.json`` writes the result and prints its table.
+:mod:`tests.benchmarks.sampler_cases`; ``… few OUT.json`` runs those whose proposals take seconds on twelve of them,
+with 100 plans. They write curves beside OUT as they go, and go on where they were stopped, with ``--minutes`` by
+themselves. ``… policy OUT.json`` tells what a trained policy carries over; ``… report OUT.json`` writes
+the result and prints its tables.
 
 HEBO and SMAC3 run in an environment of their own: ``--hebo /env/bin/python --smac /other/bin/python``.
 
@@ -40,9 +41,11 @@ from scipy.stats import wilcoxon
 
 from optimizer.provenance import provenance
 from optimizer.samplers import make_sampler, quiet_optuna, study_sampler
-from optimizer.samplers.policy.features import Task
+from optimizer.samplers.policy.features import Choices, Task
+from optimizer.samplers.policy.network import Weights, draw
 from optimizer.samplers.policy.reinforce import ReinforceSampler
-from optimizer.samplers.study import StudySampler
+from optimizer.samplers.policy.training import Lesson, pretrain
+from optimizer.samplers.study import StudySampler, below
 from optimizer.study.history import Trial
 from search_spaces.core.plan import Plan
 from tests.benchmarks.partner import PartnerSampler
@@ -52,7 +55,13 @@ BUDGETS = (1, 5, 10, 25, 50, 100, 200)
 GENERIC = ("random", "tpe", "nsga2", "cmaes", "gp", "hebo", "smac")
 KNOWING = ("auto", "reinforce", "frozen")
 FEW_BUDGET, SEEDS = 100, 2
+UNSEEN, BATCHES, DRAWS = (1, 4, 6, 8, 10, 16, 20, 22, 24, 29), 15, 25
 STARTED = " from auto's first plan"
+_GROUPS: Mapping[str, Callable[[Case], bool]] = {
+    "one network, cuts": lambda case: not case.several and case.allow == "cuts",
+    "branches, splits": lambda case: not case.several and case.allow != "cuts",
+    "several networks": lambda case: case.several,
+}
 _Array = NDArray[np.float64]
 
 
@@ -76,7 +85,8 @@ def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None) ->
     known: dict[str, Trial] = {}
     for plan in (*found.baselines, *([first] if first is not None else [])):
         study.enqueue_trial(space.encode(plan))
-    best_s, best, spent_s, waiting = math.inf, [], 0.0, {p.digest for p in found.baselines}
+    best: list[float] = []
+    best_s, spent_s, waiting = math.inf, 0.0, {p.digest for p in found.baselines}
     while len(best) < budget:
         begin = time.perf_counter()
         number = len(study.get_trials(deepcopy=False))
@@ -125,8 +135,7 @@ def _sampler(found: Setup, name: str, seed: int, partner: str) -> StudySampler:
     if name == "auto" and found.proposer is not None:
         return study_sampler(name, seed, found.space, proposer=found.proposer(seed), predict=found.predict)
     if name in {"reinforce", "frozen"}:
-        task = Task(found.space, found.graph, found.predict, found.first)
-        policy = ReinforceSampler(task, seed, found.critic(), learns=name == "reinforce")
+        policy = ReinforceSampler(_task(found), seed, found.critic(), learns=name == "reinforce")
         return StudySampler(name, found.space, seed, partial(make_sampler, "random", seed), policy)
     return study_sampler(name, seed, found.space, found.problem, predict=found.predict)
 
@@ -182,20 +191,59 @@ def refer(case: Case) -> dict[str, Any]:
     }
 
 
+def carried() -> dict[str, Any]:
+    """Return what draws of a policy come to on networks and devices that it was not trained on.
+
+    It is trained on twenty cases and tried on the others but those with splits, which take long to price.
+    """
+    held = [case for number, case in enumerate(CASES) if number in UNSEEN]
+    lessons = []
+    for case in (case for case in CASES if case not in held and "splits" not in case.allow):
+        found = setup(case, 0)
+        lessons.append(Lesson(Choices(_task(found)), found.truth))
+    trained = pretrain(Weights.new(0), lessons, BATCHES * len(lessons), 0)
+    rows: dict[str, list[list[float]]] = {}
+    for case, number in product(held, range(SEEDS)):
+        found, rng = setup(case, number), np.random.default_rng(number)
+        choices, count = Choices(_task(found)), found.space.cardinality()
+        plans = {
+            "random plans": [found.space.plan_at(below(count, rng)) for _ in range(DRAWS)],
+            "the model's optimum": [found.first],
+        }
+        for name, weights in (("not trained", Weights.new(0)), ("trained", trained)):
+            logits = choices.prior + weights.scores(choices.features)
+            plans[name] = [choices.plan(which) for which in draw(logits, choices, DRAWS, rng)]
+        best_s = reference(found)[0]
+        for name, each in plans.items():
+            regret = [100.0 * (found.truth(plan) / best_s - 1.0) for plan in each]
+            rows.setdefault(name, []).append([float(np.mean(regret)), min(regret[:10]), min(regret)])
+    names = ("mean", "best_of_10", f"best_of_{DRAWS}")
+    told = {name: dict(zip(names, np.mean(each, axis=0).round(2).tolist(), strict=True)) for name, each in rows.items()}
+    return {"learned_on": len(lessons), "studies": SEEDS * len(held), "held_out": [str(c) for c in held], **told}
+
+
+def _task(found: Setup) -> Task:
+    return Task(found.space, found.graph, found.predict, found.first)
+
+
 def _key(case: Case, number: int, name: str) -> str:
     return f"{case} | {number} | {name}"
 
 
-def regrets(curves: Mapping[str, Any], name: str, cases: Sequence[Case]) -> _Array:
-    """Return the regrets of a sampler, ``(cases · seeds, budgets)``, in per cent; only of studies that are there."""
+def regrets(curves: Mapping[str, Any], name: str, studies: Sequence[tuple[Case, int]]) -> _Array:
+    """Return the regrets of a sampler, ``(studies, budgets)``, in per cent."""
     rows = []
-    for case in cases:
+    for case, number in studies:
         least = min([curves[str(case)]["reference_s"], *_least(curves, case)])
-        for number in range(SEEDS):
-            if (found := curves.get(_key(case, number, name))) is not None:
-                rows.append([100.0 * (s / least - 1.0) for s in found[0]])
+        rows.append([100.0 * (s / least - 1.0) for s in curves[_key(case, number, name)][0]])
     length = min(map(len, rows), default=0)
     return np.array([row[:length] for row in rows])
+
+
+def common(curves: Mapping[str, Any], names: Sequence[str], cases: Sequence[Case]) -> list[tuple[Case, int]]:
+    """Return the studies that all of some samplers did."""
+    every = product(cases, range(SEEDS))
+    return [(case, n) for case, n in every if all(_key(case, n, name) in curves for name in names)]
 
 
 def _least(curves: Mapping[str, Any], case: Case) -> Iterator[float]:
@@ -205,39 +253,45 @@ def _least(curves: Mapping[str, Any], case: Case) -> Iterator[float]:
 def summary(rows: _Array) -> dict[str, Any]:
     """Return mean regret and half its 95 % interval, in per cent, after so many plans."""
     half = 1.96 * rows.std(axis=0, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else rows[0] * np.nan
-    return {str(b): [round(float(m), 3), round(float(h), 3)] for b, m, h in zip(BUDGETS, rows.mean(axis=0), half, strict=False)}
+    return {
+        str(b): [round(float(m), 3), round(float(h), 3)]
+        for b, m, h in zip(BUDGETS, rows.mean(axis=0), half, strict=False)
+    }
 
 
 def report(curves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result."""
-    names = list(dict.fromkeys(key.split(" | ")[2] for key in curves if " | " in key))
-    everywhere = [c for c in CASES if str(c) in curves]
-    few = [c for c in FEW if c in everywhere]
-    found: dict[str, Any] = {"cases": {str(c): _said(curves, c) for c in everywhere}, "all": {}, "few": {}}
-    for name in names:
-        rows = regrets(curves, name, everywhere)
-        if len(rows) == SEEDS * len(everywhere):
-            found["all"][name] = {"studies": len(rows), **summary(rows)}
-        rows = regrets(curves, name, few)
-        if len(rows):
-            found["few"][name] = {"studies": len(rows), **summary(rows)}
-    groups = {"one network, cuts": [], "branches or splits": [], "several networks": []}
-    for case in everywhere:
-        groups["several networks" if case.several else "one network, cuts" if case.allow == "cuts" else "branches or splits"].append(case)
-    found["groups"] = {
-        group: {name: summary(regrets(curves, name, cases)) for name in found["all"]} | {"cases": len(cases)}
-        for group, cases in groups.items()
-        if cases
+    """Return the result; of a run that was stopped, on the studies that are there of all samplers."""
+    names = sorted({key.split(" | ")[2] for key in curves if " | " in key}, key=_place)
+    quick = [name for name in names if name.removesuffix(STARTED) in (*KNOWING, *GENERIC[:4])]
+    studies = common(curves, quick, CASES)
+    cases = list(dict.fromkeys(case for case, _ in studies))
+    found: dict[str, Any] = {
+        "cases": {str(c): _said(curves, c) for c in cases},
+        "all": {name: summary(regrets(curves, name, studies)) for name in quick} | {"studies": len(studies)},
     }
-    learned, frozen = (regrets(curves, name, everywhere) for name in ("reinforce", "frozen"))
-    if len(learned) and learned.shape == frozen.shape:
-        pairs = {b: wilcoxon(learned[:, i], frozen[:, i]).pvalue for i, b in enumerate(BUDGETS) if (learned[:, i] != frozen[:, i]).any()}
-        found["learning_against_frozen_p"] = {str(b): float(f"{p:.2g}") for b, p in pairs.items()}
+    for group, holds in _GROUPS.items():
+        own = [(case, n) for case, n in studies if holds(case)]
+        if own:
+            rows = {name: summary(regrets(curves, name, own)) for name in quick}
+            found.setdefault("groups", {})[group] = rows | {"studies": len(own)}
+    for name in names:
+        if name not in quick and (own := common(curves, [name, *quick], FEW)):
+            rows = {n: summary(regrets(curves, n, own)) for n in (name, "tpe", "tpe" + STARTED, "reinforce", "auto")}
+            found.setdefault("few", {})[name] = rows | {"studies": len(own)}
+    learned, frozen = (regrets(curves, name, studies) for name in ("reinforce", "frozen"))
+    pairs = [(b, learned[:, i], frozen[:, i]) for i, b in enumerate(BUDGETS) if (learned[:, i] != frozen[:, i]).any()]
+    found["learning_against_frozen_p"] = {str(b): float(f"{wilcoxon(x, y).pvalue:.2g}") for b, x, y in pairs}
+    found["policy"] = curves.get("policy")
     found["proposal_ms"] = {
         name: round(1e3 * float(np.mean([v[1] for k, v in curves.items() if k.endswith(f"| {name}")])), 2)
         for name in names
     }
     return found
+
+
+def _place(name: str) -> tuple[int, bool]:
+    plain = name.removesuffix(STARTED)
+    return (*KNOWING, *GENERIC).index(plain), plain != name
 
 
 def _said(curves: Mapping[str, Any], case: Case) -> dict[str, Any]:
@@ -253,6 +307,8 @@ def table(found: Mapping[str, Any]) -> str:
     shown = ("25", "50", "100", "200")
     lines = [f"| | {' | '.join(shown)} |", "|---" + "|---:" * len(shown) + "|"]
     for name, row in found.items():
+        if name == "studies":
+            continue
         cells = [f"{row[b][0]:.2f} ± {row[b][1]:.2f}" if b in row else "" for b in shown]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -261,7 +317,7 @@ def table(found: Mapping[str, Any]) -> str:
 def main() -> None:
     """Run the samplers, or write the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["run", "few", "report"])
+    parser.add_argument("part", choices=["run", "few", "policy", "report"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--samplers", default="")
     parser.add_argument("--budget", type=int, default=0)
@@ -272,20 +328,24 @@ def main() -> None:
         parser.add_argument(f"--{name}", default="", help="an interpreter that has it")
     options = parser.parse_args()
     kept = Kept(options.out.with_suffix(f".{options.part}.partial"), time.monotonic() + 60.0 * options.minutes)
+    if options.part == "policy":
+        kept.get({"policy": carried}, 1)
+        return
     if options.part == "report":
-        for part in ("run", "few"):
+        for part in ("run", "few", "policy"):
             kept.found |= Kept(options.out.with_suffix(f".{part}.partial")).found
         found = report(kept.found)
         head = {"schema_version": 2, "made_by": "python -m tests.benchmarks.samplers run|few|report samplers.json"}
         options.out.write_text(json.dumps({**head, **provenance(), **found}, indent=1) + "\n")
-        sys.stdout.write(f"{table(found['all'])}\n\n{table(found['few'])}\n")
+        tables = [found["all"], *found.get("groups", {}).values(), *found.get("few", {}).values()]
+        sys.stdout.write("\n\n".join(f"{each['studies']} studies\n{table(each)}" for each in tables) + "\n")
         return
     cases = [c for c in (CASES if options.part == "run" else FEW) if options.match in str(c)]
     usual = (*KNOWING, *GENERIC[:4]) if options.part == "run" else GENERIC[4:]
     names = options.samplers.split(",") if options.samplers else list(usual)
     budget = options.budget or (BUDGETS[-1] if options.part == "run" else FEW_BUDGET)
     wanted: dict[str, Callable[[], Any]] = {str(c): partial(refer, c) for c in cases} if options.part == "run" else {}
-    for ending, number, case, name in product(("", STARTED), range(SEEDS), cases, names):
+    for number, case, name, ending in product(range(SEEDS), cases, names, ("", STARTED)):
         if not ending or name in GENERIC:
             partner = getattr(options, name) if name in {"hebo", "smac"} else ""
             make = partial(curve, case, number, name + ending, budget, partner)

@@ -63,6 +63,17 @@ def task_of(problem: Problem) -> Task:
     return Task(space, problem.graph, known, middle, problem.fits)
 
 
+def sampler_of(problem: Problem, seed: int, weights: Weights | None = None) -> ReinforceSampler:
+    """Return the sampler of a study of one network.
+
+    Raises:
+        UsageError: see :func:`task_of`.
+    """
+    task = task_of(problem)
+    # In other units than seconds stages tell no operators' times.
+    return ReinforceSampler(task, seed, Critic(task.predict, problem.model if problem.law is None else None), weights)
+
+
 class ReinforceSampler(KnowingSampler):
     """Proposes what the policy draws and the critic chooses.
 
