@@ -1,8 +1,11 @@
-"""What can be made small, and how a loaded plan is asked for it.
+"""Objectives of a study, and how a loaded plan is measured by each.
 
-Every objective is a number per run that is the better the smaller it is. :func:`priced` turns a session into one whose
-candidates return that number where latencies are expected, with the stages' shares of it, so that sampling, racing,
-comparison and search need not know which objective they serve.
+An objective is one number per run; smaller is better. :class:`PricedSession` wraps a session so that its candidates
+return this number in place of the latency, with the stages' shares of it. Sampling, racing, comparison and search work
+the same for all objectives.
+
+A new objective is one entry of :data:`OBJECTIVES` if it is a weighted sum of the processors' times. Any other law also
+needs a way to measure it, in :meth:`Pricing.batch`.
 """
 
 from __future__ import annotations
@@ -65,18 +68,35 @@ _METER_S = 0.2
 FIGURE_RUNS = 3
 
 
+PerSecond = Callable[[Platform, Mapping[str, float]], Mapping[str, float]]
+"""Returns what a second of each processor counts, from the platform and the watts of its processors."""
+
+
+def _time(platform: Platform, _: Mapping[str, float]) -> Mapping[str, float]:
+    return {p.name: 1.0 for p in platform.processors}
+
+
+def _energy(_: Platform, powers: Mapping[str, float]) -> Mapping[str, float]:
+    return powers
+
+
+def _occupancy(platform: Platform, _: Mapping[str, float]) -> Mapping[str, float]:
+    return {p.name: sum(p.resources.values()) for p in platform.processors}
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Something to make small.
+    """A number to minimise.
 
     Attributes:
         name: as the command line has it.
         title: what it is, for a table's head.
         unit, shown: of the numbers, and of a thousandth, which is what people read.
-        law: how it follows from the costs of parts.
+        law: how it follows from the costs of stages: their longest path, the busiest processor, a sum, or memory.
         key: of the document of ``--json``.
         of_blocks: whether an observation is of many runs, so that a few observations must do.
         amount: what a plan takes more or less of; "" for times, which are slower or faster.
+        per_second: what a second of each processor counts, of a sum.
     """
 
     name: str
@@ -87,6 +107,7 @@ class Objective:
     key: str
     of_blocks: bool = False
     amount: str = ""
+    per_second: PerSecond = _time
 
     @property
     def is_time(self) -> bool:
@@ -116,10 +137,27 @@ OBJECTIVES = {
         LATENCY,
         Objective("latency-p99", "latency, 99th percentile", "s", "ms", "latency", "latency_p99_ms", of_blocks=True),
         Objective("throughput", "period of a stream", "s", "ms", "period", "period_ms", of_blocks=True),
-        Objective("energy", "energy of an inference", "J", "mJ", "sum", "energy_mj", of_blocks=True, amount="energy"),
+        Objective(
+            "energy",
+            "energy of an inference",
+            "J",
+            "mJ",
+            "sum",
+            "energy_mj",
+            of_blocks=True,
+            amount="energy",
+            per_second=_energy,
+        ),
         Objective("memory", "memory for weights and activations", "GB", "MB", "memory", "memory_mb", amount="memory"),
         Objective(
-            "occupancy", "processor time of an inference", "s", "ms", "sum", "occupancy_ms", amount="processor time"
+            "occupancy",
+            "processor time of an inference",
+            "s",
+            "ms",
+            "sum",
+            "occupancy_ms",
+            amount="processor time",
+            per_second=_occupancy,
         ),
     )
 }
@@ -139,16 +177,12 @@ def find_objective(name: str) -> Objective:
 
 
 def weights(objective: Objective, platform: Platform, powers: Mapping[str, float]) -> dict[str, float]:
-    """Return for each lane what a second of its time counts: its watts, its share of the device, or 1.
+    """Return what a second of each processor counts: its watts, its share of the device, or 1.
 
     Args:
-        powers: watts of lanes, where they are known.
+        powers: watts of processors, where they are known.
     """
-    if objective.name == "energy":
-        return dict(powers)
-    if objective.name == "occupancy":
-        return {p.name: sum(p.resources.values()) for p in platform.processors}
-    return {p.name: 1.0 for p in platform.processors}
+    return dict(objective.per_second(platform, powers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from typing import Any
 from evaluators.objectives import OBJECTIVES, find_objective
 from evaluators.workload.objectives import find_workload_objective
 from search_spaces.spaces.registry import FREEDOMS
-from tests.remote_agents import ROOT, agent_process
+from tests.support.remote_agents import ROOT, agent_process
 
 SUBSETS = [",".join(("cuts", *more)) for n in range(4) for more in combinations(FREEDOMS[1:], n)]
 AIMS = [(name,) for name in OBJECTIVES] + [("latency", "memory")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
+
 from optimizer.study import one_model, verdict
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
-from tests import sentences
+from tests.support import sentences
 
 # A neighbour's load is no failure.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Read the golden file."""
     config = session.config
+    if config.getoption("--golden") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--golden writes one file: leave out -n")
     whole = not config.getoption("keyword") and not any("[" in word for word in config.args)
     sentences.begin(write=config.getoption("--golden"), whole=whole)
 

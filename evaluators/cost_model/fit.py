@@ -188,7 +188,7 @@ def fit_overheads(
     """
     times = _times(models)
     if len(models) < _LEAST_OPERATORS:
-        raise ProfileError(f"{len(models)} models are too few to tell overheads from", "time 3 or more")
+        raise ProfileError(f"{len(models)} models are too few to separate overheads", "time 3 or more")
     bare = ProcessorProfile(kernels=kernels)
     sums = np.asarray(operator_s) if operator_s is not None else np.array([sum_of_kernels(bare, m) for m in models])
     counts = np.array([float(sum(not f.free for f in m.features)) for m in models])

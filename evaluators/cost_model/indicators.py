@@ -94,7 +94,9 @@ def explained(found: Sequence[Indicators], latency_s: Sequence[float]) -> dict[s
     """
     latency = np.asarray(latency_s, dtype=np.float64)
     if len(found) != len(latency) or len(found) < LEAST_MODELS:
-        raise ProfileError(f"{len(found)} models with {len(latency)} latencies tell nothing", f"give {LEAST_MODELS}")
+        raise ProfileError(
+            f"{len(found)} models with {len(latency)} latencies are too few", f"give {LEAST_MODELS} or more"
+        )
     if not np.all(np.isfinite(latency) & (latency > 0)):
         raise ProfileError("a latency is not a positive number", "measure it again")
     rows: list[dict[str, Any]] = [asdict(one) for one in found]

@@ -387,7 +387,8 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
         for key, kernel in processor.kernels.items():
             if isinstance(kernel.correction, Process) and not kernel.correction.fits():
                 raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
-    for where, number in _numbers({n: asdict(profile)[n] for n in _NOT_NEGATIVE}, "profile"):
+    plain = asdict(profile)
+    for where, number in _numbers({name: plain[name] for name in _NOT_NEGATIVE}, "profile"):
         if not (math.isfinite(number) and number >= 0.0):
             raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
     return profile, platform

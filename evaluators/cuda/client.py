@@ -300,10 +300,10 @@ class Bench:
         runs: int = 1,
         stop_above_s: float = math.inf,
     ) -> list[Scheduler]:
-        """Run a setting some times, and return the desk as each run left it.
+        """Run a setting some times, and return the scheduler as each run left it.
 
         Args:
-            instances: of each seat.
+            instances: of each client.
             stop_above_s: end with a run whose first request takes longer.
 
         Raises:
@@ -313,7 +313,7 @@ class Bench:
             self.ready(each)
         head: dict[str, Any] = {
             "op": "run",
-            "seats": [asdict(seat) for seat in found.clients],
+            "clients": [asdict(client) for client in found.clients],
             "excluded": list(found.excluded),
             "dispatch": dispatch,
             "instances": [each.number for each in instances],
@@ -321,8 +321,8 @@ class Bench:
             "stop_above_ns": int(stop_above_s * 1e9) if math.isfinite(stop_above_s) else None,
             "limit_s": self._limits.run_s,
         }
-        most = max(len(seat.lanes) * seat.requests for seat in found.clients)
-        last_s = max(max(seat.releases_ns) for seat in found.clients) * 1e-9
+        most = max(len(client.processors) * client.requests for client in found.clients)
+        last_s = max(max(client.releases_ns) for client in found.clients) * 1e-9
         answer, data = self.client.ask(head, _SLACK_S + runs * (last_s + most * self._limits.run_s))
         size, stores = answer["size"], array("q")
         stores.frombytes(data)

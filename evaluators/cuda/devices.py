@@ -133,7 +133,7 @@ def parse_stream(text: str, device: str) -> Processor:
     precision = next((p for p in PRECISIONS if p == (wanted if colon else "tf32")), None)
     known = word.startswith("stream") and number.isascii() and number.isdigit() and str(int(number)) == number
     if not known or precision is None or int(number) >= MAX_STREAMS:
-        raise UsageError(f"processor {text!r} is none of evaluator {EXTRA}", f"there are {_NAMES}")
+        raise UsageError(f"evaluator {EXTRA} has no processor {text!r}", f"it has {_NAMES}")
     return stream(int(number), device, precision)
 
 

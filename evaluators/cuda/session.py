@@ -21,7 +21,7 @@ from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.scheduler import QueueClient, Scheduler
-from evaluators.workload.setting import LaneLaw, Setting
+from evaluators.workload.setting import NumberedProcessors, Setting
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, needs
@@ -189,26 +189,26 @@ class CudaCandidate(Candidate):
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """See :class:`~evaluators.base.Candidate`; an inference is over when its outputs lie in the host's memory."""
-        desks: list[Scheduler] = []
-        while len(desks) < n:
-            wanted = min(_AT_ONCE, n - len(desks))
-            desks += (found := self._bench.run(self._setting, "fifo", [self._loaded], wanted, stop_above_s))
+        schedulers: list[Scheduler] = []
+        while len(schedulers) < n:
+            wanted = min(_AT_ONCE, n - len(schedulers))
+            schedulers += (found := self._bench.run(self._setting, "fifo", [self._loaded], wanted, stop_above_s))
             if len(found) < wanted:
                 break
         self._ran = self._bench.client.generation
-        rows = [desk.runs(0)[0] for desk in desks]
-        took = [desk.requests(0)[0] for desk in desks]
+        rows = [scheduler.runs(0)[0] for scheduler in schedulers]
+        took = [scheduler.requests(0)[0] for scheduler in schedulers]
         return Batch(
             np.array([(ended - came) * 1e-9 for came, ended in took]),
             np.array([[(end - start) * 1e-9 for start, end, _ in row] for row in rows]),
-            self._timeline(desks[-1]),
+            self._timeline(schedulers[-1]),
         )
 
-    def _timeline(self, desk: Scheduler) -> Timeline:
-        begin = desk.store[0]
+    def _timeline(self, scheduler: Scheduler) -> Timeline:
+        begin = scheduler.store[0]
         events = [
             Event(stage, self._plan.stages[stage].processor, (start - begin) * 1e-9, (end - begin) * 1e-9)
-            for stage, (start, end, _) in enumerate(desk.runs(0)[0])
+            for stage, (start, end, _) in enumerate(scheduler.runs(0)[0])
         ]
         return Timeline(tuple(events))
 
@@ -226,7 +226,7 @@ class CudaCandidate(Candidate):
 
 def _one_model(plan: Plan, platform: Platform, after: tuple[int, ...]) -> Setting:
     """Return a setting in which one model is asked once."""
-    law = LaneLaw.of(platform)
+    law = NumberedProcessors.of(platform)
     lanes: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
-    seat = QueueClient(tuple(lanes), (0,), 1, closed=True, after=after)
-    return Setting((seat,), (0,), (tuple(range(len(lanes))),), law.names, law.excluded)
+    client = QueueClient(tuple(lanes), (0,), 1, closed=True, after=after)
+    return Setting((client,), (0,), (tuple(range(len(lanes))),), law.names, law.excluded)

@@ -133,13 +133,13 @@ def attend(
 
     Args:
         scheduler: whose run is not begun.
-        work: of each seat, of each of its jobs: what streams start.
+        work: of each client, of each of its jobs: what streams start.
         limit_s: a job that takes longer has failed.
 
     Raises:
         UnavailableError: a job failed, or took too long.
     """
-    lanes = sorted({lane for seat in scheduler.clients for lanes in seat.lanes for lane in lanes})
+    lanes = sorted({lane for client in scheduler.clients for lanes in client.processors for lane in lanes})
     busy: dict[int, int] = {}  # lane → when its job began
     limit_ns = int(limit_s * 1e9)
     scheduler.begin(clock())
@@ -148,8 +148,8 @@ def attend(
         if look or scheduler.next_arrival_ns() <= clock():
             scheduler.arrive(clock())
             for number, lane in scheduler.start(clock()):
-                seat, job = scheduler.whose(number)
-                streams.start(lane, work[seat][job])
+                client, job = scheduler.whose(number)
+                streams.start(lane, work[client][job])
                 busy[lane] = clock()
             if scheduler.over:
                 return
@@ -329,8 +329,8 @@ class Worker:
         return {"shapes": [list(a.shape) for a in arrays]}, b"".join(a.tobytes() for a in arrays)
 
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
-        seats = [QueueClient.from_json(entry) for entry in head["seats"]]
-        scheduler = Scheduler(seats, head["excluded"], head["dispatch"])
+        clients = [QueueClient.from_json(entry) for entry in head["clients"]]
+        scheduler = Scheduler(clients, head["excluded"], head["dispatch"])
         streams = self._lanes(len(head["excluded"]))
         work = [self._instances[number].work for number in head["instances"]]
         stores, stop_ns = array("q"), head["stop_above_ns"]

@@ -83,13 +83,13 @@ def crowding(
 def _closed(on: Sequence[int], alone_s: Sequence[float], lanes: Sequence[Processor]) -> Setting:
     """Return a setting in which models ask in closed loops on lanes of their own, all for about as long."""
     wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))
-    seats = tuple(
+    clients = tuple(
         QueueClient(((lane,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True)
         for lane, own_s in zip(on, alone_s, strict=True)
     )
     excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
     stages = tuple((k,) for k in range(len(on)))
-    return Setting(seats, tuple(range(len(on))), stages, tuple(p.name for p in lanes), excluded)
+    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in lanes), excluded)
 
 
 _INPUT_SEED = 0
@@ -179,9 +179,9 @@ class CudaWorkload(MeasuredWorkload):
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
             instances = []
-            for seat, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
+            for client, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
                 borders = [0, *cuts, len(graph.operators)]
-                lanes = [self.platform[found.lanes[each[0]]] for each in seat.lanes]
+                lanes = [self.platform[found.processors[each[0]]] for each in client.processors]
                 jobs = [(range(a, b), lane) for (a, b), lane in zip(pairwise(borders), lanes, strict=True)]
                 weights = owner if self._own(graph) else _SHARED
                 taken = self._take(graph, jobs, owner, weights)
@@ -189,7 +189,7 @@ class CudaWorkload(MeasuredWorkload):
                 instances.append(taken)
             settled = Setting(found.clients, found.components, found.stages, tuple(names), found.excluded)
             run = partial(self._bench.run, settled, "fifo", instances)
-            return [outcome(run()[0], found.stages, found.lanes) for _ in range(runs)]
+            return [outcome(run()[0], found.stages, found.processors) for _ in range(runs)]
 
     def _owners(self, graphs: Sequence[Graph]) -> list[str]:
         """Return whose place each of some models takes: an instance of the model's, so that its weights serve both.
@@ -215,8 +215,8 @@ class CudaWorkload(MeasuredWorkload):
 
     def run(self, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> Outcome:
         """Run a loaded plan once."""
-        (desk,) = self._bench.run(found, plan.dispatch, instances)
-        return outcome(desk, found.stages, found.lanes)
+        (scheduler,) = self._bench.run(found, plan.dispatch, instances)
+        return outcome(scheduler, found.stages, found.processors)
 
     def agreement(self, graph: Graph, loaded: Loaded, lanes: Sequence[Processor], off: float = 0.0) -> Agreement:
         """Compare an instance's outputs with LiteRT's, of the whole model on the CPU.

@@ -146,7 +146,7 @@ def runs_here(path: Path) -> bool:
 
 def has_files(path: Path) -> bool:
     """Return whether a plan, of one model or several, names stage files."""
-    return bool({"files", "seats"} & set(_peek(path)))
+    return bool({"files", "clients"} & set(_peek(path)))
 
 
 def is_workload_plan(path: Path) -> bool:
@@ -348,7 +348,7 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     for client, index, model in zip(found.clients, found.components, found.models, strict=True):
         component = session.joined.components[index]
         asks = session.workload.client_of(index)
-        first = [found.lanes[each[0]] for each in client.lanes]
+        first = [found.processors[each[0]] for each in client.processors]
         key = (model.graph.digest, asks.model, model.operators, tuple(lanes[name].kind for name in first))
         if key not in numbers:
             numbers[key] = len(numbers)
@@ -361,10 +361,10 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
             part = Plan(model.graph.digest, tuple(stages))
             platform = Platform(session.platform.name, tuple(lanes[name] for name in dict.fromkeys(first)))
             write_deployment(place, model.graph, part, platform, session.digest(model.graph))
-        named = [[found.lanes[lane] for lane in each] for each in client.lanes]
+        named = [[found.processors[lane] for lane in each] for each in client.processors]
         own = {"own_weights": asks.own_weights}
-        clients.append({"name": component.name, "model": numbers[key], **asdict(client), "lanes": named, **own})
-    taken = {name for client in clients for each in client["lanes"] for name in each}
+        clients.append({"name": component.name, "model": numbers[key], **asdict(client), "processors": named, **own})
+    taken = {name for client in clients for each in client["processors"] for name in each}
     platform = Platform(session.platform.name, tuple(lane for name, lane in lanes.items() if name in taken))
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -372,7 +372,7 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
         "name": session.workload.name,
         "dispatch": plan.dispatch,
         "platform": platform.to_json(),
-        "seats": clients,
+        "clients": clients,
         "plan": plan.to_json(),
     }
     path = folder / "plan.json"
@@ -396,28 +396,28 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
             raise PlanError(f"{path}: has schema_version {document['schema_version']}, this version reads 1")
         platform = platform_of(document["platform"])
         dispatch = _DISPATCHES[_DISPATCHES.index(document["dispatch"])]
-        names = tuple(str(entry["name"]) for entry in document["seats"])
-        numbers = [int(entry["model"]) for entry in document["seats"]]
+        names = tuple(str(entry["name"]) for entry in document["clients"])
+        numbers = [int(entry["model"]) for entry in document["clients"]]
         lanes = [lane.name for lane in platform.processors]
-        clients = tuple(_client(entry, lanes) for entry in document["seats"])
+        clients = tuple(_client(entry, lanes) for entry in document["clients"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(f"{path}: the plan is damaged: {error!r}") from error
     known = {number: read_deployment(folder / f"model_{number}") for number in dict.fromkeys(numbers)}
     for name, client, number in zip(names, clients, numbers, strict=True):
-        if len(client.lanes) != len(known[number].plan.stages):
-            raise PlanError(f"{path}: the plan is damaged: {name!r} has {len(client.lanes)} jobs and other files")
+        if len(client.processors) != len(known[number].plan.stages):
+            raise PlanError(f"{path}: the plan is damaged: {name!r} has {len(client.processors)} jobs and other files")
     if len(set(names)) != len(names):
         raise PlanError(f"{path}: the plan is damaged: two instances have one name")
-    firsts = [0, *itertools.accumulate(len(client.lanes) for client in clients)]
+    firsts = [0, *itertools.accumulate(len(client.processors) for client in clients)]
     stages = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(firsts))
     made = Setting(clients, tuple(range(len(clients))), stages, tuple(lanes), exclusions(platform.processors))
     return WorkloadFiles(str(document["name"]), dispatch, made, platform, names, tuple(known[n] for n in numbers))
 
 
 def _client(entry: Mapping[str, Any], lanes: Sequence[str]) -> QueueClient:
-    numbers = tuple(tuple(lanes.index(name) for name in each) for each in entry["lanes"])
+    numbers = tuple(tuple(lanes.index(name) for name in each) for each in entry["processors"])
     if not numbers or not all(numbers):
-        raise ValueError("a job without lanes")
+        raise ValueError("a job without processors")
     made = QueueClient(
         numbers,
         tuple(int(t) for t in entry["releases_ns"]),

@@ -89,7 +89,7 @@ class InstanceBinding:
         self.jobs, self.number = jobs, next(numbers)
         self._before = over_before(client)
         self._jobs_of: dict[str, dict[int, str]] = {}  # process → the jobs that may run there, and a processor for each
-        for job, processors in enumerate(client.lanes):
+        for job, processors in enumerate(client.processors):
             for name in (names[processor] for processor in processors):
                 self._jobs_of.setdefault(stages.process(name), {})[job] = name
         self.processes = tuple(self._jobs_of)
@@ -225,7 +225,7 @@ class Executor:
             self._attend(state, set(processes))
             if len(self.failures) == len(self._instances):
                 raise UnavailableError(f"every model failed; the first: {next(iter(self.failures.values()))}")
-            found = outcome(state.scheduler, self._found.stages, self._found.lanes)
+            found = outcome(state.scheduler, self._found.stages, self._found.processors)
         self._learn(found)
         return found
 
@@ -234,8 +234,8 @@ class Executor:
         found: dict[str, set[int]] = {}
         for number, client in enumerate(self._found.clients):
             if number not in self.failures:
-                for lane in {lane for lanes in client.lanes for lane in lanes}:
-                    found.setdefault(self._stages.process(self._found.lanes[lane]), set()).add(lane)
+                for lane in {lane for lanes in client.processors for lane in lanes}:
+                    found.setdefault(self._stages.process(self._found.processors[lane]), set()).add(lane)
         return {process: sorted(lanes) for process, lanes in found.items()}
 
     def _enter(self, process: str, state: SharedScheduler) -> None:
@@ -246,7 +246,7 @@ class Executor:
             if number in self.failures or process not in instance.processes:
                 continue
             instance.bind()
-            mine = {lane for lanes_ in client.lanes for lane in lanes_}.intersection(lanes)
+            mine = {lane for lanes_ in client.processors for lane in lanes_}.intersection(lanes)
             programs += [(lane, number, instance.number) for lane in sorted(mine)]
         head = {
             "op": "jobs",

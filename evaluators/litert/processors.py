@@ -378,8 +378,8 @@ def library_folder(word: str, text: str = "") -> Path:
     if Path(word) in bound.values() or is_allowed(word) or (text and is_allowed(text)):
         return Path(word)
     raise UsageError(
-        f"processor {shown(text or word)}: a library is code, and no user of this machine has named {shown(word)}",
-        f"bind it to a name in {libraries_file()}, or give --processors npu:FOLDER",
+        f"processor {shown(text or word)}: the library {shown(word)} would run code, and no user here has allowed it",
+        f"name it in {libraries_file()}, or give --processors npu:FOLDER",
     )
 
 

@@ -295,7 +295,7 @@ class WorkloadRunner(_Runner):
                 digest = f"{deployment.content_digest} {deployment.graph.digest}"
                 operators = tuple(s.operators for s in plan.stages)
                 jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), digest, packed)
-                self._instances.append(InstanceBinding(jobs, client, files.setting.lanes, self._stages, numbers))
+                self._instances.append(InstanceBinding(jobs, client, files.setting.processors, self._stages, numbers))
                 self._instances[-1].set_inputs(tensors.model_inputs(graph, 0))
             self._executor = Executor(files.setting, files.dispatch, self._instances, self._stages)
         except BaseException:

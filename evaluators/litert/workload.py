@@ -110,12 +110,14 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """
         graph, operators = model.graph, model.operators
         # Threads of one process must not run one compiled model at the same time.
-        threads = any(HOST in self.platform[found.lanes[lane]].options for lanes in client.lanes for lane in lanes)
+        threads = any(
+            HOST in self.platform[found.processors[lane]].options for lanes in client.processors for lane in lanes
+        )
         whole, digest = self._model(self.lowerings.origin(model.model)), self.digest(graph)
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
         cut = tuple(self._stages.cut(graph, digest, each) for each in operators)
         jobs = Jobs(graph, operators, cut, model.viewed, digest, packed, name if threads or own else "")
-        bound = InstanceBinding(jobs, client, found.lanes, self._stages, self._numbers)
+        bound = InstanceBinding(jobs, client, found.processors, self._stages, self._numbers)
         bound.set_inputs(whole.inputs)
         return bound
 

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -214,6 +214,7 @@ class Final:
     disturbance: Disturbance = NOTHING
     repeated: int = 0
     exact: bool = False
+    _made: list[_Levels] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def measured(self) -> tuple[int, ...]:
@@ -333,6 +334,11 @@ class Final:
 
     @property
     def _table(self) -> _Levels:
+        if not self._made:  # a page of a report asks hundreds of times
+            self._made.append(self._levels())
+        return self._made[0]
+
+    def _levels(self) -> _Levels:
         rows = list(zip_longest(*(s.levels for s in self.standings)))
         table = np.array(rows, np.float64).reshape(-1, len(self.standings))
         numbers = np.full(table.shape, -1)
@@ -381,19 +387,29 @@ class _Levels:
     table: Array
     numbers: NDArray[np.int64]
     exact: bool = False
+    _effects: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
         values: Array = self.table[:, plan] - self.table[:, other]
         met = np.isfinite(values)
-        pairs = self.numbers[:, (plan, other)]
-        found = [values[met & (pairs == pair).all(axis=1)] for pair in np.unique(pairs[met], axis=0)]
+        if not met.any():
+            return []
+        values, pairs = values[met], self.numbers[met][:, (plan, other)]
+        if (pairs == pairs[0]).all():
+            return [_without_outliers(values)]
+        found = [values[(pairs == pair).all(axis=1)] for pair in np.unique(pairs, axis=0)]
         return [_without_outliers(group) for group in found]
 
     def effect(self, plan: int, other: int) -> float:
         """Return the mean difference of two plans, over other plans where they never met."""
         if plan == other:
             return 0.0
+        if (plan, other) not in self._effects:
+            self._effects[plan, other] = self._effect(plan, other)
+        return self._effects[plan, other]
+
+    def _effect(self, plan: int, other: int) -> float:
         if groups := self.differences(plan, other):
             mean = _mean(groups)
             return 0.0 if self.exact and abs(mean) < _EXACT else mean

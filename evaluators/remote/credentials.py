@@ -75,7 +75,7 @@ class ServerCredentials:
             )
         if not self.client_authority and not self.token:
             raise UsageError(
-                f"--listen {host}: a server that others reach must know its clients",
+                f"--listen {host}: a server that others reach must authenticate its clients",
                 "give --tls-client-ca, --token-file, or both",
             )
 

@@ -87,7 +87,9 @@ def _find(name: str) -> Device:
         host, port = split_address(name, DEFAULT_PORT)
         if is_loopback(host):
             return Device(name, f"{host}:{port}")
-        raise UsageError(f"--device {name}: an agent elsewhere is reached by certificates", f"write it into {path}")
+        raise UsageError(
+            f"--device {name}: an agent on another machine requires certificates", f"describe it in {path}"
+        )
     hint = f"{path} has: {', '.join(known)}" if known else f"describe it in {path}, or give HOST:PORT of this machine"
     raise UsageError(f"there is no device {name!r}", hint)
 
@@ -110,8 +112,8 @@ def find_storage(place: str) -> Device:
     if same is not None or is_loopback(host):
         return same or Device(place, f"{host}:{port}")
     raise UsageError(
-        f"--storage grpc://{place}: a storage elsewhere is reached by TLS alone",
-        f"write it into {path} under storages, or reach it through ssh -L",
+        f"--storage grpc://{place}: a storage on another machine requires TLS",
+        f"describe it in {path} under storages, or reach it through ssh -L",
     )
 
 
@@ -156,7 +158,7 @@ def _server(what: str, name: str, entry: Value, folder: Path, address: str, defa
     if bool(credentials.certificate) != bool(credentials.key):
         raise entry.error(f"{what}: a certificate and its key go together")
     if not credentials.authority and not is_loopback(host):
-        raise entry.error(f"{what}: what is elsewhere is reached by TLS alone", "give its authority")
+        raise entry.error(f"{what}: another machine requires TLS", "give its authority")
     if not credentials.authority and credentials.certificate:
         raise entry.error(f"{what}: a certificate is shown over TLS alone", "give its authority")
     wait_s = fields["wait_s"].number("wait_s", most=86_400.0) if "wait_s" in fields else WAIT_S

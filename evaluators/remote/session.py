@@ -92,7 +92,7 @@ class RemoteEvaluator(Evaluator):
 
     def _known(self) -> tuple[Device, ...]:
         if not self._devices:
-            raise UsageError("--evaluator remote: which device?", "give --device NAME")
+            raise UsageError("--evaluator remote requires a device", "give --device NAME")
         return self._devices
 
     def _first(self, method: str, data: dict[str, Any]) -> dict[str, Any]:

@@ -89,4 +89,4 @@ class Store:
             WireError: it is too large.
         """
         if not 0 < nbytes <= self.max_file_nbytes:
-            raise WireError(f"a file of {nbytes} bytes is not taken", f"the largest has {self.max_file_nbytes}")
+            raise WireError(f"a file of {nbytes} bytes is too large", f"at most {self.max_file_nbytes}")

@@ -275,7 +275,7 @@ def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> P
         same = json.dumps(options, sort_keys=True)
         found = [p for p in known if p.kind == kind and json.dumps(dict(p.options), sort_keys=True) == same]
         if not found:
-            raise WireError(f"processor {name!r} is none of this device's", "name one that the device has")
+            raise WireError(f"this device has no processor {name!r}", "name one that it has")
         options = dict(found[0].options)
     return Processor(name, kind, resources, str(entry["like"])[:200], options, whole(entry, "slots", 1, 1024))
 

@@ -43,7 +43,7 @@ class TableEvaluator(Evaluator):
         self._table = read_table(path)
         if self._table.objective != "latency":
             raise UsageError(
-                f"{path}: a study makes the latency small, and the table asks for the {self._table.objective}",
+                f"{path}: a study minimises latency, and the table's objective is {self._table.objective}",
                 f"use optimize solve {path}, or let the table's objective be latency",
             )
         if self._table.one_part_per_device:

@@ -120,7 +120,9 @@ class _Reader:
         for position, node in enumerate(nodes):
             number = node.get("id")
             if not isinstance(number, int | str) or number in index:
-                raise UsageError(f"{self.path}: node {position} has the id {shown(number)}: not one of its own")
+                raise UsageError(
+                    f"{self.path}: node {position} has the id {shown(number)}", "give each node its own id"
+                )
             index[number] = position
         successors, transfer = self._edges(edges, index, len(nodes))
         cpus = self._count("maxCPUs")
@@ -159,8 +161,9 @@ class _Reader:
             cost = self._number(edge, "cost", f"edge {position}")
             if transfer.setdefault(source, cost) != cost:
                 raise UsageError(
-                    f"{self.path}: edge {position}: moving the output of node {ends[0]} costs {cost:g} here and "
-                    f"{transfer[source]:g} elsewhere: it is one output"
+                    f"{self.path}: edge {position}: the output of node {ends[0]} costs {cost:g}, and on another edge "
+                    f"{transfer[source]:g}",
+                    "give both the same cost",
                 )
             successors[source].add(reader)
         return tuple(tuple(sorted(s)) for s in successors), tuple(transfer.get(i, 0.0) for i in range(count))

@@ -306,7 +306,7 @@ class _Reader:
             known = ["name", "reads", "memory_bytes", "output_bytes", *kinds]
             strange = next((name for name in header if name not in known), None)
             if strange is not None or len(set(header)) < len(header):
-                raise UsageError(f"{path}:1: strange column {shown(strange)}", f"it may have: {', '.join(known)}")
+                raise UsageError(f"{path}:1: unknown column {shown(strange)}", f"it may have: {', '.join(known)}")
             for key in ("name", *kinds):
                 if key not in header:
                     raise UsageError(f"{path}:1: there is no column {key!r}", "an operator needs a name and its times")
@@ -387,8 +387,10 @@ def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Va
     found = [i for i, operator in enumerate(before) if operator.name == word]
     if len(found) == 1:
         return found[0]
-    hint = "operators stand in an order in which they can run" if not found else "give them names of their own"
-    raise where.error(f"{reader!r} reads {word!r}, of which there are {len(found)} before it", hint)
+    if not found:
+        hint = "list operators after those that they read"
+        raise where.error(f"{reader!r} reads {word!r}, which is not the name of an earlier operator", hint)
+    raise where.error(f"{reader!r} reads {word!r}, the name of {len(found)} operators", "give each its own name")
 
 
 def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:

@@ -66,7 +66,7 @@ class LoweredModel:
 def over_before(client: QueueClient) -> list[int]:
     """Return, of each job of an instance, a bit set of all jobs that are certainly over when it starts."""
     found: list[int] = []
-    for job in range(len(client.lanes)):
+    for job in range(len(client.processors)):
         before = 0
         for other in client.needs(job):
             before |= found[other] | 1 << other

@@ -14,7 +14,7 @@ from evaluators.base import Batch, Capabilities, Session
 from evaluators.simulated import Prediction
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.setting import LaneLaw, Setting, setting
+from evaluators.workload.setting import NumberedProcessors, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
 from search_spaces.core.arrangement import RankSet, component_plan, jobs_of
 from search_spaces.core.errors import UnavailableError
@@ -61,7 +61,7 @@ class WorkloadSimulator:
         self._price, self._errors = price, errors
         self.lowerings = lowerings or Lowerings(joined, platform)
         self._crowd = Crowd(platform)
-        self._law = LaneLaw.of(platform)
+        self._law = NumberedProcessors.of(platform)
         self._costs: dict[tuple[str, str, int, tuple[int, ...]], JobCost] = {}
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
@@ -107,7 +107,7 @@ class WorkloadSimulator:
         return np.concatenate([found[digest] for digest in sorted(found)]) / total_s
 
     def _jobs(self, found: Setting, client: int) -> list[Mapping[int, JobCost]]:
-        model, lanes = found.models[client], found.clients[client].lanes
+        model, lanes = found.models[client], found.clients[client].processors
         return [
             {lane: self.cost(model.model, model.lowered, lane, operators) for lane in each}
             for operators, each in zip(model.operators, lanes, strict=True)

@@ -1,13 +1,15 @@
-"""The scheduler of the queue in which jobs of several models wait for lanes: the law of runner and simulator alike.
+"""The job scheduler of several models, used by the runner and by the simulator alike.
 
-A request of an instance is a graph of jobs, each of which becomes ready when those that it reads from are over; an
-instance works on one request at a time, and the others wait in its own bounded queue. So each job of an instance is in
-the job queue at most once, which is therefore bounded too. Whenever a job becomes ready or ends, the queue is gone
-through in order, and each job starts on the first of its lanes that is free, as are all lanes that this one excludes. A
-job that finds none claims its lanes: no later one may take them, or what they exclude. So a job waits for those before
-it in the queue and no other, and under ``fifo``, where the queue only grows at its end, none waits for ever.
+A request of an instance is a graph of jobs. A job is ready when the jobs that it reads from have ended. An instance
+works on one request at a time; further requests wait in its own bounded queue, so each job of an instance is in the job
+queue at most once, and that queue is bounded too.
 
-All that changes is kept in one row of whole numbers, which several processes may share; times are nanoseconds.
+Whenever a job becomes ready or ends, the queue is gone through in order. A job starts on the first of its processors
+that is free and excludes only free ones. A job that finds none claims its processors: no later job may take them, or
+what they exclude. So a job waits only for jobs before it in the queue. Under ``fifo``, where the queue grows only at
+its end, no job waits for ever.
+
+The whole state is one row of whole numbers, which several processes may share; times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class QueueClient:
     """One instance as the scheduler sees it.
 
     Attributes:
-        lanes: of each job, those that may take it, the preferred one first.
+        processors: of each job, those that may take it, the preferred one first.
         releases_ns: when each request comes, after the begin; of a closed loop, when the first one does.
         requests: how many come.
         closed: whether each request comes when the one before has ended.
@@ -45,7 +47,7 @@ class QueueClient:
             the one before it.
     """
 
-    lanes: tuple[tuple[int, ...], ...]
+    processors: tuple[tuple[int, ...], ...]
     releases_ns: tuple[int, ...]
     requests: int
     closed: bool = False
@@ -57,8 +59,15 @@ class QueueClient:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> QueueClient:
         """Build a client from its fields as plain values."""
-        lanes = tuple(tuple(each) for each in data["lanes"])
-        return cls(**{**data, "lanes": lanes, "releases_ns": tuple(data["releases_ns"]), "after": tuple(data["after"])})
+        processors = tuple(tuple(each) for each in data["processors"])
+        return cls(
+            **{
+                **data,
+                "processors": processors,
+                "releases_ns": tuple(data["releases_ns"]),
+                "after": tuple(data["after"]),
+            }
+        )
 
     def needs(self, job: int) -> list[int]:
         """Return the jobs that a job waits for, ascending."""
@@ -76,7 +85,7 @@ class Scheduler:
 
     Args:
         clients: instances, those first that go first among equals.
-        excluded: for each lane a bit set of the lanes that cannot run while it does, itself among them.
+        excluded: for each processor a bit set of the processors that cannot run while it does, itself among them.
         dispatch: the order of the queue.
         store: :meth:`size` numbers, all 0 at first; what others may share.
     """
@@ -99,7 +108,7 @@ class Scheduler:
         for k, client in enumerate(self.clients):
             first = len(self._owner)
             self._first.append(first)
-            for job in range(len(client.lanes)):
+            for job in range(len(client.processors)):
                 needs = [first + other for other in client.needs(job)]
                 for other in needs:
                     self._readers[other].append(first + job)
@@ -107,15 +116,15 @@ class Scheduler:
                 self._needs.append(needs)
                 self._readers.append([])
         self._queue_at = self._jobs_at + _JOB_FIELDS * len(self._owner)  # its length, and the jobs in it
-        self._lanes_at = self._queue_at + 1 + len(self._owner)
+        self._processors_at = self._queue_at + 1 + len(self._owner)
         self._records: list[int] = []
         self._runs: list[int] = []
-        end = self._lanes_at + len(self._excluded)
+        end = self._processors_at + len(self._excluded)
         for client in self.clients:
             self._records.append(end)
             end += 2 * client.requests
             self._runs.append(end)
-            end += 3 * client.requests * len(client.lanes)
+            end += 3 * client.requests * len(client.processors)
         self.size = end
         self.store = [0] * end if store is None else store
 
@@ -124,8 +133,8 @@ class Scheduler:
         store = self.store
         store[: self.size] = [0] * self.size
         store[0] = now_ns
-        for lane in range(len(self._excluded)):
-            store[self._lanes_at + lane] = -1
+        for processor in range(len(self._excluded)):
+            store[self._processors_at + processor] = -1
 
     def arrive(self, now_ns: int) -> None:
         """Take up the requests that have come by now; one that finds its instance's queue full is turned away."""
@@ -157,41 +166,41 @@ class Scheduler:
         return found
 
     def start(self, now_ns: int) -> list[tuple[int, int]]:
-        """Give jobs to lanes; return job and lane of each that begins now."""
+        """Give jobs to processors; return job and processor of each job that starts now."""
         store = self.store
         first = self._queue_at + 1
         waiting = store[first : first + store[self._queue_at]]
         queue = sorted((self._key(n), n) for n in waiting if store[_HEAD + _FIELDS * self._owner[n] + _STATUS] == BUSY)
         left = []
         taken = 0
-        for lane in range(len(self._excluded)):
-            if store[self._lanes_at + lane] >= 0:
-                taken |= 1 << lane
+        for processor in range(len(self._excluded)):
+            if store[self._processors_at + processor] >= 0:
+                taken |= 1 << processor
         found = []
         for _, n in queue:
-            lanes = self._lanes_of(n)
-            for lane in lanes:
-                if not self._excluded[lane] & taken:
-                    found.append((n, lane))
-                    taken |= 1 << lane
+            processors = self._processors_of(n)
+            for processor in processors:
+                if not self._excluded[processor] & taken:
+                    found.append((n, processor))
+                    taken |= 1 << processor
                     store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _RUNS
-                    store[self._lanes_at + lane] = n
+                    store[self._processors_at + processor] = n
                     run = self._run(n)
-                    store[run], store[run + 2] = now_ns, lane
+                    store[run], store[run + 2] = now_ns, processor
                     break
             else:
                 left.append(n)
-                for lane in lanes:
-                    taken |= 1 << lane
+                for processor in processors:
+                    taken |= 1 << processor
         store[self._queue_at] = len(left)
         store[first : first + len(left)] = left
         return found
 
-    def finish(self, lane: int, now_ns: int) -> None:
-        """Take note that the job on a lane has ended; of an instance that was taken out, that the lane is free."""
+    def finish(self, processor: int, now_ns: int) -> None:
+        """Mark the job on a processor as ended; the processor is free."""
         store = self.store
-        n = store[self._lanes_at + lane]
-        store[self._lanes_at + lane] = -1
+        n = store[self._processors_at + processor]
+        store[self._processors_at + processor] = -1
         k = self._owner[n]
         at = _HEAD + _FIELDS * k
         if store[at + _STATUS] == OVER:
@@ -207,7 +216,7 @@ class Scheduler:
                 self._queue(reader, now_ns)
 
     def fail(self, k: int) -> None:
-        """Take an instance out: its request fails, and all that are still to come; lanes that run its jobs go on."""
+        """Take an instance out: its request fails, and all later ones; jobs of it that run now end as usual."""
         store, client = self.store, self.clients[k]
         store[_HEAD + _FIELDS * k + _STATUS] = OVER
         for number in range(client.requests):
@@ -215,9 +224,9 @@ class Scheduler:
             if store[ended] == 0:
                 store[ended] = FAILED
 
-    def on(self, lane: int) -> int:
-        """Return the job that a lane runs, or -1."""
-        return self.store[self._lanes_at + lane]
+    def on(self, processor: int) -> int:
+        """Return the job that a processor runs, or -1."""
+        return self.store[self._processors_at + processor]
 
     def whose(self, n: int) -> tuple[int, int]:
         """Return the instance of a job, and which of its jobs it is."""
@@ -244,8 +253,8 @@ class Scheduler:
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def runs(self, k: int) -> list[list[tuple[int, int, int]]]:
-        """Return start, end and lane of each job of each request of an instance; zeros where it did not run."""
-        jobs, first = len(self.clients[k].lanes), self._runs[k]
+        """Return start, end and processor of each job of each request of an instance; zeros where it did not run."""
+        jobs, first = len(self.clients[k].processors), self._runs[k]
         flat = list(self.store[first : first + 3 * jobs * self.clients[k].requests])
         rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return [rows[i : i + jobs] for i in range(0, len(rows), jobs)]
@@ -262,14 +271,14 @@ class Scheduler:
             return -client.priority, came_ns
         return came_ns + client.deadline_ns if client.deadline_ns else NEVER_NS, came_ns
 
-    def _lanes_of(self, n: int) -> tuple[int, ...]:
+    def _processors_of(self, n: int) -> tuple[int, ...]:
         k = self._owner[n]
-        return self.clients[k].lanes[n - self._first[k]]
+        return self.clients[k].processors[n - self._first[k]]
 
     def _run(self, n: int) -> int:
         """Return where the times of a job of its instance's present request are kept."""
         k = self._owner[n]
-        request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.clients[k].lanes)
+        request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.clients[k].processors)
         return self._runs[k] + 3 * (request * jobs + n - self._first[k])
 
     def _queue(self, n: int, now_ns: int) -> None:
@@ -280,7 +289,7 @@ class Scheduler:
 
     def _work_on(self, k: int, number: int, now_ns: int) -> None:
         """Begin with a request of an instance: jobs that wait for no other are ready."""
-        at, jobs = _HEAD + _FIELDS * k, len(self.clients[k].lanes)
+        at, jobs = _HEAD + _FIELDS * k, len(self.clients[k].processors)
         self.store[at + _STATUS], self.store[at + _REQUEST], self.store[at + _LEFT] = BUSY, number, jobs
         for n in range(self._first[k], self._first[k] + jobs):
             self.store[self._jobs_at + _JOB_FIELDS * n + _STATE] = _WAITS

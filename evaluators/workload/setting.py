@@ -1,4 +1,4 @@
-"""A workload, its plan and the lanes of a platform put together: what the scheduler needs, and who excludes whom."""
+"""What the job scheduler needs to know of a workload, its plan and the processors of a platform."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from search_spaces.core.pools import lanes_of, members
 from search_spaces.core.workload import Workload
 
 SLICED = "sliced"
-"""Option of a lane that the system gives time slices, instead of the scheduler: its share of each resource."""
+"""Option of a processor that the system gives time slices, instead of the scheduler: its share of each resource."""
 
 HOST = "host"
-"""Option of a lane that is a thread: the lane whose process it is a thread of."""
+"""Option of a processor that is a thread: the processor whose process it is a thread of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class Setting:
         clients: for the scheduler; instances in the order of the plan.
         components: of each client the component of the joined graph.
         stages: of each client, of each of its jobs, the plan's stage.
-        lanes: names.
-        excluded: for each lane a bit set of those that cannot run while it does, itself among them.
+        processors: names.
+        excluded: for each processor a bit set of those that cannot run while it does, itself among them.
         models: of each client its model as the plan runs it, where a plan made the setting.
     """
 
     clients: tuple[QueueClient, ...]
     components: tuple[int, ...]
     stages: tuple[tuple[int, ...], ...]
-    lanes: tuple[str, ...]
+    processors: tuple[str, ...]
     excluded: tuple[int, ...]
     models: tuple[LoweredModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLaw:
-    """The lanes of a platform, by number.
+class NumberedProcessors:
+    """The processors of a platform, by number.
 
     Attributes:
-        names: of the lanes that are no pools.
+        names: of the processors that are no pools.
         excluded: see :class:`Setting`.
-        members: processor or pool of the platform → the lanes that take what it is given.
+        members: processor or pool of the platform → the processors that take what it is given.
     """
 
     names: tuple[str, ...]
@@ -57,12 +57,12 @@ class LaneLaw:
     members: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, platform: Platform) -> LaneLaw:
+    def of(cls, platform: Platform) -> NumberedProcessors:
         """Return the law of a platform."""
-        lanes = lanes_of(platform)
-        number = {lane.name: i for i, lane in enumerate(lanes)}
+        processors = lanes_of(platform)
+        number = {processor.name: i for i, processor in enumerate(processors)}
         known = {p.name: tuple(number[n] for n in members(p)) for p in platform.processors}
-        return cls(tuple(number), exclusions(lanes), known)
+        return cls(tuple(number), exclusions(processors), known)
 
 
 def setting(
@@ -71,12 +71,12 @@ def setting(
     plan: Plan,
     platform: Platform,
     lowerings: Lowerings,
-    law: LaneLaw | None = None,
+    law: NumberedProcessors | None = None,
 ) -> Setting:
     """Return what a plan makes of a workload.
 
     Args:
-        platform: its lanes and pools; more than the plan uses do no harm.
+        platform: its processors and pools; more than the plan uses do no harm.
         law: of the platform, for a plan that is known to be valid; else the plan is checked.
 
     Raises:
@@ -85,7 +85,7 @@ def setting(
     """
     if law is None:
         plan.validate(joined.graph, platform)
-        law = LaneLaw.of(platform)
+        law = NumberedProcessors.of(platform)
     jobs = jobs_of(plan, joined)
     models = lowerings.all(plan, jobs)
     instances = workload.instances
@@ -108,24 +108,28 @@ def setting(
     return Setting(tuple(clients), tuple(jobs), stages_of, law.names, law.excluded, tuple(models))
 
 
-def exclusions(lanes: Sequence[Processor]) -> tuple[int, ...]:
-    """Return for each lane a bit set of those that cannot run while it does, itself among them."""
-    return tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
+def exclusions(processors: Sequence[Processor]) -> tuple[int, ...]:
+    """Return for each processor a bit set of those that cannot run while it does, itself among them."""
+    return tuple(
+        sum(1 << j for j, b in enumerate(processors) if i == j or a.excludes(b)) for i, a in enumerate(processors)
+    )
 
 
-def closed_loops(on: Sequence[int], requests: Sequence[int], lanes: Sequence[Processor], jobs: int = 1) -> Setting:
-    """Return a setting in which models ask in closed loops, each on a lane of its own.
+def closed_loops(on: Sequence[int], requests: Sequence[int], processors: Sequence[Processor], jobs: int = 1) -> Setting:
+    """Return a setting in which models ask in closed loops, each on a processor of its own.
 
     Args:
-        on: of each model its lane.
+        on: of each model its processor.
         requests: how often it asks.
         jobs: into how many it is cut.
     """
-    clients = tuple(QueueClient(((lane,),) * jobs, (0,), n, closed=True) for lane, n in zip(on, requests, strict=True))
+    clients = tuple(
+        QueueClient(((processor,),) * jobs, (0,), n, closed=True) for processor, n in zip(on, requests, strict=True)
+    )
     stages = tuple(tuple(range(k * jobs, (k + 1) * jobs)) for k in range(len(on)))
-    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in lanes), exclusions(lanes))
+    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in processors), exclusions(processors))
 
 
-def demand(lane: Processor) -> dict[str, float]:
-    """Return the share of each resource that a running job of a lane asks for."""
-    return {**lane.resources, **lane.options.get(SLICED, {})}
+def demand(processor: Processor) -> dict[str, float]:
+    """Return the share of each resource that a running job of a processor asks for."""
+    return {**processor.resources, **processor.options.get(SLICED, {})}

@@ -72,7 +72,7 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
         UnavailableError: a time is no number, or jobs wait for ever.
     """
     for client, jobs in zip(found.clients, costs, strict=True):
-        for lanes, cost in zip(client.lanes, jobs, strict=True):
+        for lanes, cost in zip(client.processors, jobs, strict=True):
             if any(not 0.0 <= cost[lane].work_s < math.inf for lane in lanes):
                 raise UnavailableError(f"a job takes {[cost[lane].work_s for lane in lanes]} s, which is no time")
     scheduler = Scheduler(found.clients, found.excluded, dispatch)
@@ -85,7 +85,7 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
         for job, lane in scheduler.start(round(now_ns)):
             left[lane] = every[job][lane].work_s * 1e9
         if scheduler.over:
-            return outcome(scheduler, found.stages, found.lanes)
+            return outcome(scheduler, found.stages, found.processors)
         busy = tuple(left)
         factors = {}
         for lane in busy:

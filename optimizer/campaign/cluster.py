@@ -161,4 +161,4 @@ def unpack(content: bytes, folder: Path) -> None:
                 with archive.open(entry) as file:
                     target.write_bytes(file.read(_MOST_NBYTES))
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
-        raise RunFolderError(f"{folder}: what a worker gave back cannot be kept: {error}") from error
+        raise RunFolderError(f"{folder}: the result of a worker cannot be stored: {error}") from error

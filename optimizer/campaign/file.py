@@ -52,7 +52,7 @@ class Matrix(_Strict):
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
         allow: what plans may do.
         sampler: who proposes them; null for ``auto``.
-        objective: what is made small: one, or several as ``latency,memory``; energy needs the powers of the processors,
+        objective: what is minimised: one, or several as ``latency,memory``; energy needs the powers of the processors,
             or a meter.
         max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
         budget: distinct plans to try.
@@ -170,7 +170,7 @@ class Campaign(_Strict):
         exclude: studies of the matrix that are left out.
         repetitions: how often each study is done, from the beginning each time.
         baselines: known plans that the tables show, beside the best plan; all where empty.
-        indicators: whether to tell how well work, weights and memory traffic of the models explain the latency of
+        indicators: whether to report how well work, weights and memory traffic of the models explain the latency of
             their best plans, as seed 004 asks.
         settings: what all studies have in common.
         expect: published figures to show beside ours.

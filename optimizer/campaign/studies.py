@@ -118,7 +118,9 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
         first = {axis: getattr(campaign.matrix, axis)[0] for axis in AXES}
         axes = {**first, **cell.values}
         if any(axes == other for other, _ in cells):
-            raise file.error(("include", index), "this study is there already", "leave it out, or change an axis")
+            raise file.error(
+                ("include", index), "this study is already in the matrix", "leave it out, or change an axis"
+            )
         cells.append((axes, ("include", index)))
     if not cells:
         raise file.error(("exclude",), "no study is left", "exclude fewer")
@@ -268,7 +270,7 @@ def _check_plans(file: CampaignFile) -> None:
         if expected.over is not None:
             named.append((("expect", i, "over"), expected.over))
         if expected.metric == "ratio" and expected.over is None:
-            raise file.error(("expect", i), "a ratio is over another plan", "add 'over'")
+            raise file.error(("expect", i), "a ratio needs a plan to compare with", "add 'over'")
     for loc, name in named:
         if not _KNOWN.fullmatch(name):
             near = difflib.get_close_matches(name, _EXAMPLES, n=1, cutoff=0.4)
@@ -281,4 +283,4 @@ def _check_names(file: CampaignFile, found: list[Planned]) -> None:
     for study in found:
         other = names.setdefault(study.name, study)
         if other is not study:
-            raise file.error(("matrix",), f"two studies have one name, {study.name!r}", "let their values differ more")
+            raise file.error(("matrix",), f"two studies have one name, {study.name!r}", "change one of them")

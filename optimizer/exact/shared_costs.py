@@ -16,7 +16,7 @@ from optimizer.exact.chain_costs import ChainCosts, Seconds
 from search_spaces.core.graph import Graph
 from search_spaces.rewrites.locality import axis_of
 from search_spaces.rewrites.splits import Axis
-from search_spaces.spaces.coexecution import CoexecutionSpace, How
+from search_spaces.spaces.segment_space import SegmentSpace
 
 TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
 """In blocks of how many indices a kernel computes."""
@@ -38,7 +38,7 @@ class Shared:
     """
 
     first: int
-    how: How
+    how: Axis
     lasts: Ints
     cuts: Ints
     seconds: Seconds
@@ -64,10 +64,9 @@ class Shared:
 class SharedTables:
     """The shared parts of a space, by the operator that they begin with."""
 
-    def __init__(self, space: CoexecutionSpace, costs: ChainCosts) -> None:
+    def __init__(self, space: SegmentSpace, costs: ChainCosts) -> None:
         self._space, self._costs = space, costs
         self._axes: dict[Axis, dict[int, Shared]] = {}
-        self._branches: dict[int, Shared] = {}
 
     def split(self, first: int, axis: Axis) -> Shared:
         """Return the chains from one operator on, split along an axis at all steps of the grid."""
@@ -107,7 +106,7 @@ class SharedTables:
                 )
         return {first: self._together(first, axis, rows) for first, rows in enumerate(found)}
 
-    def _together(self, first: int, how: How, rows: list[_Row]) -> Shared:
+    def _together(self, first: int, how: Axis, rows: list[_Row]) -> Shared:
         none = np.zeros(0)
         empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         lanes = len(self._costs.overhead_s)
@@ -123,26 +122,6 @@ class SharedTables:
             np.concatenate(joined),
             np.concatenate(given),
         )
-
-    def branches(self, first: int) -> Shared:
-        """Return the groups of branches that begin with an operator, in all ways to part them."""
-        if first not in self._branches:
-            rows = []
-            for begin, last in sorted(self._space.groups):
-                which = np.array(self._space.branch_sets(begin, last), dtype=np.int64)
-                if begin != first or not len(which):
-                    continue
-                own = [
-                    self._costs.operator_s[:, list(branch)].sum(axis=1) for branch in self._space.groups[begin, last]
-                ]
-                bits = (which[:, None] >> np.arange(len(own))) & 1 == 1  # (R, branches)
-                each = np.array(own)[None]  # (1, branches, L)
-                second = np.where(bits[..., None], each, 0.0).sum(axis=1)
-                seconds = np.array((np.where(bits[..., None], 0.0, each).sum(axis=1), second))
-                none = np.zeros(len(which))
-                rows.append((np.full(len(which), last), which, seconds, np.zeros((2, len(which))), none, none))
-            self._branches[first] = self._together(first, "branches", rows)
-        return self._branches[first]
 
 
 def _computed(graph: Graph, index: int, axis: Axis) -> int:

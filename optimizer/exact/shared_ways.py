@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import Ints, Shared
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.coexecution import How, Part
+from search_spaces.rewrites.splits import Axis
 
 Known = Sequence[tuple[float, float]]
 Key = tuple[int, int, str, str]
@@ -53,7 +53,7 @@ class Ways:
     """
 
     first: int
-    how: How | None
+    how: Axis | None
     lasts: Ints
     cuts: Ints
     pairs: Pairs
@@ -67,21 +67,17 @@ class Ways:
             hand_over_s: shape ``(lanes, lanes)``: to hand over to these parts.
             before: the lane on which the part before them ended.
         """
-        a, b = self.pairs.first, self.pairs.second
-        if before is None:
-            total_s = np.maximum(self.first_s, self.second_s + hand_over_s[a, b])
-        else:
-            total_s = np.maximum(self.first_s + hand_over_s[before, a], self.second_s + hand_over_s[before, b])
+        total_s = self.total_s(hand_over_s, before)
         at = int(total_s.argmin())
         return float(total_s.flat[at]), at
 
-    def part(self, at: int) -> Part:
-        """Return one of them."""
-        row, pair = divmod(at, len(self.pairs.names))
-        on = self.pairs.names[pair]
-        if self.how is None:
-            return Part(self.first, int(self.lasts[row]), on[:1])
-        return Part(self.first, int(self.lasts[row]), on, self.how, int(self.cuts[row]))
+    def total_s(self, hand_over_s: Seconds, before: int | None) -> Seconds:
+        """Return what the parts take from the end of the one before them, shape ``(R, P)``."""
+        a, b = self.pairs.first, self.pairs.second
+        if before is None:
+            return np.maximum(self.first_s, self.second_s + hand_over_s[a, b])
+        total_s: Seconds = np.maximum(self.first_s + hand_over_s[before, a], self.second_s + hand_over_s[before, b])
+        return total_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +87,7 @@ class Beliefs:
     Attributes:
         hand_over_s: see :class:`~optimizer.exact.chain_costs.ChainCosts`; nothing from a lane to itself.
         corrections: first operator → those of the parts that begin there; see
-            :class:`~optimizer.exact.coexecution.CoexecutionModel`, as for ``usual``.
+            :class:`~optimizer.exact.segment_model.SegmentModel`, as for ``usual``.
         slice_s, join_s: for a byte that is copied.
     """
 
@@ -119,17 +115,14 @@ class Beliefs:
         behind_s = rest_s[shared.lasts][:, a]
         sides_s = self._sides_s(shared, self.slice_s)
         first_s, second_s = sides_s[0][:, a], sides_s[1][:, b]
-        if shared.how == "branches":
-            second_s = second_s + back_s
-        else:
-            stays = pairs.near & (shared.how == "height")
-            if self.slice_s > 0.0 and stays.any():
-                sides_s = self._sides_s(shared, 0.0)
-                first_s = np.where(stays, sides_s[0][:, a], first_s)
-                second_s = np.where(stays, sides_s[1][:, b], second_s)
-            stays = stays | (self.slice_s == 0.0)
-            nbytes = np.where(stays, shared.given_nbytes[:, None], shared.joined_nbytes[:, None])
-            behind_s = behind_s + back_s + nbytes * self.join_s
+        stays = pairs.near & (shared.how == "height")
+        if self.slice_s > 0.0 and stays.any():
+            sides_s = self._sides_s(shared, 0.0)
+            first_s = np.where(stays, sides_s[0][:, a], first_s)
+            second_s = np.where(stays, sides_s[1][:, b], second_s)
+        stays = stays | (self.slice_s == 0.0)
+        nbytes = np.where(stays, shared.given_nbytes[:, None], shared.joined_nbytes[:, None])
+        behind_s = behind_s + back_s + nbytes * self.join_s
         how, lasts, cuts = shared.how, shared.lasts, shared.cuts
         return Ways(shared.first, how, lasts, cuts, pairs, first_s + behind_s, second_s + behind_s)
 

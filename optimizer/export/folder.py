@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
 _CC = ("run_plan.cc", "CMakeLists.txt")
-_DESK = "desk.py"
+_SCHEDULER = "scheduler.py"
 _TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json", "partition.json")
-_OURS = (WHOLE, "plan.txt", _DESK, *_TARGET_FILES, *_CC)
+_OURS = (WHOLE, "plan.txt", _SCHEDULER, *_TARGET_FILES, *_CC)
 _USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
 """Options of a device's processors that its description may leave out, by kind."""
 
@@ -143,7 +143,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         for name in ("run_plan.py", *_CC):
             write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
-            write_atomic(out / _DESK, _queue_law().encode())
+            write_atomic(out / _SCHEDULER, _queue_law().encode())
         more = _add_target(target, study, document, out)
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
@@ -227,7 +227,7 @@ def _queue_law() -> str:
 
 def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
     """Write the whole model, as it runs on the processor that ran it fastest with the same outputs as the plan."""
-    found = None if "seats" in document else _fallback(study, document)
+    found = None if "clients" in document else _fallback(study, document)
     if found is None or study.graph is None:
         raise RunFolderError(
             f"{study.path}: the plan has no fallback",
@@ -290,25 +290,32 @@ def _in_words(document: Mapping[str, Any], folder: Path) -> str:
     processors = document["platform"]["processors"]
     number = {p["name"]: i for i, p in enumerate(processors)}
     lines = [f"dispatch {document['dispatch']}"]
-    lines += [f"lane {_lane_words(p, processors)}" for p in processors]
-    if "seats" not in document:
+    lines += [f"processor {_processor_words(p, processors)}" for p in processors]
+    if "clients" not in document:
         used = [number[stage["processor"]] for stage in document["stages"]]
-        seat = {"name": document["model"]["name"], "model": 0, "requests": 1, "closed": True, "queue": 1}
-        seat |= {"releases_ns": [0], "priority": 0, "deadline_ns": 0, "lanes": [[lane] for lane in used]}
-        seat["after"] = [0] * len(used)  # stages of one model run in the order of the plan
-        models, seats = [(".", document)], [seat]
+        client = {"name": document["model"]["name"], "model": 0, "requests": 1, "closed": True, "queue": 1}
+        client |= {
+            "releases_ns": [0],
+            "priority": 0,
+            "deadline_ns": 0,
+            "processors": [[processor] for processor in used],
+        }
+        client["after"] = [0] * len(used)  # stages of one model run in the order of the plan
+        models, clients = [(".", document)], [client]
     else:
-        count = 1 + max(seat["model"] for seat in document["seats"])
+        count = 1 + max(client["model"] for client in document["clients"])
         named = (f"model_{i}" for i in range(count))
         models = [(name, parsed_json(read_bounded(folder / name / "plan.json"))) for name in named]
-        seats = [s | {"lanes": [[number[lane] for lane in job] for job in s["lanes"]]} for s in document["seats"]]
+        clients = [
+            s | {"processors": [[number[name] for name in job] for job in s["processors"]]} for s in document["clients"]
+        ]
     for name, model in models:
         lines += [f"model {name}", *_model_lines(model)]
-    lines += [f"seat {_seat_words(seat)}" for seat in seats]
+    lines += [f"client {_client_words(client)}" for client in clients]
     return "\n".join(lines) + "\n"
 
 
-def _lane_words(processor: Mapping[str, Any], processors: Sequence[Mapping[str, Any]]) -> str:
+def _processor_words(processor: Mapping[str, Any], processors: Sequence[Mapping[str, Any]]) -> str:
     options = processor["options"]
     words = {
         "kind": processor["kind"],
@@ -333,15 +340,15 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
         yield f"stage file={entry['file']} inputs={reads} outputs={writes} expected_ms={ms:.6g}"
 
 
-def _seat_words(seat: Mapping[str, Any]) -> str:
+def _client_words(client: Mapping[str, Any]) -> str:
     words: dict[str, int | str] = {
-        name: int(seat[name]) for name in ("model", "requests", "closed", "priority", "deadline_ns", "queue")
+        name: int(client[name]) for name in ("model", "requests", "closed", "priority", "deadline_ns", "queue")
     }
-    words["releases_ns"] = _numbers(seat["releases_ns"])
-    words["lanes"] = ";".join(_numbers(job) for job in seat["lanes"])
-    jobs = range(len(seat["lanes"]))
-    words["needs"] = ";".join(_numbers([i for i in jobs if seat["after"][job] >> i & 1]) for job in jobs)
-    return " ".join([*(f"{key}={value}" for key, value in words.items()), f"name={'_'.join(seat['name'].split())}"])
+    words["releases_ns"] = _numbers(client["releases_ns"])
+    words["processors"] = ";".join(_numbers(job) for job in client["processors"])
+    jobs = range(len(client["processors"]))
+    words["needs"] = ";".join(_numbers([i for i in jobs if client["after"][job] >> i & 1]) for job in jobs)
+    return " ".join([*(f"{key}={value}" for key, value in words.items()), f"name={'_'.join(client['name'].split())}"])
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -360,11 +367,11 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
 
 def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
     needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
-    several = "seats" in document
+    several = "clients" in document
     rows = (
         [
-            (seat["name"], f"model_{seat['model']}", " → ".join("/".join(job) for job in seat["lanes"]))
-            for seat in document["seats"]
+            (client["name"], f"model_{client['model']}", " → ".join("/".join(job) for job in client["processors"]))
+            for client in document["clients"]
         ]
         if several
         else [
@@ -410,7 +417,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
             "- On a phone: `adb push FOLDER /data/local/tmp/plan && adb shell sh /data/local/tmp/plan/run.sh`, once\n"
             "  `run_plan` and `libLiteRt.so` for it lie here; the head of `CMakeLists.txt` has the command."
         )
-    if "seats" in document:
+    if "clients" in document:
         raise RunFolderError(f"{study.path}: {target} has no word for several models in one plan", "leave --target out")
     if target == "openvino":
         if document.get("views"):

@@ -47,7 +47,7 @@ def placed(core: Any, folder: str | Path, given: Mapping[str, str] | None = None
     import openvino
 
     document = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
-    if "seats" in document or document.get("views"):
+    if "clients" in document or document.get("views"):
         raise ValueError("OpenVINO has no word for several models in one plan, nor for split operators")
     tensors: dict[int, Any] = {}
     parameters: dict[int, Any] = {}

@@ -4,9 +4,9 @@
 //   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another, of all models in
 //                                              their order; the outputs' bytes go to another one
 //
-// plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and instance. The stages of
-// one model run in the order of the plan, on one thread. Of several models, each processor is a thread that takes jobs by
-// the plan's law, as desk.py beside the plan tells it. A stage that takes more than 1.2 times as long as expected has
+// plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and client. The stages of
+// one model run in the order of the plan, on one thread. Of several models, each processor is a thread; jobs are scheduled
+// as by scheduler.py beside the plan. A stage that takes more than 1.2 times as long as expected has
 // drifted. The plan always runs: only the runner in Python can fall back to the whole model.
 
 #include <sched.h>
@@ -64,7 +64,7 @@ void Must(litert::Expected<void> done, const std::string& what) {
 }
 
 // A processor as a line of plan.txt has it.
-struct LaneLine {
+struct ProcessorLine {
   std::string kind, precision, kernels;
   bool both = false;
   int threads = 1;
@@ -92,21 +92,21 @@ struct ModelLines {
 };
 
 // An instance of a model: who asks when, and which processors may take which of its jobs.
-struct SeatLine {
+struct ClientLine {
   std::string name;
   int model = 0, requests = 1, queue = 1;
   bool closed = false;
   std::int64_t priority = 0, deadline_ns = 0;
   std::vector<std::int64_t> releases_ns;
-  std::vector<std::vector<int>> lanes;  // of each job those that may take it
+  std::vector<std::vector<int>> processors;  // of each job those that may take it
   std::vector<std::vector<int>> needs;  // of each job those that it waits for
 };
 
 struct PlanText {
   std::string dispatch = "static";
-  std::vector<LaneLine> lanes;
+  std::vector<ProcessorLine> processors;
   std::vector<ModelLines> models;
-  std::vector<SeatLine> seats;
+  std::vector<ClientLine> clients;
 };
 
 template <typename Number>
@@ -127,36 +127,36 @@ Words ReadWords(std::istream& line) {
   return words;
 }
 
-LaneLine ReadLane(const Words& words) {
-  LaneLine lane;
+ProcessorLine ReadProcessor(const Words& words) {
+  ProcessorLine processor;
   for (const auto& [key, value] : words) {
-    if (key == "kind") lane.kind = value;
-    else if (key == "precision") lane.precision = value;
-    else if (key == "kernels") lane.kernels = value;
-    else if (key == "both") lane.both = value == "1";
-    else if (key == "threads") lane.threads = std::stoi(value);
-    else if (key == "cores") lane.cores = Numbers<int>(value);
-    else if (key == "excludes") lane.excludes = Numbers<int>(value);
+    if (key == "kind") processor.kind = value;
+    else if (key == "precision") processor.precision = value;
+    else if (key == "kernels") processor.kernels = value;
+    else if (key == "both") processor.both = value == "1";
+    else if (key == "threads") processor.threads = std::stoi(value);
+    else if (key == "cores") processor.cores = Numbers<int>(value);
+    else if (key == "excludes") processor.excludes = Numbers<int>(value);
     else throw std::runtime_error("a processor has " + key + "=" + value + ", which only run_plan.py can do");
   }
-  return lane;
+  return processor;
 }
 
-SeatLine ReadSeat(const Words& words) {
-  SeatLine seat;
-  seat.name = words.at("name");
-  seat.model = std::stoi(words.at("model"));
-  seat.requests = std::stoi(words.at("requests"));
-  seat.queue = std::stoi(words.at("queue"));
-  seat.closed = words.at("closed") == "1";
-  seat.priority = std::stoll(words.at("priority"));
-  seat.deadline_ns = std::stoll(words.at("deadline_ns"));
-  seat.releases_ns = Numbers<std::int64_t>(words.at("releases_ns"));
-  std::stringstream jobs(words.at("lanes")), needs(words.at("needs"));
-  for (std::string job; std::getline(jobs, job, ';');) seat.lanes.push_back(Numbers<int>(job));
-  for (std::string job; std::getline(needs, job, ';');) seat.needs.push_back(Numbers<int>(job));
-  seat.needs.resize(seat.lanes.size());  // the last ones may wait for none
-  return seat;
+ClientLine ReadClient(const Words& words) {
+  ClientLine client;
+  client.name = words.at("name");
+  client.model = std::stoi(words.at("model"));
+  client.requests = std::stoi(words.at("requests"));
+  client.queue = std::stoi(words.at("queue"));
+  client.closed = words.at("closed") == "1";
+  client.priority = std::stoll(words.at("priority"));
+  client.deadline_ns = std::stoll(words.at("deadline_ns"));
+  client.releases_ns = Numbers<std::int64_t>(words.at("releases_ns"));
+  std::stringstream jobs(words.at("processors")), needs(words.at("needs"));
+  for (std::string job; std::getline(jobs, job, ';');) client.processors.push_back(Numbers<int>(job));
+  for (std::string job; std::getline(needs, job, ';');) client.needs.push_back(Numbers<int>(job));
+  client.needs.resize(client.processors.size());  // the last ones may wait for none
+  return client;
 }
 
 PlanText ReadPlan(const std::string& folder) {
@@ -169,10 +169,10 @@ PlanText ReadPlan(const std::string& folder) {
     rest >> kind;
     if (kind == "dispatch") {
       rest >> plan.dispatch;
-    } else if (kind == "lane") {
-      plan.lanes.push_back(ReadLane(ReadWords(rest)));
-    } else if (kind == "seat") {
-      plan.seats.push_back(ReadSeat(ReadWords(rest)));
+    } else if (kind == "processor") {
+      plan.processors.push_back(ReadProcessor(ReadWords(rest)));
+    } else if (kind == "client") {
+      plan.clients.push_back(ReadClient(ReadWords(rest)));
     } else if (kind == "model") {
       rest >> text;
       plan.models.emplace_back().folder = folder + "/" + text;
@@ -233,31 +233,32 @@ void Pin(const std::vector<int>& cores) {
 // A stage file, compiled for its processor; threads of its kernels are made on its cores.
 class Stage {
  public:
-  Stage(litert::Environment& environment, const std::string& folder, const StageLine& line, const LaneLine& lane)
-      : line_(&line), lane_(&lane) {
-    Pin(lane.cores);
+  Stage(litert::Environment& environment, const std::string& folder, const StageLine& line,
+        const ProcessorLine& processor)
+      : line_(&line), processor_(&processor) {
+    Pin(processor.cores);
     auto options = Must(litert::Options::Create(), "options");
-    const auto accelerator = lane.kind == "gpu"   ? litert::HwAccelerators::kGpu
-                             : lane.kind == "npu" ? litert::HwAccelerators::kNpu
-                                                  : litert::HwAccelerators::kCpu;
-    if (lane.both) {  // LiteRT places on the CPU what the accelerator does not take
+    const auto accelerator = processor.kind == "gpu"   ? litert::HwAccelerators::kGpu
+                             : processor.kind == "npu" ? litert::HwAccelerators::kNpu
+                                                       : litert::HwAccelerators::kCpu;
+    if (processor.both) {  // LiteRT places on the CPU what the accelerator does not take
       Must(options.SetHardwareAccelerators(accelerator | litert::HwAccelerators::kCpu), "accelerators");
     } else {
       Must(options.SetHardwareAccelerators(accelerator), "accelerator");
     }
-    if (lane.kind == "cpu") {
+    if (processor.kind == "cpu") {
       auto& cpu = Must(options.GetCpuOptions(), "options of the CPU");
-      Must(cpu.SetNumThreads(lane.threads), "threads");
-      if (lane.kernels == "builtin") {
+      Must(cpu.SetNumThreads(processor.threads), "threads");
+      if (processor.kernels == "builtin") {
         Must(cpu.SetKernelMode(kLiteRtCpuKernelModeBuiltin), "kernels");
-      } else if (lane.kernels == "reference") {
+      } else if (processor.kernels == "reference") {
         Must(cpu.SetKernelMode(kLiteRtCpuKernelModeReference), "kernels");
-      } else if (lane.kernels == "f16") {
+      } else if (processor.kernels == "f16") {
         Must(cpu.SetXNNPackFlags(kXnnpackFloat16), "kernels");
-      } else if (!lane.kernels.empty() && lane.kernels != "xnnpack") {
-        throw std::runtime_error("kernels " + lane.kernels + " are not known");
+      } else if (!processor.kernels.empty() && processor.kernels != "xnnpack") {
+        throw std::runtime_error("kernels " + processor.kernels + " are not known");
       }
-    } else if (lane.kind == "gpu" && lane.precision == "f32") {
+    } else if (processor.kind == "gpu" && processor.precision == "f32") {
       Must(Must(options.GetGpuOptions(), "options of the GPU").SetPrecision(litert::GpuOptions::Precision::kFp32),
            "precision");
     }
@@ -271,7 +272,7 @@ class Stage {
   }
 
   const StageLine& line() const { return *line_; }
-  const LaneLine& lane() const { return *lane_; }
+  const ProcessorLine& processor() const { return *processor_; }
 
   // Runs the stage on an instance's tensors, and returns the milliseconds that it took.
   double Run(Tensors& tensors) {
@@ -288,7 +289,7 @@ class Stage {
 
  private:
   const StageLine* line_;
-  const LaneLine* lane_;
+  const ProcessorLine* processor_;
   std::optional<litert::CompiledModel> model_;
   std::vector<litert::TensorBuffer> into_, out_;
 };
@@ -298,8 +299,8 @@ std::int64_t Now() {
       .count();
 }
 
-// The law by which jobs queue for processors: that of desk.py.
-class Desk {
+// The law by which jobs queue for processors: that of scheduler.py.
+class Scheduler {
  public:
   enum Status { kIdle, kBusy, kOver };
   enum State { kWaits, kQueued, kRuns, kDone };
@@ -309,7 +310,7 @@ class Desk {
     std::int64_t ready_ns = 0;
   };
 
-  struct Seat {
+  struct Client {
     Status status = kIdle;
     int request = 0, come = 0, left = 0;
     std::vector<Job> jobs;
@@ -317,35 +318,35 @@ class Desk {
   };
 
   struct Start {
-    int seat = -1, job = -1, lane = -1;
+    int client = -1, job = -1, processor = -1;
   };
 
-  explicit Desk(const PlanText& plan) : plan_(plan), busy_(plan.lanes.size()) {}
+  explicit Scheduler(const PlanText& plan) : plan_(plan), busy_(plan.processors.size()) {}
 
   void Begin(std::int64_t now_ns) {
     begin_ns_ = now_ns;
-    seats_.clear();
-    for (const SeatLine& line : plan_.seats) {
-      Seat seat;
-      seat.jobs.resize(line.lanes.size());
-      seat.came_ns.assign(line.requests, 0);
-      seat.ended_ns.assign(line.requests, 0);
-      seats_.push_back(std::move(seat));
+    clients_.clear();
+    for (const ClientLine& line : plan_.clients) {
+      Client client;
+      client.jobs.resize(line.processors.size());
+      client.came_ns.assign(line.requests, 0);
+      client.ended_ns.assign(line.requests, 0);
+      clients_.push_back(std::move(client));
     }
   }
 
-  const Seat& seat(int k) const { return seats_[k]; }
+  const Client& client(int k) const { return clients_[k]; }
 
   bool Over() const {
-    return std::all_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.status == kOver; });
+    return std::all_of(clients_.begin(), clients_.end(), [](const Client& client) { return client.status == kOver; });
   }
 
   std::int64_t NextArrival() const {
     std::int64_t found = kNever;
-    for (std::size_t k = 0; k < seats_.size(); ++k) {
-      const auto& releases = plan_.seats[k].releases_ns;
-      if (seats_[k].status != kOver && seats_[k].come < static_cast<int>(releases.size())) {
-        found = std::min(found, begin_ns_ + releases[seats_[k].come]);
+    for (std::size_t k = 0; k < clients_.size(); ++k) {
+      const auto& releases = plan_.clients[k].releases_ns;
+      if (clients_[k].status != kOver && clients_[k].come < static_cast<int>(releases.size())) {
+        found = std::min(found, begin_ns_ + releases[clients_[k].come]);
       }
     }
     return found;
@@ -354,10 +355,10 @@ class Desk {
   // Lets in who has come by now, and gives jobs to processors that are free.
   std::vector<Start> Step(std::int64_t now_ns) {
     std::vector<std::pair<std::tuple<std::int64_t, std::int64_t>, std::pair<int, int>>> queue;
-    for (int k = 0; k < static_cast<int>(seats_.size()); ++k) {
+    for (int k = 0; k < static_cast<int>(clients_.size()); ++k) {
       Arrive(k, now_ns);
-      for (int job = 0; job < static_cast<int>(seats_[k].jobs.size()); ++job) {
-        if (seats_[k].jobs[job].state == kQueued) queue.push_back({Key(k, job), {k, job}});
+      for (int job = 0; job < static_cast<int>(clients_[k].jobs.size()); ++job) {
+        if (clients_[k].jobs[job].state == kQueued) queue.push_back({Key(k, job), {k, job}});
       }
     }
     std::sort(queue.begin(), queue.end());
@@ -365,99 +366,99 @@ class Desk {
     std::vector<Start> found;
     for (const auto& [key, who] : queue) {
       const auto [k, job] = who;
-      const auto& lanes = plan_.seats[k].lanes[job];
-      const auto free = std::find_if(lanes.begin(), lanes.end(), [&](int lane) {
-        const auto& excludes = plan_.lanes[lane].excludes;
+      const auto& processors = plan_.clients[k].processors[job];
+      const auto free = std::find_if(processors.begin(), processors.end(), [&](int processor) {
+        const auto& excludes = plan_.processors[processor].excludes;
         return std::none_of(excludes.begin(), excludes.end(), [&](int other) { return taken[other]; });
       });
-      if (free == lanes.end()) {
-        for (const int lane : lanes) taken[lane] = true;  // no later job may take them
+      if (free == processors.end()) {
+        for (const int processor : processors) taken[processor] = true;  // no later job may take them
         continue;
       }
       taken[*free] = busy_[*free] = true;
-      seats_[k].jobs[job].state = kRuns;
+      clients_[k].jobs[job].state = kRuns;
       found.push_back({k, job, *free});
     }
     return found;
   }
 
   void Finish(const Start& ran, std::int64_t now_ns) {
-    Seat& seat = seats_[ran.seat];
-    const SeatLine& line = plan_.seats[ran.seat];
-    busy_[ran.lane] = false;
-    seat.jobs[ran.job].state = kDone;
-    if (--seat.left > 0) {
+    Client& client = clients_[ran.client];
+    const ClientLine& line = plan_.clients[ran.client];
+    busy_[ran.processor] = false;
+    client.jobs[ran.job].state = kDone;
+    if (--client.left > 0) {
       for (std::size_t job = 0; job < line.needs.size(); ++job) {
         const auto& needs = line.needs[job];
-        const bool over = std::all_of(needs.begin(), needs.end(), [&](int i) { return seat.jobs[i].state == kDone; });
-        if (seat.jobs[job].state == kWaits && over) seat.jobs[job] = {kQueued, now_ns};
+        const bool over = std::all_of(needs.begin(), needs.end(), [&](int i) { return client.jobs[i].state == kDone; });
+        if (client.jobs[job].state == kWaits && over) client.jobs[job] = {kQueued, now_ns};
       }
       return;
     }
-    seat.ended_ns[seat.request] = now_ns;
-    int number = seat.request + 1;
+    client.ended_ns[client.request] = now_ns;
+    int number = client.request + 1;
     if (line.closed && number < line.requests) {
-      seat.came_ns[number] = now_ns;
-      WorkOn(seat, line, number, now_ns);
+      client.came_ns[number] = now_ns;
+      WorkOn(client, line, number, now_ns);
       return;
     }
-    while (number < seat.come && seat.ended_ns[number] == -1) ++number;
+    while (number < client.come && client.ended_ns[number] == -1) ++number;
     if (number >= line.requests) {
-      seat.status = kOver;
-    } else if (number < seat.come) {
-      WorkOn(seat, line, number, now_ns);
+      client.status = kOver;
+    } else if (number < client.come) {
+      WorkOn(client, line, number, now_ns);
     } else {
-      seat.status = kIdle;
-      seat.request = number;
+      client.status = kIdle;
+      client.request = number;
     }
   }
 
  private:
   // Begins with a request: jobs that wait for no other are ready.
-  static void WorkOn(Seat& seat, const SeatLine& line, int number, std::int64_t now_ns) {
-    seat.status = kBusy;
-    seat.request = number;
-    seat.left = static_cast<int>(seat.jobs.size());
-    for (std::size_t job = 0; job < seat.jobs.size(); ++job) {
-      seat.jobs[job] = {line.needs[job].empty() ? kQueued : kWaits, now_ns};
+  static void WorkOn(Client& client, const ClientLine& line, int number, std::int64_t now_ns) {
+    client.status = kBusy;
+    client.request = number;
+    client.left = static_cast<int>(client.jobs.size());
+    for (std::size_t job = 0; job < client.jobs.size(); ++job) {
+      client.jobs[job] = {line.needs[job].empty() ? kQueued : kWaits, now_ns};
     }
   }
 
   void Arrive(int k, std::int64_t now_ns) {
-    Seat& seat = seats_[k];
-    const SeatLine& line = plan_.seats[k];
-    while (seat.status != kOver && seat.come < static_cast<int>(line.releases_ns.size())) {
-      const int number = seat.come;
+    Client& client = clients_[k];
+    const ClientLine& line = plan_.clients[k];
+    while (client.status != kOver && client.come < static_cast<int>(line.releases_ns.size())) {
+      const int number = client.come;
       const std::int64_t came_ns = begin_ns_ + line.releases_ns[number];
       if (came_ns > now_ns) break;
-      ++seat.come;
-      seat.came_ns[number] = came_ns;
-      if (seat.status == kIdle) {
-        WorkOn(seat, line, number, came_ns);
-      } else if (Waiting(seat) > line.queue) {
-        seat.ended_ns[number] = -1;
+      ++client.come;
+      client.came_ns[number] = came_ns;
+      if (client.status == kIdle) {
+        WorkOn(client, line, number, came_ns);
+      } else if (Waiting(client) > line.queue) {
+        client.ended_ns[number] = -1;
       }
     }
   }
 
-  static int Waiting(const Seat& seat) {
+  static int Waiting(const Client& client) {
     int found = 0;
-    for (int number = seat.request + 1; number < seat.come; ++number) found += seat.ended_ns[number] == 0;
+    for (int number = client.request + 1; number < client.come; ++number) found += client.ended_ns[number] == 0;
     return found;
   }
 
   std::tuple<std::int64_t, std::int64_t> Key(int k, int job) const {
-    const Seat& seat = seats_[k];
-    const SeatLine& line = plan_.seats[k];
-    const std::int64_t came_ns = seat.came_ns[seat.request];
+    const Client& client = clients_[k];
+    const ClientLine& line = plan_.clients[k];
+    const std::int64_t came_ns = client.came_ns[client.request];
     if (plan_.dispatch == "priority") return {-line.priority, came_ns};
     if (plan_.dispatch == "edf") return {line.deadline_ns ? came_ns + line.deadline_ns : kNever, came_ns};
-    return {seat.jobs[job].ready_ns, 0};
+    return {client.jobs[job].ready_ns, 0};
   }
 
   const PlanText& plan_;
   std::int64_t begin_ns_ = 0;
-  std::vector<Seat> seats_;
+  std::vector<Client> clients_;
   std::vector<bool> busy_;  // of each processor
 };
 
@@ -465,15 +466,15 @@ class Desk {
 class Models {
  public:
   Models(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors)
-      : plan_(plan), tensors_(tensors), desk_(plan), todo_(plan.lanes.size()), made_(plan.lanes.size()) {
-    desk_.Begin(Now());
-    for (std::size_t lane = 0; lane < plan.lanes.size(); ++lane) {
+      : plan_(plan), tensors_(tensors), scheduler_(plan), todo_(plan.processors.size()), made_(plan.processors.size()) {
+    scheduler_.Begin(Now());
+    for (std::size_t processor = 0; processor < plan.processors.size(); ++processor) {
       std::string problem;  // one after another: each makes the threads of its kernels on its own cores
-      std::thread([&] { problem = Load(environment, static_cast<int>(lane)); }).join();
+      std::thread([&] { problem = Load(environment, static_cast<int>(processor)); }).join();
       if (!problem.empty()) throw std::runtime_error(problem);
     }
-    for (std::size_t lane = 0; lane < plan.lanes.size(); ++lane) {
-      threads_.emplace_back([this, lane] { Serve(static_cast<int>(lane)); });
+    for (std::size_t processor = 0; processor < plan.processors.size(); ++processor) {
+      threads_.emplace_back([this, processor] { Serve(static_cast<int>(processor)); });
     }
   }
 
@@ -489,32 +490,35 @@ class Models {
   // Runs all requests once, and adds their milliseconds to those of the instances.
   void Run(std::vector<std::vector<double>>& took) {
     std::unique_lock<std::mutex> held(lock_);
-    desk_.Begin(Now());
+    scheduler_.Begin(Now());
     while (true) {
       Step();
       if (!problem_.empty()) throw std::runtime_error(problem_);
-      if (desk_.Over()) break;
-      const std::int64_t wait_ns = std::min<std::int64_t>(desk_.NextArrival() - Now(), 1'000'000'000);
+      if (scheduler_.Over()) break;
+      const std::int64_t wait_ns = std::min<std::int64_t>(scheduler_.NextArrival() - Now(), 1'000'000'000);
       changed_.wait_for(held, std::chrono::nanoseconds(std::max<std::int64_t>(wait_ns, 0)));
     }
-    for (std::size_t k = 0; k < plan_.seats.size(); ++k) {
-      const Desk::Seat& seat = desk_.seat(static_cast<int>(k));
-      for (std::size_t i = 0; i < seat.ended_ns.size(); ++i) {
-        if (seat.ended_ns[i] > 0) took[k].push_back(static_cast<double>(seat.ended_ns[i] - seat.came_ns[i]) * 1e-6);
+    for (std::size_t k = 0; k < plan_.clients.size(); ++k) {
+      const Scheduler::Client& client = scheduler_.client(static_cast<int>(k));
+      for (std::size_t i = 0; i < client.ended_ns.size(); ++i) {
+        const std::int64_t ns = client.ended_ns[i] - client.came_ns[i];
+        if (client.ended_ns[i] > 0) took[k].push_back(static_cast<double>(ns) * 1e-6);
       }
     }
   }
 
  private:
-  std::string Load(litert::Environment& environment, int lane) {
+  std::string Load(litert::Environment& environment, int processor) {
     try {
-      for (const SeatLine& seat : plan_.seats) {
-        const ModelLines& model = plan_.models.at(seat.model);
-        for (std::size_t job = 0; job < seat.lanes.size(); ++job) {
-          const bool mine = std::find(seat.lanes[job].begin(), seat.lanes[job].end(), lane) != seat.lanes[job].end();
-          auto& place = made_[lane][{seat.model, static_cast<int>(job)}];
+      for (const ClientLine& client : plan_.clients) {
+        const ModelLines& model = plan_.models.at(client.model);
+        for (std::size_t job = 0; job < client.processors.size(); ++job) {
+          const auto& takes = client.processors[job];
+          const bool mine = std::find(takes.begin(), takes.end(), processor) != takes.end();
+          auto& place = made_[processor][{client.model, static_cast<int>(job)}];
           if (mine && !place) {
-            place = std::make_unique<Stage>(environment, model.folder, model.stages.at(job), plan_.lanes[lane]);
+            place = std::make_unique<Stage>(environment, model.folder, model.stages.at(job),
+                                            plan_.processors[processor]);
           }
         }
       }
@@ -525,24 +529,24 @@ class Models {
   }
 
   void Step() {
-    for (const Desk::Start& start : desk_.Step(Now())) todo_[start.lane] = start;
+    for (const Scheduler::Start& start : scheduler_.Step(Now())) todo_[start.processor] = start;
     changed_.notify_all();
   }
 
-  void Serve(int lane) {
-    Pin(plan_.lanes[lane].cores);
+  void Serve(int processor) {
+    Pin(plan_.processors[processor].cores);
     std::unique_lock<std::mutex> held(lock_);
     while (true) {
-      changed_.wait(held, [&] { return ended_ || todo_[lane].seat >= 0; });
+      changed_.wait(held, [&] { return ended_ || todo_[processor].client >= 0; });
       if (ended_) return;
-      const Desk::Start start = std::exchange(todo_[lane], Desk::Start{});
-      const int k = start.seat;
+      const Scheduler::Start start = std::exchange(todo_[processor], Scheduler::Start{});
+      const int k = start.client;
       held.unlock();
       std::string problem;
       try {
-        made_[lane].at({plan_.seats[k].model, start.job})->Run(tensors_[k]);
+        made_[processor].at({plan_.clients[k].model, start.job})->Run(tensors_[k]);
       } catch (const std::exception& error) {
-        problem = plan_.seats[k].name + ": " + error.what();
+        problem = plan_.clients[k].name + ": " + error.what();
       }
       held.lock();
       if (!problem.empty()) {
@@ -550,15 +554,15 @@ class Models {
         changed_.notify_all();
         continue;
       }
-      desk_.Finish(start, Now());
+      scheduler_.Finish(start, Now());
       Step();
     }
   }
 
   const PlanText& plan_;
   std::vector<Tensors>& tensors_;
-  Desk desk_;
-  std::vector<Desk::Start> todo_;
+  Scheduler scheduler_;
+  std::vector<Scheduler::Start> todo_;
   std::vector<std::map<std::pair<int, int>, std::unique_ptr<Stage>>> made_;
   std::vector<std::thread> threads_;
   std::mutex lock_;
@@ -577,7 +581,7 @@ double Median(std::vector<double> values) {
 void ReadInputs(const std::string& path, const PlanText& plan, std::vector<Tensors>& tensors) {
   std::ifstream file(path, std::ios::binary);
   for (std::size_t k = 0; k < tensors.size(); ++k) {
-    for (const int number : plan.models.at(plan.seats[k].model).inputs) {
+    for (const int number : plan.models.at(plan.clients[k].model).inputs) {
       const auto data = tensors[k].At(number);
       file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(data.size()));
     }
@@ -590,7 +594,7 @@ void ReadInputs(const std::string& path, const PlanText& plan, std::vector<Tenso
 void WriteOutputs(const std::string& path, const PlanText& plan, std::vector<Tensors>& tensors) {
   std::ofstream file(path, std::ios::binary);
   for (std::size_t k = 0; k < tensors.size(); ++k) {
-    for (const int number : plan.models.at(plan.seats[k].model).outputs) {
+    for (const int number : plan.models.at(plan.clients[k].model).outputs) {
       const auto data = tensors[k].At(number);
       file.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
     }
@@ -603,15 +607,15 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
   const ModelLines& model = plan.models.at(0);
   std::vector<std::unique_ptr<Stage>> stages;
   for (std::size_t i = 0; i < model.stages.size(); ++i) {
-    const LaneLine& lane = plan.lanes.at(plan.seats.at(0).lanes.at(i).at(0));
-    stages.push_back(std::make_unique<Stage>(environment, model.folder, model.stages[i], lane));
+    const ProcessorLine& processor = plan.processors.at(plan.clients.at(0).processors.at(i).at(0));
+    stages.push_back(std::make_unique<Stage>(environment, model.folder, model.stages[i], processor));
   }
   std::vector<std::vector<double>> took(stages.size());
   std::vector<double> totals;
   for (int run = -3; run < runs; ++run) {
     double total = 0.0;
     for (std::size_t i = 0; i < stages.size(); ++i) {
-      Pin(stages[i]->lane().cores);
+      Pin(stages[i]->processor().cores);
       const double ms = stages[i]->Run(tensors);
       total += ms;
       if (run >= 0) took[i].push_back(ms);
@@ -621,7 +625,7 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
   std::cout << Median(totals) << " ms an inference\n";
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const double ms = Median(took[i]), expected = stages[i]->line().expected_ms;
-    std::cout << "stage " << i << " " << stages[i]->lane().kind << ": " << ms << " ms";
+    std::cout << "stage " << i << " " << stages[i]->processor().kind << ": " << ms << " ms";
     if (expected > 0.0) std::cout << ", " << ms / expected << " times as long as expected";
     if (expected > 0.0 && ms > kSlower * expected) std::cout << ": drifted";
     std::cout << "\n";
@@ -630,12 +634,12 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
 
 // Times the requests of several models.
 void RunSeveral(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors, int runs) {
-  std::vector<std::vector<double>> took(plan.seats.size()), first(plan.seats.size());
+  std::vector<std::vector<double>> took(plan.clients.size()), first(plan.clients.size());
   Models models(environment, plan, tensors);
   models.Run(first);
   for (int run = 0; run < runs; ++run) models.Run(took);
   for (std::size_t k = 0; k < took.size(); ++k) {
-    std::cout << plan.seats[k].name << ": " << Median(took[k]) << " ms a request\n";
+    std::cout << plan.clients[k].name << ": " << Median(took[k]) << " ms a request\n";
   }
 }
 
@@ -643,7 +647,7 @@ int Run(const std::string& folder, int runs, const std::string& inputs, const st
   const PlanText plan = ReadPlan(folder);
   auto environment = Must(litert::Environment::Create({}), "LiteRT");
   std::vector<Tensors> tensors;
-  for (const SeatLine& seat : plan.seats) tensors.emplace_back(plan.models.at(seat.model));
+  for (const ClientLine& client : plan.clients) tensors.emplace_back(plan.models.at(client.model));
   if (!inputs.empty()) ReadInputs(inputs, plan, tensors);
   if (plan.dispatch == "static") {
     RunOne(environment, plan, tensors.at(0), runs);

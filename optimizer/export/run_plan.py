@@ -517,8 +517,8 @@ class _Instance:
         tensors: those of the last request.
     """
 
-    def __init__(self, folder: Path, seat: Mapping[str, Any]) -> None:
-        self.folder, self.seat = folder, seat
+    def __init__(self, folder: Path, client: Mapping[str, Any]) -> None:
+        self.folder, self.client = folder, client
         self.document: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         self.give([np.zeros(t["shape"], t["dtype"]) for t in self.entries("inputs")])
 
@@ -534,7 +534,7 @@ class _Instance:
 class Models:
     """A plan of several models, loaded; close it, or use it in a ``with``.
 
-    Requests come when the plan says, and their jobs queue for the processors by the plan's law, which is ``desk.py``.
+    Requests come when the plan says; ``scheduler.py`` beside this file decides which job runs next.
     Each processor is a thread. A model that fails is left out from then on; ``failures`` tells why.
 
     Args:
@@ -547,10 +547,10 @@ class Models:
         self.failures: dict[str, str] = {}
         processors = self.document["platform"]["processors"]
         self._names = [p["name"] for p in processors]
-        seats = self.document["seats"]
-        self._instances = [_Instance(Path(folder) / f"model_{int(seat['model'])}", seat) for seat in seats]
+        clients = self.document["clients"]
+        self._instances = [_Instance(Path(folder) / f"model_{int(client['model'])}", client) for client in clients]
         self._law = threading.Condition()
-        self._desk = _desk(self.document, self._names, processors)
+        self._scheduler = _scheduler(self.document, self._names, processors)
         self._lanes: list[_Lane] = []
         try:
             for number, processor in enumerate(processors):
@@ -562,7 +562,7 @@ class Models:
     @property
     def inputs(self) -> dict[str, dict[str, _Described]]:
         """Shape and type of each input by name, of each instance by name."""
-        return {each.seat["name"]: _described(each.entries("inputs")) for each in self._instances}
+        return {each.client["name"]: _described(each.entries("inputs")) for each in self._instances}
 
     def set_inputs(self, name: str, inputs: np.ndarray[Any, Any] | Arrays) -> None:
         """Give an instance the inputs of its requests: one array, or a mapping by name."""
@@ -582,28 +582,28 @@ class Models:
 
     def run(self) -> dict[str, list[float | None]]:
         """Run all requests once; return each one's seconds by instance, None where it was turned away or failed."""
-        desk = self._desk
+        scheduler = self._scheduler
         with self._law:
-            desk.begin(time.perf_counter_ns())
+            scheduler.begin(time.perf_counter_ns())
             for number, instance in enumerate(self._instances):
-                if instance.seat["name"] in self.failures:
-                    desk.fail(number)
+                if instance.client["name"] in self.failures:
+                    scheduler.fail(number)
             while True:
                 self._step()
-                if desk.over:
+                if scheduler.over:
                     break
-                left_s = (desk.next_arrival_ns() - time.perf_counter_ns()) * 1e-9
+                left_s = (scheduler.next_arrival_ns() - time.perf_counter_ns()) * 1e-9
                 self._law.wait(min(max(left_s, 0.0), 60.0))
         return {
-            each.seat["name"]: [(ended - came) * 1e-9 if ended > 0 else None for came, ended in desk.requests(k)]
+            each.client["name"]: [(ended - came) * 1e-9 if ended > 0 else None for came, ended in scheduler.requests(k)]
             for k, each in enumerate(self._instances)
         }
 
     def _step(self) -> None:
         """Let in who has come, and give jobs to processors that are free."""
         now_ns = time.perf_counter_ns()
-        self._desk.arrive(now_ns)
-        for number, lane in self._desk.start(now_ns):
+        self._scheduler.arrive(now_ns)
+        for number, lane in self._scheduler.start(now_ns):
             self._lanes[lane].todo.put(number)
 
     def _loader(self, number: int, processor: Mapping[str, Any]) -> Callable[[], Callable[[int], None]]:
@@ -611,19 +611,19 @@ class Models:
             made = self._loaded(processor)
 
             def work(number_of_job: int) -> None:
-                who, job = self._desk.whose(number_of_job)
+                who, job = self._scheduler.whose(number_of_job)
                 each, problem = self._instances[who], ""
                 try:
-                    each.tensors.run(made[int(each.seat["model"]), job], each.document["files"][job])
+                    each.tensors.run(made[int(each.client["model"]), job], each.document["files"][job])
                 except BaseException as error:
                     problem = str(error) or type(error).__name__
                 with self._law:
                     if problem:
-                        self.failures[each.seat["name"]] = problem
-                        self._desk.fail(who)
-                    self._desk.finish(number, time.perf_counter_ns())
+                        self.failures[each.client["name"]] = problem
+                        self._scheduler.fail(who)
+                    self._scheduler.finish(number, time.perf_counter_ns())
                     self._step()
-                    if self._desk.over:
+                    if self._scheduler.over:
                         self._law.notify()
 
             return work
@@ -634,14 +634,14 @@ class Models:
         """Return the stages that a processor may run, by model and job; instances of a model share them."""
         made: dict[tuple[int, int], Stage] = {}
         for instance in self._instances:
-            for job, lanes in enumerate(instance.seat["lanes"]):
-                key = int(instance.seat["model"]), job
+            for job, lanes in enumerate(instance.client["processors"]):
+                key = int(instance.client["model"]), job
                 if processor["name"] in lanes and key not in made:
                     made[key] = Stage(instance.folder, instance.document["files"][job], processor)
         return made
 
     def _instance(self, name: str) -> _Instance:
-        return next(each for each in self._instances if each.seat["name"] == name)
+        return next(each for each in self._instances if each.client["name"] == name)
 
     def close(self) -> None:
         """End the threads."""
@@ -656,26 +656,26 @@ class Models:
         self.close()
 
 
-def _desk(document: Mapping[str, Any], names: list[str], processors: Sequence[Mapping[str, Any]]) -> Any:
+def _scheduler(document: Mapping[str, Any], names: list[str], processors: Sequence[Mapping[str, Any]]) -> Any:
     """Return the queue of a plan of several models; its law is the file that was exported beside this one."""
-    spec = importlib.util.spec_from_file_location("desk", Path(__file__).with_name("desk.py"))
+    spec = importlib.util.spec_from_file_location("scheduler", Path(__file__).with_name("scheduler.py"))
     if spec is None or spec.loader is None:
-        raise ImportError("desk.py is missing beside run_plan.py")
+        raise ImportError("scheduler.py is missing beside run_plan.py")
     law = importlib.util.module_from_spec(spec)
-    sys.modules["desk"] = law  # its dataclasses look their module up
+    sys.modules["scheduler"] = law  # its dataclasses look their module up
     spec.loader.exec_module(law)
     excluded = [sum(1 << j for j, b in enumerate(processors) if excludes(a, b)) for a in processors]
-    seats = [
+    clients = [
         law.QueueClient(
-            tuple(tuple(names.index(name) for name in lanes) for lanes in seat["lanes"]),
-            tuple(seat["releases_ns"]),
-            seat["requests"],
-            **{key: seat[key] for key in ("closed", "priority", "deadline_ns", "queue")},
-            after=tuple(seat["after"]),
+            tuple(tuple(names.index(name) for name in lanes) for lanes in client["processors"]),
+            tuple(client["releases_ns"]),
+            client["requests"],
+            **{key: client[key] for key in ("closed", "priority", "deadline_ns", "queue")},
+            after=tuple(client["after"]),
         )
-        for seat in document["seats"]
+        for client in document["clients"]
     ]
-    return law.Scheduler(seats, excluded, document["dispatch"])
+    return law.Scheduler(clients, excluded, document["dispatch"])
 
 
 def excludes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -750,7 +750,7 @@ def main() -> int:
         parser.error("--fallback is not supported with --stream: it compares single inferences")
     try:
         document = json.loads((options.folder / "plan.json").read_text(encoding="utf-8"))
-        if "seats" not in document:
+        if "clients" not in document:
             return _time_plan(options.folder, options.runs, stream=options.stream, fallback=options.fallback)
         if options.fallback or options.stream:
             parser.error("--stream and --fallback are not supported with a plan of several models")

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from evaluators.base import Session, unsupported_operators
 from evaluators.measurement.final import SETTLE_BELOW_S
-from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.profile import Profile
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
-from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.segment_space import SegmentSpace
 
 _TURNS_S = 1.5  # so much time of inferences plans run in turns,
 _LEAST_TURNS, _MOST_TURNS = 7, 80  # within these bounds
@@ -34,7 +35,7 @@ def branch_profile(
     session: Session,
     graph: Graph,
     platform: Platform,
-    space: BranchSpace,
+    space: SegmentSpace,
     known: Profile,
     progress: Callable[[str], None],
 ) -> Profile:
@@ -46,18 +47,19 @@ def branch_profile(
     Raises:
         UnavailableError: the device failed.
     """
+    runs = BranchRuns.of(graph)
     operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
     for like, members in platform.classes().items():
         name = members[0].name
         if unsupported_operators(session, graph, name):
             continue
-        progress(f"timing {plural(len(space.runs.runs), 'run')} of branches on {name}")
+        progress(f"timing {plural(len(runs.runs), 'run')} of branches on {name}")
         whole_s = known.whole_s[like]
-        plans = chain_plan(graph, (), [name]), Plan(graph.digest, tuple(Stage(r, name) for r in space.runs.runs))
+        plans = chain_plan(graph, (), [name]), Plan(graph.digest, tuple(Stage(r, name) for r in runs.runs))
         apart = _in_turns(session, graph, plans)[1]
-        overhead_s[like] = whole_s * max(0.0, apart.latency - 1.0) / max(1, len(space.runs.runs) - 1)
+        overhead_s[like] = whole_s * max(0.0, apart.latency - 1.0) / max(1, len(runs.runs) - 1)
         stage_s = apart.stages * whole_s
-        operator_s[like] = _rescaled(space, known.operator_s[like], stage_s, overhead_s[like], whole_s)
+        operator_s[like] = _rescaled(runs, known.operator_s[like], stage_s, overhead_s[like], whole_s)
     found = Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
     for a, b in _side_by_side(platform):
         if not all(np.isfinite(known.whole_s[p.like]) for p in (a, b)):
@@ -101,11 +103,11 @@ def _in_turns(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[_Sh
 
 
 def _rescaled(
-    space: BranchSpace, operator_s: tuple[float, ...], stage_s: NDArray[np.float64], overhead_s: float, whole_s: float
+    runs: BranchRuns, operator_s: tuple[float, ...], stage_s: NDArray[np.float64], overhead_s: float, whole_s: float
 ) -> tuple[float, ...]:
     """Return operators' times that add up to their runs', in proportion, and all of them to the whole model."""
     found = np.array(operator_s)
-    for run, took_s in zip(space.runs.runs, stage_s, strict=True):
+    for run, took_s in zip(runs.runs, stage_s, strict=True):
         inside = list(run)
         total = float(found[inside].sum())
         wanted = max(0.0, took_s - overhead_s)
@@ -120,7 +122,7 @@ def _join_s(
     session: Session,
     graph: Graph,
     platform: Platform,
-    space: BranchSpace,
+    space: SegmentSpace,
     lanes: tuple[Processor, Processor],
     known: Profile,
 ) -> float:
@@ -130,12 +132,12 @@ def _join_s(
     holds all that meeting costs, also that a lane waits, reads what lies in another core's cache, and shares memory.
     """
     one, other = lanes
-    names = [one.name] * len(space.runs.runs)
-    for group in space.runs.groups:
-        for number, branch in enumerate(space.runs.branches(group)):
-            for run in branch:
-                names[run] = lanes[number % 2].name
-    plan = space.plan(names)
+    names = [one.name] * len(graph.operators)
+    for segment in space.branching:
+        for number, run in enumerate(segment.runs):
+            for operator in run:
+                names[operator] = lanes[number % 2].name
+    plan = space.plan(space.placed(names))
     if len({stage.processor for stage in plan.stages}) == 1:
         return 0.0
     measured = _in_turns(session, graph, [chain_plan(graph, (), [one.name]), plan])[1].latency
@@ -143,7 +145,7 @@ def _join_s(
 
     def excess(join_s: float) -> float:
         costs = replace(known, hand_over_s={**known.hand_over_s, pair: join_s}).costs(platform)
-        return makespan_s(graph, GraphCosts.of_chain(graph, costs), plan) / known.whole_s[one.like] - measured
+        return SegmentModel(space, costs).price(plan) / known.whole_s[one.like] - measured
 
     return _root(excess, known.whole_s[one.like])
 

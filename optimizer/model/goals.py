@@ -30,8 +30,6 @@ from optimizer.exact.ranks import RankAim
 from optimizer.exact.weighed import weighed
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import Beliefs, beliefs
-from optimizer.model.branches import branch_beliefs, predictor
-from optimizer.model.coexecution import coexecution_beliefs, coexecution_price
 from optimizer.model.objective import latency_costs, objective_beliefs, objective_model
 from optimizer.model.profile import Profile
 from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_beliefs, rank_model, rank_violations
@@ -45,6 +43,7 @@ from optimizer.model.search_model import (
     priced_model,
     starts_of,
 )
+from optimizer.model.segments import segment_beliefs, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, knee, significant_front
@@ -58,10 +57,9 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import ChainSpace
-from search_spaces.spaces.coexecution import CoexecutionSpace
 from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
 
 # What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
@@ -137,10 +135,10 @@ def aim_of(
     if priced is not None:
         return _priced_aim(config, graph, platform, space, priced, profiled, most, optima)
     more: tuple[Baseline, ...] = ()
-    if isinstance(space, BranchSpace):
-        believed = branch_beliefs(graph, session, profiled, platform, space)
-    elif isinstance(space, CoexecutionSpace):
-        believed = coexecution_beliefs(graph, profiled.costs(platform), space)
+    if isinstance(space, SegmentSpace):
+        own = session.capabilities.costs and not space.axes
+        costs = latency_costs(session, graph, platform, profiled) if own else profiled.costs(platform)
+        believed = segment_beliefs(graph, costs, space, own=own)
     elif states is not None:
         believed = robust_beliefs(graph, states, platform, most)
     else:
@@ -148,9 +146,7 @@ def aim_of(
     if states is not None:
         more = (Baseline(NOMINAL, nominal_plan(graph, usual, platform, most)),)
     costs = believed.costs
-    predict = predictor(graph, space, costs)
-    if isinstance(space, CoexecutionSpace):
-        predict = coexecution_price(space, costs)
+    predict = segment_price(space, costs) if isinstance(space, SegmentSpace) else partial(chain_cost, costs)
     return Aim(
         session,
         believed,
@@ -167,7 +163,7 @@ def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
     latency = config.objective == (LATENCY.name,) and not needed(config)
     if isinstance(space, RankSpace):
         return not (isinstance(space.chains, ChainSpace) and latency and not config.state)
-    if isinstance(space, CoexecutionSpace | BranchSpace):
+    if isinstance(space, SegmentSpace):
         return not latency or bool(config.state)
     return bool(config.state) and not latency
 

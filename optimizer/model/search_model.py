@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -21,22 +20,19 @@ from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.exact.chain_costs import Objective as Law
-from optimizer.exact.coexecution import CoexecutionModel
 from optimizer.exact.ranks import RankCosts, Shape, best_ranked
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.weighed import weighed
 from optimizer.model.bounds import Beliefs, Bounds
-from optimizer.model.branches import best_near, branch_starts, predictor
 from optimizer.model.objective import known_weights
 from optimizer.model.profile import Profile
 from search_spaces.core.errors import InfeasibleError, OptimizeError, PlanError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.coexecution import CoexecutionSpace
 from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import NeighbourlySpace
 
 _STEPS = 120  # of the local search, from the best start of each objective
@@ -159,20 +155,12 @@ def starts_of(
     inner = space.chains if isinstance(space, RankSpace) else space
     found = [chain_plan(graph, (), [group[0].name]) for group in costs.platform.classes().values()]
     shapes: list[Shape] = [_Chains(graph, most)]
-    if isinstance(inner, CoexecutionSpace):
+    if isinstance(inner, SegmentSpace):
         shapes.append(_Shared(inner))
-    near = branch_starts(inner, costs, costs.platform.processors[0].name) if isinstance(inner, BranchSpace) else []
-    found += near
     for how in asked:
         by = known_weights(how, costs.platform)
         summed = how.objective.law == "sum"
         own = weighed(costs, by) if summed else costs
-        if isinstance(inner, BranchSpace) and how.objective.law != "memory":
-            plain = replace(own, beyond_s=None)  # stages need not be consecutive
-            law: Law = "period" if how.objective.law == "period" else "latency"
-            overlaps = how.objective.law == "latency"
-            price = predictor(graph, inner, own) if overlaps else partial(chain_cost, plain, objective=law)
-            found.append(best_near(inner, price, near)[0])
         scale = np.array([by[p.name] if summed else 1.0 for p in costs.platform.processors])
         for shape in shapes:
             found.append(shape.solve(own)[0])
@@ -201,14 +189,14 @@ class _Chains:
 class _Shared:
     """Cuts, branches and splits; see :class:`~optimizer.exact.ranks.Shape`."""
 
-    space: CoexecutionSpace
+    space: SegmentSpace
 
     def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
-        best = CoexecutionModel(self.space, costs).best()
+        best = SegmentModel(self.space, costs).best()
         return self.space.plan(best.parts), best.cost_s
 
     def price(self, costs: ChainCosts, plan: Plan) -> float:
-        return CoexecutionModel(self.space, costs).price(plan)
+        return SegmentModel(self.space, costs).price(plan)
 
 
 def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks: RankCosts | None) -> Relaxation:
@@ -219,14 +207,14 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
             operator_s[:, operator] = np.minimum(operator_s[:, operator], ranks.triple_s[:, place])
     cheapest = replace(costs, operator_s=operator_s, beyond_s=None)
     inner = space.chains if isinstance(space, RankSpace) else space
-    splits = isinstance(inner, CoexecutionSpace) and bool(inner.axes)
+    splits = isinstance(inner, SegmentSpace) and bool(inner.axes)
     if how.objective.law == "memory":
         return Relaxation(0.0, 0.0)
     if how.objective.law == "sum":
         own = weighed(cheapest, known_weights(how, costs.platform))
         least = float(own.operator_s.min(axis=0).sum())
-        if isinstance(inner, CoexecutionSpace):  # work side by side is no less, so that the best chain is a bound
-            chains = CoexecutionModel(inner, own, copy_s_per_byte=0.0).best(splits=False, branches=False)
+        if isinstance(inner, SegmentSpace):  # work side by side is no less, so that the best chain is a bound
+            chains = SegmentModel(inner, own, copy_s_per_byte=0.0).best(splits=False, branches=False)
             least = max(least, chains.cost_s)
         return Relaxation(least, least)
     found = relax(graph, cheapest, range(len(graph.operators)) if splits else ())

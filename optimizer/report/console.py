@@ -7,6 +7,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -28,6 +29,7 @@ from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.terminal import table
 from optimizer.report.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
+from optimizer.study.result import PROPOSED, Result
 from optimizer.study.verdict import REACH
 from optimizer.workload.result import WorkloadResult
 from search_spaces.core.errors import printable
@@ -39,12 +41,12 @@ if TYPE_CHECKING:
     from optimizer.study.folder import RunFolder
     from optimizer.study.front import Front
     from optimizer.study.history import History, Trial
-    from optimizer.study.result import Result
     from search_spaces.core.graph import Graph
     from search_spaces.core.plan import Plan
 
 _MOST_STAGES_SHOWN = 12
 _MOST_FRONT = 16
+_MOST_NAMED = 4
 _TIMES = 2.0  # from here on people think in factors
 UNDECIDED = "not decided"
 _TELLING = 25.0  # per cent: a wider interval says nothing
@@ -176,9 +178,17 @@ def _baselines(result: Result) -> Table:
     made = table(("plan", what, against, ">stages"))
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
-        cells = (name, _figure(result, plan), _against(result, plan), str(len(plan.stages)))
+        shown_name = f"{name}: {_borders(plan)}" if name == PROPOSED else name
+        cells = (shown_name, _figure(result, plan), _against(result, plan), str(len(plan.stages)))
         made.add_row(*map(Text, cells), style=style)
     return made
+
+
+def _borders(plan: Plan) -> str:
+    """Return the stages of a plan, shortened: ``0–12 gpu, 13–40|41–82 cpu0``."""
+    runs = groupby(plan.stages[:_MOST_NAMED], lambda stage: stage.processor)
+    found = [f"{'|'.join(f'{s.operators[0]}–{s.operators[-1]}' for s in run)} {name}" for name, run in runs]
+    return ", ".join(found) + (", …" if len(plan.stages) > _MOST_NAMED else "")
 
 
 def _figure(result: Result, plan: Plan) -> str:
@@ -192,7 +202,7 @@ def _figure(result: Result, plan: Plan) -> str:
     measured = result.measurement(plan)
     if result.verdict is not None and not result.in_final(plan) and not result.predicted:
         early = measured is not None and measured.stopped == "raced"
-        text = f"about {text}, " + ("stopped early" if early else "search")
+        text = f"about {text}, stopped early" if early else f"about {text} (search)"
     return text
 
 
@@ -289,7 +299,8 @@ def _conclusions(result: Result) -> list[Text]:
     verdict = result.verdict
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
-        lines.append(_labelled("answer", f"the plan at the knee of {others}; --json has the whole front"))
+        rest = "; --json has the whole front" if len(result.front.plans) > _MOST_FRONT else ""
+        lines.append(_labelled("answer", f"the plan at the knee of {others}{rest}"))
     elif verdict is not None:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
         lines.append(_labelled("answer", answer(result), "bold green" if good else "bold"))
@@ -348,9 +359,11 @@ def _gain(result: Result) -> str:
     elif (slower := _slower(ratio.inverse, result.objective)) == UNDECIDED:
         text = "not decided against the next best plan"
     else:
-        text = f"the next best plan is {slower}" if result.objective.is_time else f"the next best plan: {slower}"
+        named = verdict.named(verdict.challenger)
+        other = f"the next best plan, {f'“{named}”' if named else _description(verdict.challenger)}"
+        text = f"{other}, is {slower}" if result.objective.is_time else f"{other}: {slower}"
     criterion = verdict.criterion
-    if criterion is not None and verdict.named(verdict.best) != criterion[0]:
+    if criterion is not None and criterion[0] not in {verdict.named(verdict.best), verdict.named(verdict.challenger)}:
         text += f"; best cut criterion, “{criterion[0]}”: {_slower(criterion[1], result.objective)}"
     return text
 
@@ -401,7 +414,7 @@ def _bound(result: Result) -> str:
     least = f"{bounds.space_s * 1e3:.2f} {result.objective.shown}"
     model = "this cost model" if bounds.own else "the profiled operators"
     if gap < -_NOISE:
-        text = f"{percent(-gap, 1)} below the bound by {model}, {least}, which is therefore too high"
+        text = f"the best plan beats the optimum by {model}, {least}, by {percent(-gap, 1)}: these times are too high"
     elif gap >= _NOISE:
         text = f"at most {percent(gap, 1)} above the best plan of this space by {model}, {least}"
     elif bounds.proven and bounds.own:

@@ -35,9 +35,8 @@ from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import ChainSpace
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import SearchSpace
 
 DRAWS = 16
@@ -98,21 +97,21 @@ class Problem:
 
 def proposer_of(problem: Problem, seed: int) -> Proposer | None:
     """Return who knows most of a problem; None where no front is known in a model."""
-    from optimizer.samplers.coexecution import CoexecutionProposer
     from optimizer.samplers.objective import ObjectiveProposer
     from optimizer.samplers.pareto import ParetoProposer
     from optimizer.samplers.ranks import RankProposer
+    from optimizer.samplers.segments import SegmentProposer
 
     if problem.search is not None:
         return None if problem.front else problem.search(seed)
-    chains = not isinstance(problem.space, BranchSpace | CoexecutionSpace)
+    chains = not isinstance(problem.space, SegmentSpace)
     if problem.criteria is not None:
         return ParetoProposer(problem, seed, *problem.criteria) if chains else None
     # A sum gains nothing from splits: its optima are chains of whole operators.
-    if problem.law is not None and (chains or isinstance(problem.space, CoexecutionSpace)):
+    if problem.law is not None and (chains or isinstance(problem.space, SegmentSpace)):
         return ObjectiveProposer(problem, seed, problem.law)
-    if isinstance(problem.space, CoexecutionSpace):
-        return CoexecutionProposer(problem, problem.space)
+    if isinstance(problem.space, SegmentSpace):
+        return SegmentProposer(problem, problem.space)
     if problem.ranks is not None:
         return RankProposer(problem, problem.ranks)
     return AutoProposer(problem, seed)

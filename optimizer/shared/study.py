@@ -377,7 +377,7 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         there, here = (_plain(getattr(each, name)) for each in (study, asked))
         if there != here:
             raise UsageError(
-                f"--study {config.study}: {option(name)} is {_words(there)} there and {_words(here)} here",
+                f"--study {config.study}: it has {option(name)} {_words(there)}, not {_words(here)}",
                 "leave it out, or give another --study",
             )
     return study
@@ -388,7 +388,7 @@ def _plain(value: object) -> object:
 
 
 @contextmanager
-def sharing(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> Iterator[SharedStudy | None]:
+def sharing(config: StudyConfig, model_digest: str, processors: Sequence[str]) -> Iterator[SharedStudy | None]:
     """Give the shared study, which is begun if it is new; None where a study is not shared.
 
     Raises:
@@ -402,13 +402,13 @@ def sharing(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> Ite
     worker = f"{host.node()}-{os.getpid()}-{secrets.token_hex(4)}"
     shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
     try:
-        mine = _settings(config, model_digest, lanes)
+        mine = _settings(config, model_digest, processors)
         there = checked_settings(shared.fact(SETTINGS, lambda: mine), str(config.study))["agreed"]
         for name, value in mine["agreed"].items():
             if name in there and there[name] != value:  # what it lacks, an earlier version did not ask
                 what = option(name) if name in _AGREED else name.replace("_", " ")
                 raise UsageError(
-                    f"--study {config.study}: {what} is {_words(there[name])} there and {_words(value)} here",
+                    f"--study {config.study}: it has {what} {_words(there[name])}, not {_words(value)}",
                     "give another --study",
                 )
         yield shared
@@ -421,10 +421,10 @@ def _words(value: object) -> str:
     return (", ".join(map(str, value)) or "not given") if isinstance(value, list) else str(value)
 
 
-def _settings(config: StudyConfig, model_digest: str, lanes: Sequence[str]) -> dict[str, Any]:
+def _settings(config: StudyConfig, model_digest: str, processors: Sequence[str]) -> dict[str, Any]:
     settings = config.model_dump(mode="json", exclude_unset=True)
     agreed = {name: config.model_dump(mode="json")[name] for name in _AGREED}
     return {
         "config": {name: value for name, value in settings.items() if name not in _OWN},
-        "agreed": {**agreed, "model_digest": model_digest, "lanes": sorted(lanes)},
+        "agreed": {**agreed, "model_digest": model_digest, "measured_on": sorted(processors)},
     }

@@ -106,12 +106,12 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     config = placed(config)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is told before a model is built
     subject = read_subject(config, watcher)
-    lanes = [f"{p.name} ({p.like})" for p in subject.processors]
+    processors = [f"{p.name} ({p.like})" for p in subject.processors]
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
     with (
-        sharing(config, subject.digest, lanes) as shared,
+        sharing(config, subject.digest, processors) as shared,
         RunFolder.create_or_resume(
-            config, model_digest=subject.digest, fingerprint=fingerprint, command=command, lanes=lanes
+            config, model_digest=subject.digest, fingerprint=fingerprint, command=command, processors=processors
         ) as run,
     ):
         tell_of_damage(run, watcher)

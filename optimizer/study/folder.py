@@ -74,7 +74,7 @@ class RunFolder:
         model_digest: str,
         fingerprint: Mapping[str, Any],
         command: Sequence[str],
-        lanes: Sequence[str] = (),
+        processors: Sequence[str] = (),
     ) -> RunFolder:
         """Open the folder that ``config`` names, or make it; go on with the study that is in it.
 
@@ -83,7 +83,7 @@ class RunFolder:
             model_digest: of the graph's structure.
             fingerprint: of the evaluator's session, plain values.
             command: the command line, for the manifest.
-            lanes: what the study's plans may name, and which of them are alike; on a machine with others it ends.
+            processors: those that plans may name, with the group of alike ones; another machine is refused.
 
         Raises:
             RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
@@ -91,7 +91,7 @@ class RunFolder:
         path, study = _place(config)
         settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
         kept = {name: settings[name] for name in _FIXED}
-        fixed = {"model_digest": model_digest, **kept, "lanes": sorted(lanes)}
+        fixed = {"model_digest": model_digest, **kept, "measured_on": sorted(processors)}
         with disk_errors(path):
             _refuse_foreign(path)
             _check(path, config.study, fixed)  # before the log is touched, which may be another study's
@@ -328,10 +328,10 @@ def _difference(name: str, there: Any, here: Any) -> str:
     """Return in words how a setting of a study that exists differs from what is asked for."""
     if name == "model_digest":
         return "it is of another model"
-    if name == "lanes":
+    if name == "measured_on":
         before, now = (
-            [str(lane).split(" (", maxsplit=1)[0] for lane in lanes] if isinstance(lanes, Sequence) else []
-            for lanes in (there, here)
+            [str(each).split(" (", maxsplit=1)[0] for each in names] if isinstance(names, Sequence) else []
+            for names in (there, here)
         )
         if before == now:
             return f"its processors {', '.join(before)} are others than those of the same names here"

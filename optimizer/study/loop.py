@@ -23,8 +23,8 @@ from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import DeviceLostError, PlanError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
-from search_spaces.spaces.coexecution import CoexecutionSpace
 from search_spaces.spaces.rank_space import RankSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Loop:
     def believed(self) -> list[Plan]:
         """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
         plain = self.problem is not None and self.problem.law is None and self.problem.criteria is None
-        if self.problem is None or not plain or isinstance(self.problem.space, CoexecutionSpace | RankSpace):
+        if self.problem is None or not plain or isinstance(self.problem.space, SegmentSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
         judge = AutoProposer(self.problem, self.seed)
         for trial in self._modelled():

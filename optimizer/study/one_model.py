@@ -17,11 +17,10 @@ from optimizer.devices import choose_model_and_platform
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.bounds import Beliefs
 from optimizer.model.branch_profile import branch_profile
-from optimizer.model.branches import branch_baselines
-from optimizer.model.coexecution import coexecution_baselines, coexecution_profile
 from optimizer.model.goals import Aim, aim_of, asked, policies
 from optimizer.model.profile import Profile, known_profile, profile
 from optimizer.model.ranks import rank_profile
+from optimizer.model.segments import segment_baselines, split_profile
 from optimizer.shared.study import PROFILE
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.course import Study
@@ -41,16 +40,16 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.coexecution import CoexecutionSpace
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import freedoms_in, make_space
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace
 
 _PRECISION = 0.005
 _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 0.2, 5.0, 60.0
 _PAUSES = 3  # inferences after a pause, of each of two plans
+_MANY_PARAMETERS = 300
 _NO_OTHER = "the model's optimum"
 
 
@@ -129,10 +128,12 @@ class OneModel:
         take = partial(warm_start, config=config, graph=self.graph, platform=self.platform)
         warm = begin_warm(config, take, session, study.run, study.history, tell, study.shared)
         told = asked(config, self.platform, session)
-        if isinstance(self.space, CoexecutionSpace):
+        if isinstance(self.space, SegmentSpace):
             tell("pricing operators that two processors can share")
+        if (count := len(self.space.distributions())) > _MANY_PARAMETERS:
+            tell(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
         profiled = self._profile(study, told, warm)
-        if isinstance(self.space, CoexecutionSpace):
+        if isinstance(self.space, SegmentSpace):
             tell("solving for the model's optimum")
         aim = aim_of(config, self.graph, self.platform, self.space, session, profiled)
         breaks = self._constraints(aim, most)
@@ -204,10 +205,8 @@ class OneModel:
     ) -> tuple[Baseline, ...]:
         """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner
-        if isinstance(inner, BranchSpace):
-            named = branch_baselines(inner, self.platform, believed.costs, fastest)
-        elif isinstance(inner, CoexecutionSpace):
-            named = coexecution_baselines(self.graph, self.platform, inner, believed.costs, fastest)
+        if isinstance(inner, SegmentSpace):
+            named = segment_baselines(self.graph, self.platform, inner, believed.costs, fastest)
         else:
             named = baselines(self.graph, self.platform, fastest)
         for processor in self.own:
@@ -244,10 +243,9 @@ class OneModel:
             if warm is not None and warm.complete and known is not None:
                 return known
             found = profile(session, graph, platform, tell, known)
-            if isinstance(inner, BranchSpace):
-                found = branch_profile(session, graph, platform, inner, found, tell)
-            elif isinstance(inner, CoexecutionSpace):
-                found = coexecution_profile(session, graph, platform, inner, found, tell)
+            if isinstance(inner, SegmentSpace):
+                timed = split_profile if inner.axes else branch_profile
+                found = timed(session, graph, platform, inner, found, tell)
         if isinstance(self.space, RankSpace):
             return rank_profile(session, graph, platform, self.space, found, allowed_error(self.config) or 0.0, tell)
         return found

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _MOST_PROPOSED = 5
+PROPOSED = "proposed"
+"""The name of plans that the search found, in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Row:
     """A plan of the table.
 
     Attributes:
-        name: of a baseline, or ``proposed``.
+        name: of a baseline, or :data:`PROPOSED`.
         value: the objective's median, in ``unit``; None where the plan has no figure.
         low, high: its 95 % interval.
         source: ``final``, ``search``, ``predicted`` or "".
@@ -209,7 +211,7 @@ class Result:
         proposed = [plan for i in order if (plan := self.verdict.plans[i]).digest not in known]
         if self.verdict.best in proposed:  # whatever its place, it is shown
             proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
-        return rows + [("proposed", plan) for plan in proposed[:_MOST_PROPOSED]]
+        return rows + [(PROPOSED, plan) for plan in proposed[:_MOST_PROPOSED]]
 
     def table(self) -> list[Row]:
         """Return what the terminal shows, as typed rows."""

@@ -118,7 +118,8 @@ class Verdict:
         others = [i for i in self.final.measured if self.plans[i] != self.best and i in self.eligible]
         if not others:
             return None
-        return self.plans[min(others, key=lambda i: self.final.effect(i, self.final.fastest))]
+        fastest = self.final.fastest
+        return self.plans[min(others, key=lambda i: self.final.effect(i, fastest))]
 
     @property
     def speedup(self) -> Ratio | None:
@@ -132,7 +133,8 @@ class Verdict:
         found = [i for i in self.final.measured if self.names[i].startswith(CRITERIA)]
         if not found:
             return None
-        best = min(found, key=lambda i: self.final.effect(i, self.final.fastest))
+        fastest = self.final.fastest
+        best = min(found, key=lambda i: self.final.effect(i, fastest))
         ratio = self.ratio(self.plans[best], self.best)
         return None if ratio is None else (self.names[best], ratio)
 

@@ -253,7 +253,7 @@ def rewrite_tucker(request: Request) -> Rewritten:
         UnavailableError: the runtime does not run the model here, or there is no profile of the platform.
     """
     if request.even_slower and request.platform is None:
-        raise UsageError("--even-slower: slower on what?", "give --platform with a profile's file or a device's name")
+        raise UsageError("--even-slower requires a device", "give --platform with a profile's file or a device's name")
     rule = parse_rule(request.rule)
     name, int8 = _float_name(request.model)
     graph = load(name, request.input_shapes)

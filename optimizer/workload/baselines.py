@@ -29,7 +29,7 @@ class _Variant:
 def baseline_lanes(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
     """Return the space's platform with lanes that only baselines use: a process, or a thread, for each instance.
 
-    They have no resources of their own, so the desk keeps none of them waiting: the system shares the cores out.
+    They have no resources of their own, so the scheduler keeps none of them waiting: the system shares the cores out.
 
     Args:
         threads: whether lanes may be threads of one process.

@@ -194,7 +194,7 @@ def _broken(
     lanes = _at_once(simulator)
     yield from _late_together(workload, bounds, lanes)
     if busy > TRUST * lanes:
-        yield Violation("processors that periodic models keep busy", busy, lanes, "processors", _BUSY)
+        yield Violation("processors for the periodic models", busy, lanes, "processors", _BUSY)
 
 
 def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
@@ -215,7 +215,7 @@ def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) 
                 continue
             needed_s += work_s / lanes
             if needed_s > TRUST * (end_s - begin_s):
-                what = f"what is asked for from {begin_s:g} s on and due by {end_s:g} s"
+                what = f"requests from {begin_s:g} s on that are due by {end_s:g} s"
                 yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER)
                 return
 

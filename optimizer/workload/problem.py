@@ -75,7 +75,9 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if config.deadline is not None:
         raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
     if config.sampler != AUTO and (kind := SAMPLERS.get(config.sampler)) is not None and kind.knows is not None:
-        raise UsageError(f"--sampler {config.sampler}: it knows no workloads", "give auto, tpe, random, qmc or nsga2")
+        raise UsageError(
+            f"--sampler {config.sampler} is not supported with several models", "use auto, tpe, random, qmc or nsga2"
+        )
     go_to(evaluator, config)
     if workload is None:
         workload = _asked(config)

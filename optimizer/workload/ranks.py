@@ -52,12 +52,10 @@ def with_errors(workload: Workload, config: StudyConfig) -> Workload:
         )
         if not any(c.tucker for c in workload.clients):
             if config.max_error == 0.0:
-                raise UsageError(
-                    "--max-error 0: nothing can be decomposed without any error", "leave ranks out of --allow"
-                )
+                raise UsageError("--max-error 0 rules out every decomposition", "leave ranks out of --allow")
             raise UsageError("--allow ranks: the workload's file lets no model be decomposed", "leave ranks out")
     elif config.max_error is not None and not any(c.tucker for c in workload.clients):
-        raise UsageError("--max-error: of several models it goes with --allow ranks", "leave it out, or allow ranks")
+        raise UsageError("--max-error with several models requires --allow ranks", "leave it out, or allow ranks")
     return workload
 
 

@@ -123,7 +123,7 @@ class WorkloadProposer:
 
     def _anneal(self) -> None:
         rng = np.random.default_rng([self._seed, 40])
-        starts = sorted(self._starts, key=self._predict)[:_STARTS]
+        starts = sorted((plan for plan in self._starts if in_space(self._space, plan)), key=self._predict)[:_STARTS]
         for plan in (*starts, *(self._space.plan_at(below(self._space.cardinality(), rng)) for _ in range(2))):
             here, here_s = plan, self._predict(plan)
             self._keep(here)

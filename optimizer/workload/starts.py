@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.workload.limits import operator_costs
 from search_spaces.core.arrangement import Arrangement, in_runs
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.pools import lanes_of, members
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 
 
@@ -32,7 +32,7 @@ def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> l
     return list(dict.fromkeys(space.plan(each) for each in found))
 
 
-def _best(space: CoexecutionSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...]:
+def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...]:
     """Return the stages of the plan with the least latency of one model alone, as jobs are priced."""
     numbers = {lane.name: number for number, lane in enumerate(lanes_of(simulator.platform))}
     count = len(space.graph.operators)
@@ -41,11 +41,11 @@ def _best(space: CoexecutionSpace, simulator: WorkloadSimulator) -> tuple[Stage,
     overhead_s = np.array([call_s for _, call_s in rows])
     lanes = len(rows)
     costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, lanes, lanes)))
-    return space.plan(CoexecutionModel(space, costs).best().parts).stages
+    return space.plan(SegmentModel(space, costs).best().parts).stages
 
 
 def _rows(
-    space: CoexecutionSpace, simulator: WorkloadSimulator, numbers: dict[str, int]
+    space: SegmentSpace, simulator: WorkloadSimulator, numbers: dict[str, int]
 ) -> Iterator[tuple[NDArray[np.float64], float]]:
     """Yield what each operator adds to a job of a lane or pool, and what a job costs for itself."""
     count = len(space.graph.operators)

@@ -316,7 +316,7 @@ def _ranks_from_json(data: object) -> tuple[LayerRanks, ...]:
         raise PlanError(f"plan is damaged: its ranks are {shown(data)}, not a list")
     for entry in data:
         if not (isinstance(entry, list | tuple) and len(entry) == 3 and all(type(n) is int for n in entry)):
-            raise PlanError(f"plan is damaged: {shown(entry)} where an operator and its two ranks are due")
+            raise PlanError(f"plan is damaged: {shown(entry)} is not an operator and its two ranks")
     return tuple(LayerRanks(*entry) for entry in data)
 
 

@@ -37,9 +37,9 @@ def find_platform_file(source: Path, more: Iterable[str] = ()) -> Path:
         return SHIPPED / f"{name}.yaml"
     names = sorted({*known, *more})
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"platforms are: {', '.join(names)}"
     hint = hint if names else "give the path of a platform's YAML file"
-    raise UsageError(f"there is no platform {shown(name)}: neither a file nor a name", hint)
+    raise UsageError(f"no platform or file is called {shown(name)}", hint)
 
 
 def _exists(path: Path) -> bool:

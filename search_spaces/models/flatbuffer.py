@@ -114,7 +114,7 @@ def pack_header(model: Any, which: Collection[int], outside: Collection[int] = (
     """
     wanted = set(which)
     if wanted and not 0 <= min(wanted) <= max(wanted) < len(model.buffers):
-        raise ModelError(f"buffers {min(wanted)} to {max(wanted)} are wanted of a model that has {len(model.buffers)}")
+        raise ModelError(f"the model has {len(model.buffers)} buffers, not {min(wanted)} to {max(wanted)}")
     packed = copy.copy(model)
     packed.buffers = [_Aligned(buffer) for buffer in model.buffers]
     for index in wanted:
@@ -230,7 +230,7 @@ def unpack(path: Path) -> tuple[Any, dict[int, Extent], int]:
         refers to the file any more.
 
     Raises:
-        ModelError: the file is missing, unreadable, no regular file, no ``.tflite``, truncated or damaged.
+        ModelError: the file is missing, unreadable, not a regular file, no ``.tflite``, truncated or damaged.
     """
     with _open(path) as mapped:
         try:
@@ -256,7 +256,7 @@ def _open(path: Path) -> Iterator[_Mapped]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise ModelError(f"{path}: is {kind}", "give the path of a .tflite file")
         if status.st_size == 0:
             raise ModelError(f"{path}: the file is empty", "get the file again")

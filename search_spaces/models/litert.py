@@ -227,7 +227,7 @@ def check_operator(operator: Operator, tensors: Sequence[Tensor]) -> None:
     made = rule(operator, shapes)
     if made is not None and made != (prod(declared) if isinstance(made, int) else declared):
         text = f"{made} elements" if isinstance(made, int) else f"the shape {made}"
-        raise ValueError(f"makes {text} and its output is said to have the shape {declared}")
+        raise ValueError(f"computes {text}, but its output has the shape {declared}")
 
 
 def _broadcast(_: Operator, shapes: Sequence[Shape]) -> Shape:

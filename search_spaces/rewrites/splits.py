@@ -113,7 +113,7 @@ def divide(graph: Graph, split: Split) -> Sides:
     borders = (0, *split.cuts, length)
     if len(borders) < 3 or any(a >= b for a, b in pairwise(borders)):
         raise RewriteError(
-            f"{split}: every side must get something of the {length} along {split.axis}",
+            f"{split}: every share must have at least 1 of the {length} along {split.axis}",
             f"cut between 1 and {length - 1}" if length > 1 else "leave it whole",
         )
     growing = GrowingSplit(graph, split.last, split.axis, borders)

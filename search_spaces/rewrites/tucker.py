@@ -177,7 +177,7 @@ class Layer:
             if not 1 <= rank <= channels:
                 of = f"{channels} {what} channels" + (" in a group" if self.groups > 1 else "")
                 raise RewriteError(
-                    f"operator {self.operator} ({shown(self.name)}): rank {rank} cannot be had of {of}",
+                    f"operator {self.operator} ({shown(self.name)}): rank {rank} is impossible with {of}",
                     f"give 1 to {channels}",
                 )
         return ranks

@@ -76,16 +76,13 @@ def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) ->
     freedoms = freedoms_of(allow)
     if not freedoms:
         return _of_plugin(allow, graph, platform, max_stages)
-    from search_spaces.spaces.branch_space import BranchSpace
     from search_spaces.spaces.chain import ChainSpace
-    from search_spaces.spaces.coexecution import CoexecutionSpace
     from search_spaces.spaces.rank_space import RankSpace
+    from search_spaces.spaces.segment_space import SegmentSpace
 
     found: NeighbourlySpace
-    if "splits" in freedoms or freedoms >= {"branches", "ranks"}:
-        found = CoexecutionSpace(graph, platform, splits="splits" in freedoms, branches="branches" in freedoms)
-    elif "branches" in freedoms:
-        found = BranchSpace(graph, platform, max_stages)
+    if freedoms & {"branches", "splits"}:
+        found = SegmentSpace(graph, platform, splits="splits" in freedoms, branches="branches" in freedoms)
     else:
         found = ChainSpace(graph, platform, max_stages)
     return RankSpace(graph, found) if "ranks" in freedoms else found

@@ -20,13 +20,13 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
-from optimizer.model.coexecution import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
+from optimizer.model.segments import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 
 OVER = (GREEDY, SINGLE, CHAINS, EVERY, BRANCHES)
 CLOSE_S, CLOSE_ROUNDS = 20.0, 100  # chains gain a per cent or two where lanes meet within microseconds
@@ -47,7 +47,7 @@ def shown(found: Comparison) -> Row:
 
 def parts_of(graph: Graph, platform: Platform, plan: Plan) -> list[str]:
     """Return the parts of a plan in words."""
-    found = CoexecutionSpace(graph, platform).parts(plan)
+    found = SegmentSpace(graph, platform).parts(plan)
     return [
         f"{p.first}-{p.last - 1} {p.axis or 'whole'}{f' {p.cut}' if p.axis else ''} on {' and '.join(p.on)}"
         for p in found

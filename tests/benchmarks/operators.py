@@ -1,7 +1,7 @@
 """Which operators LiteRT's Interpreter runs, and which of them we run: ``python -m tests.benchmarks.operators``.
 
-Every model of :mod:`tests.operator_corpus` is run by the plain ``Interpreter`` in a process of its own and by the
-product, on the same inputs, and the outputs are compared. The table goes to ``experiments/results/operators.md``.
+Every model of :mod:`~tests.support.models.operator_corpus` is run by the plain ``Interpreter`` in a process of its own
+and by the product, on the same inputs; outputs are compared. The table goes to ``experiments/results/operators.md``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from search_spaces.core.errors import OptimizeError
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
-from tests.operator_corpus import Case, corpus
-from tests.tflite_models import Array
+from tests.support.models.operator_corpus import Case, corpus
+from tests.support.models.tflite_models import Array
 
 _LIMIT_S = 20
 _RESULT = Path(__file__).parents[2] / "experiments" / "results" / "operators.md"

@@ -77,13 +77,13 @@ class Loop:
         """Return each instance's mean latency while all others ask too; the first request is left out."""
         found = self._run._found
         counts = [3 if not took else 3 + math.ceil(seconds / took) for took in self._took_s]
-        seats = tuple(replace(seat, requests=n) for seat, n in zip(found.clients, counts, strict=True))
-        (desk,) = self._bench.run(replace(found, clients=seats), self.plan.dispatch, self._run._instances)
-        ends = [desk.requests(k)[-1][1] for k in range(len(seats))]
+        clients = tuple(replace(client, requests=n) for client, n in zip(found.clients, counts, strict=True))
+        (scheduler,) = self._bench.run(replace(found, clients=clients), self.plan.dispatch, self._run._instances)
+        ends = [scheduler.requests(k)[-1][1] for k in range(len(clients))]
         means = []
-        for k in range(len(seats)):
-            rows = [(came, ended) for came, ended in desk.requests(k)[1:] if ended <= min(ends)]
-            rows = rows or desk.requests(k)[1:2]
+        for k in range(len(clients)):
+            rows = [(came, ended) for came, ended in scheduler.requests(k)[1:] if ended <= min(ends)]
+            rows = rows or scheduler.requests(k)[1:2]
             means.append(statistics.fmean(ended - came for came, ended in rows) * 1e-9)
         self._took_s = means
         order = list(found.components)

@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 from evaluators.cost_model.profile import find_profile
 from evaluators.cost_model.transfers import prices
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.provenance import provenance
 from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
 from search_spaces.rewrites.splits import Axis
-from search_spaces.spaces.coexecution import CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 
 DEVICES = ("snapdragon855", "snapdragon865", "snapdragon888")
 WITHIN = 0.10
@@ -58,7 +59,7 @@ class Case:
         shared: how many are split.
     """
 
-    space: CoexecutionSpace
+    space: SegmentSpace
     platform: Platform
     operator_s: Array
     codl_s: float
@@ -72,14 +73,14 @@ class Case:
         return self.sides_s + self.shared * sharing_s
 
 
-def model_of(space: CoexecutionSpace, platform: Platform, operator_s: Array, sharing_s: float) -> CoexecutionModel:
+def model_of(space: SegmentSpace, platform: Platform, operator_s: Array, sharing_s: float) -> SegmentModel:
     """Return the model in which sharing, there and back, takes so long."""
     count = operator_s.shape[1]
     between = np.broadcast_to(np.where(np.eye(2) > 0, 0.0, sharing_s / 2), (count, 2, 2))
-    return CoexecutionModel(space, ChainCosts(platform, operator_s, np.zeros(2), between), copy_s_per_byte=0.0)
+    return SegmentModel(space, ChainCosts(platform, operator_s, np.zeros(2), between), copy_s_per_byte=0.0)
 
 
-def split_each(model: CoexecutionModel) -> tuple[float, int]:
+def split_each(model: SegmentModel) -> tuple[float, int]:
     """Return what operators take if each convolution is split at its best step, and how many those are."""
     total_s, shared = 0.0, 0
     space = model.space
@@ -144,7 +145,7 @@ def cases(device: str, published: Mapping[str, Any]) -> dict[str, Case]:
         table = prices(profile, graph, platform).operator_s
         row = {kind: published[device][kind][index] * 1e-3 for kind in ("cpu", "gpu", "codl", "ideal_bound")}
         operator_s, spread = spread_to(table, (row["cpu"], row["gpu"]), row["ideal_bound"])
-        space = CoexecutionSpace(graph, platform)
+        space = SegmentSpace(graph, platform)
         sides_s, shared = split_each(model_of(space, platform, operator_s, 0.0))
         known = row["codl"], row["ideal_bound"]
         made[name] = Case(space, platform, operator_s, *known, float(np.exp(spread)), sides_s, shared)

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -34,7 +35,7 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.exact.coexecution import CoexecutionModel
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.profile import Profile
 from optimizer.provenance import provenance
 from optimizer.study.config import StudyConfig
@@ -48,7 +49,9 @@ from search_spaces.core.errors import OptimizeError, PlanError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.splits import Axis
-from search_spaces.spaces.coexecution import GRID, CoexecutionSpace, Part
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_chains import GRID
+from search_spaces.spaces.shared_parts import Part
 
 MODELS = "squeezenet1_1,resnet50,vgg16,mobilenet_v1,googlenet,fast_style_transfer,yolov2"
 LENGTHS = (1, 2, 4, 8, 16)
@@ -74,7 +77,7 @@ class Teller:
         self.message(f"{trial.origin}: {took.latency_s.median * 1e3:.3f} ms" if took else f"failed: {trial.failure}")
 
 
-def described(space: CoexecutionSpace, plan: Plan) -> list[str]:
+def described(space: SegmentSpace, plan: Plan) -> list[str]:
     """Return what each part of a plan is, and where it runs."""
     try:
         parts = space.parts(plan)
@@ -83,7 +86,7 @@ def described(space: CoexecutionSpace, plan: Plan) -> list[str]:
     return [f"{p.first}-{p.last - 1} {p.axis or 'whole'} {p.cut or ''} on {' and '.join(p.on)}" for p in parts]
 
 
-def shares(space: CoexecutionSpace, plan: Plan) -> bool:
+def shares(space: SegmentSpace, plan: Plan) -> bool:
     """Return whether two processors work at the same part in a plan."""
     try:
         return any(len(part.on) > 1 for part in space.parts(plan))
@@ -91,7 +94,7 @@ def shares(space: CoexecutionSpace, plan: Plan) -> bool:
         return False
 
 
-def verdict_on(space: CoexecutionSpace, best: Plan) -> str:
+def verdict_on(space: SegmentSpace, best: Plan) -> str:
     """Return in words how many processors the best plan uses."""
     if shares(space, best):
         return "sharing pays"
@@ -110,7 +113,7 @@ def agreed(agreement: Agreement | None) -> Row:
     }
 
 
-def measured(space: CoexecutionSpace, trial: Trial, took: Measurement) -> Row:
+def measured(space: SegmentSpace, trial: Trial, took: Measurement) -> Row:
     """Return what a plan was measured at during the search."""
     return {
         "origin": trial.origin,
@@ -124,7 +127,7 @@ def measured(space: CoexecutionSpace, trial: Trial, took: Measurement) -> Row:
 def summary(result: Result) -> Row:
     """Return what a study found."""
     document = result.to_json()
-    space = CoexecutionSpace(result.graph, result.platform)
+    space = SegmentSpace(result.graph, result.platform)
     rows = {
         name: {"median_ms": row["latency_ms"]["median"], "ci95_ms": row["latency_ms"]["ci95"]}
         if row["latency_ms"]
@@ -157,7 +160,7 @@ def summary(result: Result) -> Row:
 def proportional(result: Result) -> Plan:
     """Return a plan whose first chain that can be is split in proportion to the two processors' speeds."""
     graph, platform = result.graph, result.platform
-    space = CoexecutionSpace(graph, platform)
+    space = SegmentSpace(graph, platform)
     first, second = (p.name for p in platform.processors)
     whole_s = [s.median for p in (first, second) if (s := result.samples(result.baselines[f"whole on {p}"]))]
     share = whole_s[1] / sum(whole_s) if len(whole_s) == 2 else 0.5
@@ -178,10 +181,10 @@ def amid(graph: Graph, part: Part, lane: str) -> tuple[Part, ...]:
 def cheapest_that_shares(result: Result) -> Plan:
     """Return, of the plans that share one short chain or one group of branches, the cheapest by the study's model."""
     graph, platform = result.graph, result.platform
-    space = CoexecutionSpace(graph, platform)
+    space = SegmentSpace(graph, platform)
     records = read_log(result.run_dir / LOG).records
     profile = Profile.from_json(next(r.data for r in records if r.kind == "profile"))
-    model = CoexecutionModel(space, profile.costs(platform))
+    model = SegmentModel(space, profile.costs(platform))
     count = len(graph.operators)
     shared = [
         Part(first, last, pair, axis, sides.split.cuts[0])
@@ -192,10 +195,10 @@ def cheapest_that_shares(result: Result) -> Plan:
         for pair in space.pairs
     ]
     shared += [
-        Part(*group, pair, "branches", which)
-        for group in space.groups
-        for which in space.branch_sets(*group)
-        for pair in space.pairs[:1]
+        Part(segment.first, segment.joint, on, "branches")
+        for segment in space.branching
+        for on in product(space.pairs[0], repeat=len(segment.runs))
+        if len(set(on)) > 1
     ]
     plans = (amid(graph, part, lane) for part in shared for lane in space.lanes)
     return space.plan(min(plans, key=model.cost_s))
@@ -203,7 +206,7 @@ def cheapest_that_shares(result: Result) -> Plan:
 
 def in_pairs(session: LitertSession, result: Result) -> Row:
     """Compare, in pairs with the model whole on the first lane, plans that share in any case, and what was best."""
-    space = CoexecutionSpace(result.graph, result.platform)
+    space = SegmentSpace(result.graph, result.platform)
     first, second = (result.baselines[f"whole on {p.name}"] for p in result.platform.processors)
     plans = {
         f"whole on {result.platform.processors[1].name}": second,
@@ -216,7 +219,7 @@ def in_pairs(session: LitertSession, result: Result) -> Row:
     return {name: against(session, space, plan, first) for name, plan in plans.items() if plan != first}
 
 
-def against(session: LitertSession, space: CoexecutionSpace, plan: Plan, first: Plan) -> Row:
+def against(session: LitertSession, space: SegmentSpace, plan: Plan, first: Plan) -> Row:
     """Measure a plan alone, and in pairs with the model whole on the first lane."""
     row: Row = {"parts": described(space, plan)}
     try:

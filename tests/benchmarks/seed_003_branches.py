@@ -22,15 +22,15 @@ from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from optimizer.model.branch_profile import branch_profile
-from optimizer.model.branches import branch_baselines, branch_beliefs, predictor
 from optimizer.model.profile import profile
+from optimizer.model.segments import segment_baselines, segment_beliefs, segment_price
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.segment_space import SegmentSpace
 
 Row = dict[str, Any]
 JOINT = "joint"
@@ -65,16 +65,16 @@ def against(session: LitertSession, graph: Graph, whole: Plan, plan: Plan, secon
 
 def measured(session: LitertSession, graph: Graph, platform: Platform, threads: str, seconds: float) -> Row:
     """Return what one model gains from its branches on two cores."""
-    space = BranchSpace(graph, platform, len(graph.operators))
+    space = SegmentSpace(graph, platform, splits=False)
     known = branch_profile(
         session, graph, platform, space, profile(session, graph, platform, tell), lambda text: tell(f"  {text}")
     )
-    believed = branch_beliefs(graph, session, known, platform, space)
+    believed = segment_beliefs(graph, known.costs(platform), space)
     home = known.fastest(platform)
-    plans = {b.name: b.plan for b in branch_baselines(space, platform, believed.costs, home)}
+    plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, believed.costs, home)}
     plans[JOINT] = believed.optima[0]
     whole = chain_plan(graph, (), [platform.processors[0].name])
-    price = predictor(graph, space, believed.costs)
+    price = segment_price(space, believed.costs)
     like = platform.processors[0].like
     whole_s, bound_s = price(whole), believed.bounds.space_s
     allowed = 1.0 - bound_s / whole_s
@@ -90,8 +90,8 @@ def measured(session: LitertSession, graph: Graph, platform: Platform, threads: 
     both = chain_plan(graph, (), [threads])
     rows["whole on two threads"] = shown(against(session, graph, whole, both, seconds))
     found: Row = {
-        "groups": len(space.runs.groups),
-        "runs": len(space.runs.runs),
+        "groups": len(space.branching),
+        "runs": sum(len(segment.runs) for segment in space.branching),
         "measured": {
             "whole_ms": known.whole_s[like] * 1e3,
             "stage_us": known.overhead_s[like] * 1e6,
@@ -110,10 +110,9 @@ def measured(session: LitertSession, graph: Graph, platform: Platform, threads: 
     return found
 
 
-def side_by_side(space: BranchSpace, plan: Plan) -> int:
-    """Return how many outermost groups have branches on more than one lane."""
-    lanes = space.lanes(plan)
-    return sum(len({lanes[r] for b in space.runs.branches(g) for r in b}) > 1 for g in space.runs.groups)
+def side_by_side(space: SegmentSpace, plan: Plan) -> int:
+    """Return how many segments have runs on more than one processor."""
+    return sum(part.axis == "branches" for part in space.parts(plan))
 
 
 def main() -> None:

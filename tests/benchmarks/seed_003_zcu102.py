@@ -24,14 +24,14 @@ from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.model.bounds import price_of
-from optimizer.model.branches import SEED_003, branch_baselines, branch_beliefs
 from optimizer.model.profile import known_profile
+from optimizer.model.segments import SEED_003, segment_baselines, segment_beliefs
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Link, Platform, Processor
 from search_spaces.models.zoo import draft
-from search_spaces.spaces.branch_space import BranchSpace
 from search_spaces.spaces.branches import branch_groups
+from search_spaces.spaces.segment_space import SegmentSpace
 
 LARGE = ("conv", "winograd")
 
@@ -71,17 +71,16 @@ def outcome(graph: Graph, session: Session, platform: Platform) -> dict[str, Any
     """Return what the model says of running whole, of the seed's procedure, and of the joint plan."""
     if not session.capabilities.costs:
         raise SystemExit("the cost model tells no tables")
-    space = BranchSpace(graph, platform, len(graph.operators))
+    space = SegmentSpace(graph, platform, splits=False)
     known = known_profile(session.part_costs(graph), platform)
-    believed = branch_beliefs(graph, session, known, platform, space)
+    believed = segment_beliefs(graph, known.costs(platform), space)
     price = price_of(graph, session)
-    plans = {b.name: b.plan for b in branch_baselines(space, platform, believed.costs, known.fastest(platform))}
+    plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, believed.costs, known.fastest(platform))}
     plans["joint"] = believed.optima[0]
     found: dict[str, Any] = {name: {"ms": price(plan) * 1e3} for name, plan in plans.items()}
     for name in (SEED_003, "joint"):
-        lanes = space.lanes(plans[name])
-        used = [{lanes[r] for b in space.runs.branches(g) for r in b} for g in space.runs.groups]
-        found[name]["groups_in_parallel"] = sum(len(each) > 1 for each in used)
+        parts = space.parts(plans[name])
+        found[name]["groups_in_parallel"] = sum(part.axis == "branches" for part in parts)
     found["bound_all_plans_ms"] = believed.bounds.space_s * 1e3
     return found
 

@@ -30,14 +30,14 @@ from evaluators.sampling import SamplingPolicy, measure
 from optimizer.model.profile import known_profile, profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import Problem
-from optimizer.samplers.coexecution import CoexecutionProposer
+from optimizer.samplers.segments import SegmentProposer
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.spaces.coexecution import CoexecutionSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 
 SHARE = 0.10
 WANTED = 0.97
@@ -47,20 +47,20 @@ Row = dict[str, Any]
 AnySession = LitertSession | CostModelSession
 
 
-def every_plan(space: CoexecutionSpace) -> list[Plan]:
+def every_plan(space: SegmentSpace) -> list[Plan]:
     """Return every plan of an operator, whole ones too; those that only name alike lanes otherwise are one."""
     return list({p.digest: p for p in map(space.plan_at, range(space.cardinality()))}.values())
 
 
 def replayed(
-    space: CoexecutionSpace, graph: Graph, platform: Platform, session: AnySession, known: Mapping[str, Measurement]
+    space: SegmentSpace, graph: Graph, platform: Platform, session: AnySession, known: Mapping[str, Measurement]
 ) -> list[Plan]:
     """Return the splits that a study measures, in order; the times are those that are known."""
     if session.capabilities.costs:
         operators = known_profile(session.part_costs(graph), platform)
     else:
         operators = profile(session, graph, platform)
-    proposer = CoexecutionProposer(Problem(graph, platform, space, operators.costs(platform)), space)
+    proposer = SegmentProposer(Problem(graph, platform, space, operators.costs(platform)), space)
     most = math.floor(SHARE * sum(plan.is_split for plan in every_plan(space)))
     tried: list[Plan] = []
     while len(tried) < most:
@@ -75,7 +75,7 @@ def replayed(
 
 def found(session: AnySession, graph: Graph, platform: Platform) -> Row:
     """Measure the grid of a model of one operator, and replay the search."""
-    space = CoexecutionSpace(graph, platform)
+    space = SegmentSpace(graph, platform)
     known: dict[str, Measurement] = {}
     for plan in every_plan(space):
         with closing(session.load(graph, plan)) as candidate:
@@ -119,7 +119,7 @@ def _in_pairs(session: AnySession, graph: Graph, plan: Plan, chosen: Plan) -> tu
     return ours.speedup, list(ours.ci95)
 
 
-def told(space: CoexecutionSpace, plan: Plan) -> str:
+def told(space: SegmentSpace, plan: Plan) -> str:
     """Return a split in a few words."""
     (part,) = space.parts(plan)
     return f"{part.axis} {part.cut} on {' and '.join(part.on)}"

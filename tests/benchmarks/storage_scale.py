@@ -26,7 +26,7 @@ from optimizer.provenance import provenance
 from optimizer.shared.storage import close_storage, open_storage
 from optimizer.shared.study import SharedStudy
 from optimizer.study.log import TrialLog
-from tests.postgres import Postgres
+from tests.support.postgres import Postgres
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "experiments" / "results" / "storage_scale.json"

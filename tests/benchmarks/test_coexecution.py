@@ -10,15 +10,15 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.coexecution import CoexecutionModel, Costed
+from optimizer.exact.segment_model import Costed, SegmentModel
 from search_spaces.core.intensity import operator_costs
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.zoo import draft
 from search_spaces.rewrites.splits import Axis, Split, SplitGraph, split_operators
 from search_spaces.spaces.branches import branch_groups
-from search_spaces.spaces.coexecution import CoexecutionSpace
-from tests.strategies import one_core
+from search_spaces.spaces.segment_space import SegmentSpace
+from tests.support.strategies import one_core
 
 PLAN_S, GROUPS_S, REWRITE_NBYTES = 1.0, 0.1, 4 << 20
 
@@ -35,7 +35,7 @@ def test_planning_vgg16(benchmark: BenchmarkFixture, uneven: bool) -> None:
     costs = ChainCosts(platform, operator_s, np.full(2, 1e-5), hand_over_s)
 
     def plan() -> Costed:
-        return CoexecutionModel(CoexecutionSpace(graph, platform), costs).best()
+        return SegmentModel(SegmentSpace(graph, platform), costs).best()
 
     found = benchmark(plan)
     benchmark.extra_info |= {"parts": len(found.parts), "speedup": float(operator_s[0].sum()) / found.cost_s}

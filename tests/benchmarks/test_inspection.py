@@ -15,7 +15,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.branches import branch_groups, walk
-from tests.strategies import chain_graph, tensor
+from tests.support.strategies import chain_graph, tensor
 
 _BLOCKS = (6, 12, 24, 16)  # layers of DenseNet121's blocks (Huang et al. 2017, arXiv:1608.06993, table 1)
 

@@ -8,10 +8,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator
-from optimizer.model.branches import waits_s
+from optimizer.model.segments import waits_s
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.branch_space import BranchSpace
+from search_spaces.spaces.segment_space import SegmentSpace
 
 LIMIT_S = 5e-6
 
@@ -22,12 +22,12 @@ def test_a_join_of_two_lanes(benchmark: BenchmarkFixture) -> None:
     graph, evaluator = load("squeezenet1_1"), LitertEvaluator()
     names = [f"cpu{core}" for core in usable_cores()[:2]]
     platform = Platform("two cores", tuple(evaluator.processor(name) for name in names))
-    space = BranchSpace(graph, platform, len(graph.operators))
-    lanes = [names[0]] * len(space.runs.runs)
-    for group in space.runs.groups:
-        lanes[space.runs.branches(group)[0][0]] = names[1]
-    plan = space.plan(lanes)
-    exits = {group.exit for group in space.runs.groups}
+    space = SegmentSpace(graph, platform, splits=False)
+    on = [names[0]] * len(graph.operators)
+    for segment in space.branching:
+        on[segment.runs[0][0]] = names[1]
+    plan = space.plan(space.placed(on))
+    exits = {segment.joint for segment in space.branching}
     joins: list[float] = []
     with evaluator.prepare(platform) as session, closing(session.load(graph, plan)) as candidate:
         candidate.run(10)

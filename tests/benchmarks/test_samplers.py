@@ -10,7 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from optimizer.samplers import SAMPLERS, make_sampler, quiet_optuna
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.chain import ChainSpace
-from tests.strategies import chain_graph
+from tests.support.strategies import chain_graph
 
 if TYPE_CHECKING:
     import optuna

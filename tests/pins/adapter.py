@@ -51,7 +51,7 @@ from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import make_space
 from search_spaces.spaces.space import SearchSpace
 from search_spaces.spaces.workload_space import WorkloadSpace
-from tests.short_studies import Quiet
+from tests.support.short_studies import Quiet
 
 Plain = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -256,7 +256,7 @@ def _free(case: Plain, plain: Plain) -> bool:
 
 def _parameters(space: SearchSpace, rng: np.random.Generator) -> Plain:
     found: Plain = {}
-    rare = "split_0" in space.distributions()  # each operator may begin a part
+    rare = "on_0" in space.distributions()  # each segment may begin a block
     for name, each in space.distributions().items():
         if rare and name.startswith("cut_"):
             found[name] = bool(rng.random() < _CUT)

@@ -14,15 +14,15 @@ import pytest
 
 from optimizer.cli import main
 from search_spaces.models import load
-from tests.commands import SEARCHED
-from tests.worker_kills import run
+from tests.faults.worker_kills import run
+from tests.support.commands import SEARCHED
 
 MODEL = "squeezenet1_1@0.25/64"
 
 
 @pytest.mark.litert
 def test_workers_are_killed_at_random_moments(tmp_path: Path) -> None:
-    """The long one is ``python -m tests.worker_kills 30 0``."""
+    """The long one is ``python -m tests.faults.worker_kills 30 0``."""
     seen = run(tmp_path / "run", kills=6, seed=1, budget=20)
     assert sum(seen.codes.get(code, 0) for code in SEARCHED) == 1
     assert set(seen.codes) <= {4, *SEARCHED}
@@ -37,7 +37,7 @@ def test_garbage_and_clients_that_vanish_are_no_trouble_to_an_agent(tmp_path: Pa
     from evaluators.remote.credentials import split_address
     from evaluators.remote.devices import Device
     from evaluators.testing import SyntheticEvaluator
-    from tests.remote_agents import agent_here
+    from tests.support.remote_agents import agent_here
 
     content = load(MODEL).source
     assert content is not None

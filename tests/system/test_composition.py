@@ -17,10 +17,10 @@ import pytest
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
 from optimizer.exact.front import undominated
-from tests.commands import SEARCHED, answered
 from tests.composition import AIMS, SUBSETS, Cell, pairs, tried
-from tests.sentences import says
-from tests.test_composition import MODEL, STUDY
+from tests.laws.test_composition import MODEL, STUDY
+from tests.support.commands import SEARCHED, answered
+from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -43,6 +43,7 @@ GUIDES = [
     "experiments/README.md",
     "experiments/platforms/README.md",
     "experiments/results/README.md",
+    "optimizer/CODE.md",
     "optimizer/README.md",
     "optimizer/SECURITY.md",
     "optimizer/samplers/README.md",
@@ -72,6 +73,9 @@ CHEAPER = {
     "optimize run experiments/five_samplers.yaml": "optimize run experiments/five_samplers.yaml --dry-run",
 }
 NOT_RUN = {
+    "pip install ./experiments/example_evaluator": "needs a network; .ci/run does so",
+    'export EXAMPLE_BOARD="sh $PWD/experiments/example_evaluator/example_evaluator/by_ssh.sh pi@board"': "needs one",
+    "optimize squeezenet1_1 --evaluator example --budget 20": "test_remote_ssh.py runs the example",
     "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",
     **{
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign_file.py plans it"
@@ -126,8 +130,19 @@ NOT_RUN = {
     },
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
     "pytest --benchmark-only tests/benchmarks/test_models.py tests/benchmarks/test_cut_cost.py": "a benchmark",
-    **{f"pytest{folder}": "these tests" for folder in ("", " tests/system", " tests/test_plan.py", " -m litert")},
+    **{
+        f"pytest{folder}": "these tests"
+        for folder in (
+            "",
+            " -n 2 --dist loadfile",
+            " tests/system",
+            " tests/laws",
+            " tests/search_spaces/core/test_plan.py",
+            " -m litert",
+        )
+    },
     "pytest --golden FILE…": "writes the golden file",
+    "python -m tests.faults.fuzz_files SECONDS SEED": "test_fuzz_files.py does so",
     "pytest tests/system/test_composition.py": "these tests",
     "python -m tests.benchmarks.readme_picture experiments/results/several_models.svg": "a test here compares it",
     "python -m tests.pins check": "test_pins.py does so",

@@ -1,4 +1,4 @@
-"""A sample of :mod:`tests.fuzz_files`, and pipes, devices and links in the place of each file."""
+"""A sample of :mod:`tests.faults.fuzz_files`, and pipes, devices and links in the place of each file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz_files import PLACES, cases, in_place, made_hostile, prepared, tried
+from tests.faults.fuzz_files import PLACES, cases, in_place, made_hostile, prepared, tried
 
 FILES = ("predicted/manifest.json", "predicted/result.json", "predicted/trials.jsonl", "predicted/config.yaml",
          "platform.yaml", "profile.json", "workload.yaml", "table.yaml", "model.tflite", "policy.npz", "c.yaml",

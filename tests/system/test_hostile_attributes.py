@@ -15,9 +15,9 @@ from optimizer.shared.study import SETTINGS
 from optimizer.study.history import plain_attributes
 from optimizer.study.records import encode, header
 from search_spaces.core import allowed_code
-from tests.hostile_attributes import hostile
-from tests.short_studies import records
-from tests.test_hostile_attributes import BEGIN
+from tests.faults.hostile_attributes import hostile
+from tests.laws.test_hostile_attributes import BEGIN
+from tests.support.short_studies import records
 
 THEIRS = ["optuna.samplers:CmaEsSampler", "optuna.samplers:NSGAIIISampler"]
 

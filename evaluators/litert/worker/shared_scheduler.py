@@ -36,7 +36,7 @@ class SchedulerState:
     """
 
     def __init__(self, told: dict[str, Any], numbers: int, semaphores: int) -> None:
-        clients = [QueueClient.from_json(entry) for entry in told["seats"]]
+        clients = [QueueClient.from_json(entry) for entry in told["clients"]]
         self._numbers = (ctypes.c_int64 * (told["size"] + 1)).from_address(numbers)
         self.scheduler = Scheduler(clients, told["excluded"], told["dispatch"], self._numbers)
         self._holder = told["size"]
@@ -87,7 +87,7 @@ class SchedulerState:
 def scheduler_head(clients: Sequence[QueueClient], excluded: Sequence[int], dispatch: Dispatch) -> dict[str, Any]:
     """Return what workers are told of a scheduler, as plain values."""
     size = Scheduler(clients, excluded, dispatch).size
-    return {"seats": [asdict(s) for s in clients], "excluded": list(excluded), "dispatch": dispatch, "size": size}
+    return {"clients": [asdict(s) for s in clients], "excluded": list(excluded), "dispatch": dispatch, "size": size}
 
 
 class SharedScheduler(SchedulerState):

@@ -2,9 +2,10 @@
 
 The command in ``EXAMPLE_BOARD`` is started for each plan as ``COMMAND FOLDER``; the folder holds ``plan.json`` and a
 ``.tflite`` file per stage. For each line ``RUNS LIMIT_S`` on its standard input it runs the plan so many times, ends
-early with a run that takes longer than the limit, writes the outputs of the last run to ``FOLDER/outputs.npz``, and
-prints ``{"latency_s": [of each run], "stage_s": [[of each stage] of each run]}``. ``python -m example_evaluator.board``
-is such a command; for a board on the desk it is a script that copies the folder there and runs its program by ``ssh``.
+early with a run that takes longer than the limit, and prints, as one line of JSON, ``{"latency_s": [of each run],
+"stage_s": [[of each stage] of each run]}``; for the line ``outputs``, ``{"outputs": [[values] of each output]}`` of its
+last run. :mod:`example_evaluator.board` answers so. It runs here by default, and on a board that is reached by SSH with
+``EXAMPLE_BOARD="sh …/example_evaluator/by_ssh.sh pi@board"``.
 """
 
 import json
@@ -14,7 +15,7 @@ import shlex
 import sys
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
@@ -69,20 +70,24 @@ class BoardPlan:
     def __init__(self, session, graph, folder):
         self.session, self.graph, self.folder = session, graph, folder
         command = [*shlex.split(COMMAND), str(folder)]
-        self.board = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True)
+        with (folder / "errors.txt").open("wb") as errors:
+            self.board = Popen(command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
+
+    def ask(self, line):
+        try:  # a board that does not answer in time is given up on by whoever called
+            print(line, file=self.board.stdin, flush=True)
+            return json.loads(self.board.stdout.readline())
+        except (OSError, ValueError) as error:
+            said = (self.folder / "errors.txt").read_text().strip().rpartition("\n")[2]
+            raise UnavailableError(f"the board does not answer: {said}", f"the command is {COMMAND}") from error
 
     def run(self, n, stop_above_s=math.inf):
-        try:  # a board that does not answer in time is given up on by whoever called
-            print(n, stop_above_s, file=self.board.stdin, flush=True)
-            answer = json.loads(self.board.stdout.readline())
-        except (OSError, ValueError) as error:
-            raise UnavailableError("the board does not answer", f"see what this says: {COMMAND} FOLDER") from error
+        answer = self.ask(f"{n} {stop_above_s}")
         return Batch(np.array(answer["latency_s"]), np.array(answer["stage_s"]))
 
     def outputs(self):
         self.run(1)
-        with np.load(self.folder / "outputs.npz") as arrays:
-            return list(arrays.values())
+        return [np.array(values, np.float32) for values in self.ask("outputs")["outputs"]]
 
     def verify(self):
         whole = self.session.load(self.graph, chain_plan(self.graph, (), [self.session.platform.processors[0].name]))

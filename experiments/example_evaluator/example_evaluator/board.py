@@ -1,4 +1,4 @@
-"""What runs on the board: ``python -m example_evaluator.board FOLDER``; here, a process of this machine.
+"""What runs on the board: ``python board.py FOLDER``. It needs numpy and ai-edge-litert, and nothing else of ours.
 
 Its ``cpu`` is one thread with XNNPACK, its ``dsp`` one with plain kernels, several times slower.
 """
@@ -26,6 +26,9 @@ for file, stage in zip(plan["files"], plan["stages"], strict=True):
 rng = np.random.default_rng(0)
 values = {i: rng.standard_normal(plan["tensors"][i]["shape"], dtype="f4") for i in plan["inputs"]}
 for line in sys.stdin:
+    if line.strip() == "outputs":
+        print(json.dumps({"outputs": [values[i].tolist() for i in plan["outputs"]]}), flush=True)
+        continue
     runs, limit_s = int(line.split()[0]), float(line.split()[1])
     times = []
     while len(times) < runs and not (times and sum(times[-1]) > limit_s):
@@ -37,5 +40,4 @@ for line in sys.stdin:
             values |= {tensor: loaded.get_tensor(index) for index, tensor in writes}
             marks.append(time.perf_counter())
         times.append(np.diff(marks).tolist())
-    np.savez(folder / "outputs.npz", *(values[i] for i in plan["outputs"]))
     print(json.dumps({"latency_s": [sum(stage_s) for stage_s in times], "stage_s": times}), flush=True)

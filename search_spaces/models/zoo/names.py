@@ -86,7 +86,7 @@ class Spec:
 
 _HEADS = "to whole attention heads"
 _GROUPS = "groups to multiples of 8"
-_VARIANCE = "it divides by a variance taken at run time, which 8 bits do not hold"
+_VARIANCE = "it divides by a variance computed at run time, which 8 bits cannot represent"
 _MASKS = "attention masks of -10,000 and scores do not fit the same 8 bits"
 
 ZOO: Mapping[str, Entry] = {

@@ -1,0 +1,325 @@
+"""The best plan of a space of segments under a model of its cost: a dynamic programme over where blocks begin and end.
+
+A part that two processors share takes what CoDL (seed 002) says: T = transform + map + sync + max(sides). A side's
+operators take their time on its processor by the share of rows or channels that they compute, halos included, in whole
+tiles of the kernel; what is sliced and joined takes its bytes; to meet takes a hand-over. A chain pays once for all of
+its operators. Runs of branches beside each other (seed 003) take until the last one is over and handed to where they
+come together. So the cheapest way to run the operators from one on is the cheapest block from there and the cheapest
+way from its end on: with the processor that the last block ends on as the state, that is all there is to it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from optimizer.exact.blocks import NEVER_S, Search, block_of
+from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.shared_costs import TILES, SharedTables
+from optimizer.exact.shared_ways import Beliefs, by_first, pairs_of
+from optimizer.exact.side_by_side import SideBySide, Timed, words_of
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.rewrites.locality import axis_of
+from search_spaces.rewrites.splits import Axis, Piece, Sides, Split
+from search_spaces.spaces.segment_space import AXES, Block, SegmentSpace, Way
+from search_spaces.spaces.segments import Segment
+from search_spaces.spaces.shared_parts import Part
+
+COPY_S_PER_BYTE = 1.0 / 8e9
+"""What a slice or a concatenation takes on one core, where nobody has measured it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costed:
+    """Blocks, their parts, and what they take by the model, in seconds."""
+
+    blocks: tuple[Block, ...]
+    parts: tuple[Part, ...]
+    cost_s: float
+
+
+@dataclass(eq=False)
+class SegmentModel:
+    """What parts take.
+
+    Attributes:
+        costs: of operators, parts and hand-overs on the lanes of the platform; in seconds.
+        corrections: part, how it is split (or ``whole``) and lane → for sides that were measured, ascending, what the
+            model said that they take and how many times as long it was; between them it changes evenly.
+        usual: how it is split → the same, for parts that are not among the corrections.
+        copy_s_per_byte: to slice and to join.
+        join_s_per_byte: to join, where that was measured.
+    """
+
+    space: SegmentSpace
+    costs: ChainCosts
+    corrections: dict[tuple[int, int, str, str], list[tuple[float, float]]] = field(default_factory=dict)
+    usual: dict[str, float] = field(default_factory=dict)
+    copy_s_per_byte: float = COPY_S_PER_BYTE
+    join_s_per_byte: float | None = None
+    _known: dict[Split, tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
+    _side_by_side: dict[int, SideBySide] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lane = {p.name: i for i, p in enumerate(self.space.platform.processors)}
+        self._rows: list[list[float]] = self.costs.operator_s.tolist()
+        platform, pairs = self.space.platform, self.space.pairs
+        self.alone, self.pairs = (
+            pairs_of(platform, zip(*[self.space.lanes] * 2, strict=True)),
+            pairs_of(platform, pairs),
+        )
+        self.tables = SharedTables(self.space, self.costs)
+
+    def _factor(self, first: int, last: int, how: str, lane: str, believed_s: float) -> float:
+        known = self.corrections.get((first, last, how, lane))
+        if known is None:
+            return self.usual.get(how, 1.0)
+        after = bisect(known, (believed_s, math.inf))
+        if after in (0, len(known)):
+            return known[min(after, len(known) - 1)][1]
+        (low_s, low), (high_s, high) = known[after - 1], known[after]
+        return low + (high - low) * (believed_s - low_s) / (high_s - low_s)
+
+    def whole_s(self, first: int, last: int, lane: str) -> float:
+        """Return what operators take on one lane as a part."""
+        i = self._lane[lane]
+        seconds, overhead_s = sum(self._rows[i][first:last]), float(self.costs.overhead_s[i])
+        return seconds * self._factor(first, last, "whole", lane, seconds + overhead_s) + overhead_s
+
+    def sides_s(self, part: Part) -> tuple[float, float]:
+        """Return what the two sides of a part that is no branches take, without meeting each other."""
+        if part.axis is None:
+            return self.whole_s(part.first, part.last, part.on[0]), 0.0
+        if part.axis == "branches" or self.space.step(part) is None:
+            return math.inf, math.inf
+        first, second = self._work(Split(part.first, part.last, part.axis, (part.cut,)))
+        return self._side_s(part, 0, first), self._side_s(part, 1, second)
+
+    def _side_s(self, part: Part, side: int, work: Sequence[tuple[int, float]]) -> float:
+        lane = self._lane[part.on[side]]
+        row = self._rows[lane]
+        seconds = sum(row[operator] * share for operator, share in work if operator >= 0)
+        copied = sum(nbytes for operator, nbytes in work if operator < 0) * self._copy_s_per_byte(part)
+        overhead_s = float(self.costs.overhead_s[lane])
+        believed_s = seconds + copied + overhead_s
+        factor = self._factor(part.first, part.last, str(part.axis), part.on[side], believed_s)
+        return (seconds + copied) * factor + overhead_s
+
+    def _work(self, split: Split) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """Return for each side its operators and the share of their work; -1 stands for bytes that are copied."""
+        if split not in self._known:
+            sides, graph, axis = self.space.sides(split), self.space.graph, split.axis
+            self._known[split] = tuple(
+                (*((p.operator, _share(graph, p, axis)) for p in pieces), (-1, float(_sliced(graph, sides, pieces))))
+                for pieces in sides.pieces
+            )
+        return self._known[split]
+
+    def join_s(self, part: Part) -> float:
+        """Return what it takes to bring the sides together: to hand over, and to copy what is not where it belongs."""
+        if part.axis is None or part.axis == "branches":
+            return 0.0
+        if self.space.step(part) is None:
+            return math.inf
+        a, b = (self._lane[lane] for lane in part.on)
+        byte_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
+        return float(self.costs.hand_over_s[part.last - 1, b, a]) + self.joined_nbytes(part) * byte_s
+
+    def joined_nbytes(self, part: Part) -> int:
+        """Return what must be copied to bring the sides of a part together."""
+        if part.axis is None or part.axis == "branches" or self.space.step(part) is None:
+            return 0
+        graph, stays = self.space.graph, self._copy_s_per_byte(part) == 0.0
+        shares = self.space.sides(Split(part.first, part.last, part.axis, (part.cut,))).shares
+        # What the caller gets is put together for him, wherever it lies.
+        return sum(graph.tensors[t].nbytes for t in shares if t in graph.outputs or not stays)
+
+    def _copy_s_per_byte(self, part: Part) -> float:
+        """Return what moving a byte takes: nothing where rows lie where they belong, in memory that both lanes share.
+
+        :mod:`search_spaces.rewrites.views` tells when.
+        """
+        shared = all(self.space.platform[lane].kind == "cpu" for lane in part.on)
+        return 0.0 if shared and part.axis == "height" else self.copy_s_per_byte
+
+    def part_s(self, part: Part, before: str | None = None, after: str | None = None) -> float:
+        """Return what a part takes, from the end of the one before it, which ended on that processor.
+
+        Args:
+            after: where what follows runs; it matters to branches alone, which come together there.
+        """
+        if part.axis == "branches":
+            return self._branches_s(part, before, after)
+        first_s, second_s = self.sides_s(part)
+        begin_s = first_s + self._hand_over_s(part.first, before, part.on[0])
+        if part.axis is None:
+            return begin_s
+        other_s = self._hand_over_s(part.first, before or part.on[0], part.on[1])
+        return max(begin_s, second_s + other_s) + self.join_s(part)
+
+    def _branches_s(self, part: Part, before: str | None, after: str | None) -> float:
+        segment = self.space.segment(part.first)
+        lanes = list(dict.fromkeys(part.on))
+        words = words_of(segment, [tuple(lanes.index(name) for name in part.on)], len(lanes))
+        behind_s = np.zeros(1 if after is None else len(self._rows))
+        on = np.array([[self._lane[name] for name in lanes]])
+        timed = self.timed(segment, self.hand_overs_s, behind_s)
+        total = self.apart(segment).all_s(words, on, timed, None if before is None else self._lane[before])
+        return float(total[0, 0, 0 if after is None else self._lane[after]])
+
+    def timed(self, segment: Segment, hand_over_s: Seconds, behind_s: Seconds) -> Timed:
+        """Return what the runs of a segment take, as measuring them taught."""
+        own = np.array([self.costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]).T
+        for lane, i in self._lane.items():
+            whole_s = float(own[i].sum()) + float(self.costs.overhead_s[i])
+            own[i] *= self._factor(segment.first, segment.joint, "branches", lane, whole_s)
+        return Timed(np.minimum(own, NEVER_S), self.costs.overhead_s, hand_over_s, behind_s)
+
+    def branch_s(self, part: Part) -> dict[str, float]:
+        """Return what each processor of a part of branches works, without meeting the others."""
+        segment = self.space.segment(part.first)
+        timed = self.timed(segment, self.hand_overs_s, np.zeros(1))
+        found: dict[str, float] = {}
+        for stage in segment.stages(part.on):
+            name = part.on[stage[0]]
+            lane = self._lane[name]
+            own_s = float(timed.run_s[lane, list(stage)].sum()) + float(self.costs.overhead_s[lane])
+            found[name] = found.get(name, 0.0) + own_s
+        return found
+
+    def apart(self, segment: Segment) -> SideBySide:
+        """Return the ways to place the runs of a segment."""
+        if segment.first not in self._side_by_side:
+            self._side_by_side[segment.first] = SideBySide(self.space, segment, self.costs)
+        return self._side_by_side[segment.first]
+
+    @cached_property
+    def hand_overs_s(self) -> Seconds:
+        """What cuts cost, shape ``(n, L, L)``; nothing on one processor."""
+        found = np.array(self.costs.hand_over_s)
+        found[:, np.arange(len(self._rows)), np.arange(len(self._rows))] = 0.0
+        return found
+
+    def _hand_over_s(self, operator: int, before: str | None, lane: str) -> float:
+        if before is None or before == lane:
+            return 0.0
+        return float(self.costs.hand_over_s[operator, self._lane[before], self._lane[lane]])
+
+    def lane(self, name: str) -> int:
+        """Return the place of a processor on the platform."""
+        return self._lane[name]
+
+    def cost_s(self, parts: Sequence[Part]) -> float:
+        """Return what parts that follow each other take."""
+        total, before = 0.0, None
+        for number, part in enumerate(parts):
+            after = parts[number + 1].on[0] if number + 1 < len(parts) else None
+            total += self.part_s(part, before, after)
+            before = after if part.axis == "branches" else part.on[0]
+        return total
+
+    def price(self, plan: Plan) -> float:
+        """Return what a plan of the space takes."""
+        return self.cost_s(self.space.parts(plan))
+
+    def best(self, *, chains: bool = True, splits: bool = True, branches: bool = True) -> Costed:
+        """Return the blocks that take the least, over all of the space.
+
+        Args:
+            chains: whether a split part may have more than one operator.
+            splits: whether there may be split parts at all.
+            branches: whether branches may run side by side.
+        """
+        blocks = Search(self, chains=chains, splits=splits, branches=branches).blocks()
+        parts = self.space.expand(blocks)
+        return Costed(blocks, parts, self.cost_s(parts))
+
+    def beliefs(self) -> Beliefs:
+        """Return what is believed of parts, as arrays."""
+        join_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
+        corrections = by_first(self.corrections)
+        return Beliefs(self.costs, self.hand_overs_s, corrections, self.usual, self.copy_s_per_byte, join_s)
+
+    def greedy(self) -> Costed:
+        """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time.
+
+        In a segment of several operators, of which one block alone can begin, all of it is one block.
+        """
+        count = len(self.space.graph.operators)
+        blocks: list[Block] = []
+        before: str | None = None
+        first = 0
+        while first < count:
+            block = self._single(first, self.space.segment(first).last, before)
+            while block.way in AXES and block.last < count:
+                after = self.space.segment(block.last).last
+                longer = self._single(first, after, before, block.way)
+                alone = self._single(block.last, after, block.on)
+                apart_s = self._block_s(block, before) + self._block_s(alone, block.on)
+                if longer.way == "whole" or self._block_s(longer, before) >= apart_s:
+                    break
+                block = longer
+            if blocks and block.way == "whole" and blocks[-1].way == "whole" and blocks[-1].on == block.on:
+                blocks[-1] = replace(blocks[-1], last=block.last)
+            else:
+                blocks.append(block)
+            before, first = block.on, block.last
+        parts = self.space.expand(blocks)
+        return Costed(tuple(blocks), parts, self.cost_s(parts))
+
+    def _block_s(self, block: Block, before: str | None) -> float:
+        total, parts = 0.0, self.space.parts_of(block)
+        for part in parts:
+            total += self.part_s(part, before)
+            before = part.on[0]
+        return total
+
+    def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
+        """Return the cheapest way to run a block by splits or whole; along an axis, where that can be."""
+        beliefs, place = self.beliefs(), None if before is None else self._lane[before]
+        nothing_s = np.zeros((last + 1, len(self._rows)))
+        lasts = np.array([last])
+        found = [beliefs.whole(first, lasts, self.alone, nothing_s)]
+        for each in self.space.axes:
+            chains = self.tables.split(first, each).between(last, last)
+            found.append(beliefs.shared(chains, self.pairs, nothing_s))
+        found = [ways for ways in found if ways.first_s.size]
+        if axis is not None:
+            found = [ways for ways in found if ways.how == axis] or found
+        hand_over_s = self.hand_overs_s[first]
+        (_, at), ways = min(((ways.least(hand_over_s, place), ways) for ways in found), key=lambda pair: pair[0][0])
+        return block_of(self.space, ways, at)
+
+
+def _share(graph: Graph, piece: Piece, axis: Axis) -> float:
+    """Return the share of an operator's work that a side does, in whole tiles."""
+    operator = graph.operators[piece.operator]
+    rows = piece.rows[1] - piece.rows[0]
+    tensor = operator.outputs[0]
+    if axis == "height" and operator.kind == "MEAN":
+        tensor = operator.inputs[0]
+    shape = graph.tensors[tensor].shape
+    whole = shape[axis_of(shape, axis) or 0]
+    tile = TILES[axis]
+    return (-(-rows // tile) * tile) / (-(-whole // tile) * tile)
+
+
+def _sliced(graph: Graph, sides: Sides, pieces: Sequence[Piece]) -> int:
+    """Return the bytes that a side slices from what the chain reads."""
+    inside = range(sides.split.first, sides.split.last)
+    found: dict[tuple[int, int, int], int] = {}
+    for piece in pieces:
+        for tensor, need in zip(graph.operators[piece.operator].inputs, piece.needs, strict=True):
+            if need is None or graph.tensors[tensor].constant or graph.producer.get(tensor, -1) in inside:
+                continue
+            held = graph.tensors[tensor]
+            whole = held.shape[need.dimension]
+            if need.last - need.first < whole:
+                found[tensor, need.first, need.last] = held.nbytes * (need.last - need.first) // whole
+    return sum(found.values())

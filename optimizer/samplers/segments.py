@@ -1,0 +1,201 @@
+"""The sampler ``auto`` for branches and splits: the model's optimum, then that of the model as measurement corrects it.
+
+What a stage took tells how much longer than by the model its operators take there, shared like that, and parts that
+nobody has measured are taken to be off by as much as the usual ones. When the corrected optimum is known, what lies
+beside the best plans measured is tried, the cheapest by the model first: a cut moved, a block made of two or parted in
+two, another share, another axis, nothing shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from statistics import geometric_mean, median
+
+import numpy as np
+
+from evaluators.samples import Measurement
+from evaluators.schedule import Timeline
+from optimizer.exact.segment_model import SegmentModel
+from optimizer.samplers.auto import Problem
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.segment_space import AXES, EACH, Block, SegmentSpace
+from search_spaces.spaces.shared_chains import GRID
+from search_spaces.spaces.shared_parts import How, Part
+
+_BEST = 3
+_NEAR = 1.3  # what the other axis may cost by the model, to be tried
+_LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else went wrong
+_CODES = 64  # ways to place the runs of a segment that are looked at beside one
+
+Key = tuple[int, int, str, str]
+
+
+def _joining(timeline: Timeline | None) -> dict[int, float]:
+    """Return, for stages that bring two sides together too, which share of their time that takes."""
+    found: dict[int, list[float]] = {}
+    for event in sorted(timeline.events, key=lambda e: e.start_s) if timeline is not None else ():
+        found.setdefault(event.stage, []).append(event.end_s - event.start_s)
+    return {stage: spans[-1] / sum(spans) for stage, spans in found.items() if len(spans) == 2 and sum(spans) > 0.0}
+
+
+class SegmentProposer:
+    """See the module, and :class:`~optimizer.samplers.auto.Proposer`."""
+
+    def __init__(self, problem: Problem, space: SegmentSpace) -> None:
+        self._problem = problem
+        self._space = space
+        self._model = SegmentModel(space, problem.model)
+        self._plain = SegmentModel(space, problem.model)
+        self._tried: set[str] = set()
+        self._measured: list[tuple[float, tuple[Block, ...]]] = []
+        self._factors: dict[Key, dict[float, list[float]]] = {}
+        self._copies: list[float] = []
+        self._axes: set[How | None] = set()
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        self._tried.add(plan.digest)
+        blocks = self._space.blocks(plan)
+        parts = self._space.expand(blocks)
+        self._axes.update(part.axis for part in parts)
+        if measurement is None:
+            return
+        self._measured.append((measurement.latency_s.median / (speed * measurement.cold), blocks))
+        if measurement.stopped != "raced":
+            self._learn(plan, parts, measurement, speed * measurement.cold)
+
+    def _learn(self, plan: Plan, parts: tuple[Part, ...], measurement: Measurement, usual: float) -> None:
+        seconds = np.array(measurement.stage_s) / usual
+        took: dict[tuple[int, str], tuple[float, int]] = {}  # of a part's first operator: each side's, and the stage
+        first_of = {o: part.first for part in parts for o in range(part.first, part.last)}
+        for index, stage in enumerate(plan.stages):
+            side = first_of[stage.operators[0]], stage.processor
+            took[side] = took.get(side, (0.0, index))[0] + float(seconds[index]), index
+        joining = _joining(measurement.timeline)
+        for part in parts:
+            for lane, believed_s in self._sides_s(part).items():
+                found_s, index = took.get((part.first, lane), (0.0, -1))
+                if lane == part.on[0] and part.axis != "branches":
+                    if index in joining:
+                        self._copies.append(found_s * joining[index] / max(1, self._model.joined_nbytes(part)))
+                        found_s *= 1.0 - joining[index]
+                    else:
+                        found_s = max(found_s - self._plain.join_s(part), 0.5 * found_s)
+                if found_s > 0.0 and believed_s > 0.0:
+                    own = part.first, part.last, str(part.axis or "whole"), lane
+                    factor = min(max(found_s / believed_s, _LEAST), _MOST)
+                    self._factors.setdefault(own, {}).setdefault(believed_s, []).append(factor)
+        by_axis: dict[str, list[float]] = {}
+        for key, sides in self._factors.items():
+            self._model.corrections[key] = sorted((s, geometric_mean(found)) for s, found in sides.items())
+            by_axis.setdefault(key[2], []).append(geometric_mean(f for _, f in self._model.corrections[key]))
+        for how, factors in by_axis.items():
+            self._model.usual[how] = geometric_mean(factors)
+        if self._copies:
+            self._model.join_s_per_byte = median(self._copies)
+
+    def _sides_s(self, part: Part) -> dict[str, float]:
+        """Return what the model says that each processor of a part works, without meeting others."""
+        if part.axis != "branches":
+            return dict(zip(part.on, self._plain.sides_s(part), strict=False))
+        return self._plain.branch_s(part)
+
+    def propose(self) -> Plan | None:
+        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        blocks = self._model.best().blocks
+        across = self._across(blocks)
+        if across is not None:
+            return across
+        best = self._plan(blocks)
+        if best.digest not in self._tried and self._problem.fits(best):
+            return best
+        leaders = [blocks for _, blocks in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
+        near = [
+            (self._model.cost_s(self._space.expand(moved)), moved) for each in leaders for moved in self._beside(each)
+        ]
+        # On many processors there are tens of thousands; plans are made of the cheapest ones only.
+        for _, alike in groupby(sorted(near, key=itemgetter(0)), key=itemgetter(0)):
+            plans = {plan.digest: plan for plan in (self._plan(moved) for _, moved in alike)}
+            for digest in sorted(plans.keys() - self._tried):
+                if self._problem.fits(plans[digest]):
+                    return plans[digest]
+        return None
+
+    def _plan(self, blocks: Sequence[Block]) -> Plan:
+        return self._space.plan(self._space.expand(blocks))
+
+    def _across(self, blocks: tuple[Block, ...]) -> Plan | None:
+        """Return blocks with what is split along the other axis, where nothing has been tried along that yet."""
+        if len(self._space.axes) < 2 or len(self._axes & set(AXES)) != 1:
+            return None
+        turned = [self._turned(block) for block in blocks]
+        if not any(turned):
+            return None
+        plan = self._plan([new or old for new, old in zip(turned, blocks, strict=True)])
+        return plan if plan.digest not in self._tried and self._problem.fits(plan) else None
+
+    def _turned(self, block: Block) -> Block | None:
+        """Return a block that is split along the other axis, at about the same share, where that may be as good."""
+        if block.way in EACH:
+            ways = list(EACH)
+            return replace(block, way=ways[block.way == ways[0]])
+        if block.way not in AXES or block.way not in self._axes:
+            return None
+        axis = AXES[block.way == AXES[0]]
+        cuts = self._space.cuts(block.first, block.last, axis)
+        if not cuts:
+            return None
+        found = replace(block, way=axis, share=min(cuts, key=lambda step: abs(step - block.share)))
+        return found if self._block_s(found) <= _NEAR * self._block_s(block) else None
+
+    def _block_s(self, block: Block) -> float:
+        return self._plain.cost_s(self._space.parts_of(block))
+
+    def _beside(self, blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
+        """Yield what is one step away from a sequence of blocks."""
+        for i, block in enumerate(blocks):
+            head, tail = blocks[:i], blocks[i + 1 :]
+            for other in self._instead(block):
+                yield (*head, other, *tail)
+            if tail and block.way == tail[0].way and block.way in {"whole", *AXES}:
+                yield (*head, replace(block, last=tail[0].last, share=tail[0].share), *tail[1:])
+            for middle in self._space.begins(block.first, block.last):
+                first, second = replace(block, last=middle), self._nearest(block, middle)
+                yield (*head, self._nearest(first, first.first), second, *tail)
+
+    def _instead(self, block: Block) -> Iterator[Block]:
+        """Yield other ways to run the operators of a block."""
+        first, last = block.first, block.last
+        for lane in self._space.lanes:
+            yield Block(first, last, "whole", lane)
+        for axis in self._space.axes:
+            for on, other in self._space.pairs:
+                for step in self._space.cuts(first, last, axis):
+                    yield Block(first, last, axis, on, other, step)
+        segment = self._space.segment(first)
+        if self._space.axes and len(segment) > 1:
+            for way in EACH:
+                for on, other in self._space.pairs:
+                    yield from (Block(first, last, way, on, other, share) for share in range(1, GRID))
+        if segment.runs and first == segment.first:
+            base = self._space.base(segment)
+            codes = range(1, base ** len(segment.runs))
+            if len(codes) > _CODES and block.way == "branches":  # one run elsewhere
+                digits = [block.share // base**r % base for r in range(len(segment.runs))]
+                beside = [block.share + (d - digits[r]) * base**r for r in range(len(digits)) for d in range(base)]
+                yield from (replace(block, share=code) for code in beside if code)
+            elif len(codes) <= _CODES:
+                for on, other in self._space.pairs_for("branches"):
+                    yield from (Block(first, last, "branches", on, other, code) for code in codes)
+
+    def _nearest(self, block: Block, first: int) -> Block:
+        """Return the operators of a block from one on, shared as it is, as near as can be."""
+        found = replace(block, first=first)
+        if block.way in AXES:
+            cuts = self._space.cuts(first, block.last, AXES[block.way == AXES[1]])
+            if cuts:
+                return replace(found, share=min(cuts, key=lambda step: abs(step - block.share)))
+        return found if block.way in EACH else Block(first, block.last, "whole", block.on)

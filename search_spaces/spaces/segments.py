@@ -1,0 +1,136 @@
+"""The segments of a model: what lies between two tensors through which everything passes, and what can run apart there.
+
+A *gate* is an operator that needs all operators before it and that all operators after it need, and whose outputs are
+all that crosses to them. Nothing after a gate can begin before it has ended, so what lies between two gates is a
+problem of its own once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception, ResNet,
+SqueezeNet) a segment is a module; in a chain of operators it is one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.branch_runs import BranchRuns
+
+_MOST_CODES = 1 << 53  # numbers up to this are exact where samplers take them for floats
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive operators, and the runs among them that can be on different processors at the same time.
+
+    Attributes:
+        first, last: the operators, half-open.
+        joint: where the runs end: the gate that reads them, or ``last`` where the model ends without one.
+        runs: the operators of each run, by their first one; together they are ``first … joint-1``. None where nothing
+            can run side by side.
+        reads: for each run the runs that it reads from, all of them before it.
+    """
+
+    first: int
+    last: int
+    joint: int
+    runs: tuple[tuple[int, ...], ...] = ()
+    reads: tuple[frozenset[int], ...] = ()
+
+    def __len__(self) -> int:
+        """Return how many operators it has."""
+        return self.last - self.first
+
+    @cached_property
+    def before(self) -> tuple[int, ...]:
+        """For each run all that must be over when it begins, as a bit set."""
+        found: list[int] = []
+        for reads in self.reads:
+            bits = 0
+            for run in reads:
+                bits |= found[run] | 1 << run
+            found.append(bits)
+        return tuple(found)
+
+    def stages(self, on: Sequence[object]) -> list[tuple[int, ...]]:
+        """Return which runs become a stage together, where run ``i`` is on the processor ``on[i]``.
+
+        A run joins the last stage on its processor if it waits for nothing that this stage has not waited for, and
+        nobody on another one waits for the stage who need not wait for the run as well. So joining delays nothing.
+        """
+        readers: list[list[int]] = [[] for _ in self.runs]
+        for run, reads in enumerate(self.reads):
+            for before in reads:
+                readers[before].append(run)
+        last: dict[object, int] = {}
+        made: list[list[int]] = []
+        known: list[int] = []  # for each stage its runs and all that is over when it begins
+        for run, lane in enumerate(on):
+            at = last.get(lane)
+            if at is not None and not self.before[run] & ~known[at]:
+                waiting = (r for member in made[at] for r in readers[member] if on[r] != lane)
+                if all(self.before[r] >> run & 1 for r in waiting):
+                    made[at].append(run)
+                    known[at] |= 1 << run
+                    continue
+            last[lane] = len(made)
+            made.append([run])
+            known.append(self.before[run] | 1 << run)
+        return [tuple(stage) for stage in made]
+
+    def base(self, processors: int) -> int:
+        """Return in which base the processors of the runs are written as one number: one digit a run.
+
+        It is the number of processors, or less where there are so many runs that the number would be inexact; 1 where
+        even two processors are too many.
+        """
+        base = processors if self.runs else 1
+        while base > 1 and base ** len(self.runs) > _MOST_CODES:
+            base -= 1
+        return base
+
+
+def gates(graph: Graph) -> list[int]:
+    """Return the gates, ascending."""
+    count = len(graph.operators)
+    readers = [[c for t in o.outputs for c in graph.consumers.get(t, ())] for o in graph.operators]
+    after = [bool(graph.predecessors(o)) for o in range(count)]
+    # The last position before which every operator from here on reads from some other operator.
+    rooted = count
+    while rooted > 0 and after[rooted - 1]:
+        rooted -= 1
+    found, reach = [], -1
+    for operator in range(count):
+        # All before it are read, and by nobody after it; all after it read something, so they all need it.
+        if reach <= operator and operator + 1 >= rooted:
+            found.append(operator)
+        if not readers[operator]:
+            break
+        reach = max(reach, *readers[operator])
+    return found
+
+
+def segments_of(graph: Graph) -> tuple[Segment, ...]:
+    """Return the segments in order; together they hold every operator once."""
+    runs = BranchRuns.of(graph).runs
+    found: list[Segment] = []
+    first = 0
+    for gate in gates(graph):
+        found.append(_segment(graph, runs, first, gate + 1, gate))
+        first = gate + 1
+    if first < len(graph.operators):
+        found.append(_segment(graph, runs, first, len(graph.operators), len(graph.operators)))
+    return tuple(found)
+
+
+def _segment(graph: Graph, runs: Sequence[tuple[int, ...]], first: int, last: int, joint: int) -> Segment:
+    inside = [own for run in runs if (own := tuple(o for o in run if first <= o < joint))]
+    run_of = {operator: number for number, run in enumerate(inside) for operator in run}
+    reads = [
+        frozenset(run_of[p] for o in run for p in graph.predecessors(o) if p in run_of) - {number}
+        for number, run in enumerate(inside)
+    ]
+    if any(read > number for number, each in enumerate(reads) for read in each):
+        return Segment(first, last, joint)  # runs that lie within each other: none can be placed by itself
+    found = Segment(first, last, joint, tuple(inside), tuple(reads))
+    apart = any(bits != (1 << number) - 1 for number, bits in enumerate(found.before))
+    return found if apart else Segment(first, last, joint)

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.cost_model.calibrate_nets import GENERATOR, network, networks
+from evaluators.cost_model.calibrate_profile import Fits, next_network
+from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions, operator_seconds
+from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_duties
+from evaluators.cost_model.fit import TimedModel, fit_processor
+from evaluators.cost_model.indicators import explained, indicators, width_names
+from evaluators.cost_model.kernels import Tile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
+from evaluators.testing import SyntheticEvaluator
+from optimizer.cli import main
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
+from optimizer.study.records import Record
+from optimizer.tools.calibrate import Measured, calibrate, refine
+from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
+from search_spaces.models import zoo
+from search_spaces.models.zoo.builder import Builder
+from tests.support.sentences import fails
+from tests.support.short_studies import Quiet
+
+
+def true_s(feature: OperatorFeatures) -> float:
+    """A machine: tiles of 16 channels, 50 GMAC/s, 10 GB/s, slower where little is left of a tile."""
+    if feature.free:
+        return float("nan")
+    channels = -(-feature.output[2] // 16) * 16 / max(1, feature.output[2])
+    rate = 5e10 if feature.kernel != "depthwise" else 1.5e10
+    return 1e-6 + feature.macs * channels / rate + feature.moved_bytes / 1e10
+
+
+@cache
+def timed_networks(count: int, seed: int = 1) -> tuple[TimedModel, ...]:
+    found = []
+    for index, draft in enumerate(networks([f"n{i}" for i in range(count)], seed)):
+        features = operator_features(draft.graph())
+        seconds = np.array([true_s(f) for f in features])
+        found.append(TimedModel(draft.name, str(index), features, float(np.nansum(seconds)) * 1.02 + 5e-6, seconds))
+    return tuple(found)
+
+
+@cache
+def fitted_to_six() -> ProcessorProfile:
+    return fit_processor(timed_networks(6), tune=False)
+
+
+def test_kernels_that_one_implementation_runs_are_learnt_together() -> None:
+    kernels = fitted_to_six().kernels
+    assert kernels["winograd"] == kernels["conv"]
+    assert kernels["grouped"] == kernels["conv"]
+    assert kernels["pointwise/strided"] == kernels["conv"]
+    assert kernels["fully_connected/rows"] == kernels["pointwise"]
+    assert kernels["fully_connected/vector"] != kernels["pointwise"]
+
+
+def test_products_of_few_shapes_are_priced_as_those_of_many() -> None:
+    models = timed_networks(6)
+    few = [m for m in models if all(f.kernel != "matmul" for f in m.features)]
+    product = OperatorFeatures("matmul", "BATCH_MATMUL", 150_000, 20_000, 0, 4_000, output=(4, 31, 31))
+    small = [replace(product, macs=150_000 + n % 3) for n in range(12)]
+    seen = TimedModel("small", "small", tuple(small), 12 * 7e-6, np.full(12, 7e-6))
+    fitted = fit_processor([*few, seen], tune=False)
+    kernels = fitted.kernels
+    assert kernels["matmul"].prices == kernels["pointwise"].prices
+    assert kernels["matmul"].samples == 12
+    assert not CostProfile("it", {"core": fitted}).concerns(small, "core")
+    many = [replace(product, macs=100_000 * n) for n in range(1, 13)]
+    known = TimedModel("large", "large", tuple(many), 1e-3, np.array([true_s(f) for f in many]))
+    kernels = fit_processor([*few, known], tune=False).kernels
+    assert kernels["matmul"].prices != kernels["pointwise"].prices
+
+
+def test_a_kind_of_few_shapes_is_known_to_its_coarser_kernel_only() -> None:
+    large = OperatorFeatures("elementwise", "SQUARED_DIFFERENCE", 0, 2_000_000, 0, 1_000_000, output=(64, 64, 61))
+    few = [replace(large, read_bytes=2_000_000 + n % 5) for n in range(20)]
+    seen = TimedModel("few", "few", tuple(few), 20 * 6e-5, np.full(20, 6e-5))
+    kernels = fit_processor([*timed_networks(6), seen], tune=False).kernels
+    assert "elementwise/SQUARED_DIFFERENCE" not in kernels
+    many = [replace(large, read_bytes=2_000_000 + n) for n in range(20)]
+    seen = TimedModel("many", "many", tuple(many), 20 * 6e-5, np.full(20, 6e-5))
+    assert "elementwise/SQUARED_DIFFERENCE" in fit_processor([*timed_networks(6), seen], tune=False).kernels
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 1e-2))
+def test_a_duty_is_a_share(seed: int, second_s: float) -> None:
+    features = operator_features(network("net", seed % 8).graph())
+    seconds = np.random.default_rng(seed).uniform(0.0, second_s, len(features))
+    duties = [f.duty for f in with_duties(features, seconds)]
+    assert all(-1e-9 <= duty <= 1.0 + 1e-9 for duty in duties)
+    if not any(multiplies_matrices(f) and not f.free for f in features):
+        assert max(duties) == 0.0
+
+
+def test_a_duty_rises_with_products_and_fades_behind_them() -> None:
+    plane = (28, 28, 64)
+    product, other = (
+        OperatorFeatures(kernel, "CONV_2D", 10**7, 10**5, 10**4, 10**5, plane, plane)
+        for kernel in ("pointwise", "conv")
+    )
+    fading = [f.duty for f in with_duties([product, *[other] * 5], np.full(6, 1e-3))]
+    assert fading[1:] == sorted(fading[1:], reverse=True)
+    assert fading[1] == max(fading)
+    assert [f.duty for f in with_duties([product] * 3, np.full(3, 1e-3))] == pytest.approx([1.0] * 3)
+    assert [f.duty for f in with_duties([other] * 3, np.array([1e-3, np.nan, 1e-3]))] == [0.0] * 3
+
+
+def test_a_fit_predicts_what_it_has_not_seen() -> None:
+    fitted = CostProfile("fitted", {"it": fit_processor(timed_networks(14))})
+    for model in timed_networks(6, seed=99):
+        assert fitted.predict_whole(model.features, "it") == pytest.approx(model.whole_s, rel=0.5)
+    _, sigma = fitted.predict(timed_networks(1, seed=98)[0].features, "it")
+    assert np.all(sigma >= 0)
+
+
+def test_a_fit_refuses_what_is_no_time() -> None:
+    models = timed_networks(3)
+    damaged = replace(models[0], operator_s=-models[0].operator_s)
+    with fails(ProfileError):
+        fit_processor([damaged])
+    unknown = replace(models[0], operator_s=np.full(len(models[0].features), np.nan))
+    with fails(ProfileError):
+        fit_processor([unknown])
+
+
+def test_a_fitted_profile_survives_its_file() -> None:
+    profile = CostProfile("fitted", {"core": fitted_to_six()})
+    platform = SyntheticEvaluator().platform()
+    again, _ = from_json(json.loads(json.dumps(to_json(profile, platform))))
+    features = timed_networks(1, seed=7)[0].features
+    before, after = (p.predict(features, "core") for p in (profile, again))
+    assert np.allclose(before.seconds, after.seconds)
+    assert np.allclose(before.relative_sigma, after.relative_sigma)
+
+
+def test_kernels_find_their_operators() -> None:
+    graph = next(d for d in networks([f"n{i}" for i in range(8)], 2) if len(d.graph().operators) > 20).graph()
+    features = operator_features(graph)
+    kinds = {"CONV_2D": "Convolution (NHWC, F32) IGEMM", "DEPTHWISE_CONV_2D": "Convolution (NHWC, F32) DWConv"}
+    ran = [(kinds.get(f.kind, f.kind), i) for i, f in enumerate(features) if f.kind in kinds]
+    found = operator_seconds(features, [n for n, _ in ran], [float(i + 1) for _, i in ran])
+    expected = [i for i, f in enumerate(features) if f.kind == "CONV_2D"]
+    if all(f.kind != "FULLY_CONNECTED" for f in features):
+        assert [found[i] for i in expected] == [float(i + 1) for i in expected]
+    else:  # the numbers of the class do not agree: better no times than wrong ones
+        assert np.isnan(found[expected]).all()
+
+
+def test_the_next_network_is_another_one() -> None:
+    graph = networks(["n"], 0)[0].graph()
+    features = operator_features(graph)
+    seconds = np.array([true_s(f) for f in features])
+    one = Timed("n", "core", features, seconds, 1.0, 1.0, 0)
+    assert next_network([]) != next_network([one])
+    assert next_network([one]) == next_network([one])
+
+
+def test_a_fit_is_made_anew_only_when_enough_was_timed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.SPACE_FILLING", 4)
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile._REFIT_EVERY", 2)
+    fitted: list[int] = []
+
+    def fit(models: Sequence[TimedModel], **options: Any) -> Any:
+        fitted.append(len(models))
+        return fit_processor(models, **options)
+
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.fit_processor", fit)
+    timed = [
+        Timed(m.name, "core", m.features, m.operator_s, m.whole_s, 1.0, i) for i, m in enumerate(timed_networks(6))
+    ]
+    fits: Fits = {}
+    chosen = [next_network(timed[:count], fits=fits) for count in (4, 5, 6)]
+    assert fitted == [4, 6]
+    assert next_network(timed[:5]) == chosen[1]
+    assert fitted == [4, 6, 4]
+
+
+def test_networks_of_one_name_are_not_mixed_up() -> None:
+    evaluator = SyntheticEvaluator()
+    platform = evaluator.platform()
+    drafts = [_convolutions(f"link{side}x{channels}", side, channels, 3) for side, channels in MAPS]
+    for channels in (8, 16):
+        net = Builder("same")
+        drafts.append(net.finish(net.conv(net.input((1, 8, 8, 3)), channels, 3, "conv")))
+    with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
+        bench._files = True
+        for _ in range(2):
+            assert [bench.loaded(draft).digest for draft in drafts] == [draft.graph().digest for draft in drafts]
+    assert len({draft.name for draft in drafts[: len(MAPS)]}) == len(MAPS)
+
+
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    """Let calibrations time few networks and small models, and look less hard for length scales."""
+    patch.setattr("evaluators.cost_model.correction._MOST_TUNED", 30)
+    patch.setattr("evaluators.cost_model.fit._TILES", (Tile(), Tile(1, 16)))
+    patch.setattr("evaluators.cost_model.fit._NEAR_S", (3e-3,))
+    patch.setattr("evaluators.cost_model.fit._CACHE_BYTES", (0.0,))
+    patch.setattr("optimizer.tools.calibrate.MOST_NETS", 4)
+    patch.setattr("optimizer.tools.calibrate.KEPT_OUT", ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a calibration of the synthetic machine and its log; tests work on copies."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        out = folder / "here.json"
+        command = ["optimize", "calibrate"]
+        found = calibrate(out, ["cpu", "cpu0"], 5.0, evaluator="synthetic", command=command)
+    assert not found.interrupted
+    return folder
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Calibrates the synthetic machine with few networks, or goes on with what ``tmp_path`` holds."""
+    make_small(monkeypatch)
+
+    def make(**options: Any) -> Any:
+        return calibrate(tmp_path / "here.json", ["cpu", "cpu0"], 5.0, evaluator="synthetic", **options)
+
+    return make
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """The file of a finished calibration, its log beside it."""
+    for file in finished.iterdir():
+        shutil.copy(file, tmp_path)
+    return tmp_path / "here.json"
+
+
+def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., Any]) -> None:
+    profile, platform = read_profile(copied)
+    assert [p.name for p in platform.processors] == ["cpu", "cpu0"]
+    assert profile.errors["cpu"]["models"]["cases"] == 2
+    assert profile.errors["cpu"]["models"]["median"] < 0.5
+    assert profile.provenance["command"] == ["optimize", "calibrate"]
+    told: list[str] = []
+    again = calibrated(tell=told.append)
+    assert told == ["12 timings of an earlier start are used"]
+    features = operator_features(network("net", 1).graph())
+    one, two = (p.predict(features, "cpu").seconds for p in (again.profile, profile))
+    assert one == pytest.approx(two, rel=1e-3)  # the log rounds
+
+
+def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_path: Path) -> None:
+    def interrupt(text: str) -> None:
+        if "network 4 on cpu0" in text:
+            raise KeyboardInterrupt
+
+    early = calibrated(tell=interrupt)
+    assert early.interrupted
+    assert early.profile.errors == {}
+    told: list[str] = []
+    late = calibrated(tell=told.append)
+    assert told[0] == "7 timings of an earlier start are used"
+    assert told[1] == "timing network 4 on cpu0"
+    assert not late.interrupted
+
+
+def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
+    def started(*words: str) -> list[str]:
+        """Return what is told by a calibration of two cores that ends when it comes to a text."""
+        told: list[str] = []
+
+        def tell(text: str) -> None:
+            told.append(text)
+            if text.startswith(words):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", tell=tell)
+        return told
+
+    assert started("timing cpu0 beside") == ["timing transfers from cpu0 to cpu1", "timing cpu0 beside cpu1"]
+    assert started("timing cuts") == ["timing cpu0 beside cpu1", "timing cuts on cpu0"]
+    assert started("timing network") == ["timing cuts on cpu0", "timing network 1 on cpu0"]
+    assert started("timing network") == ["timing network 1 on cpu0"]
+
+
+def test_a_log_of_another_generator_of_networks_is_refused(
+    copied: Path, calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimizer.tools.calibrate.GENERATOR", GENERATOR + 1)
+    with fails(RunFolderError):
+        calibrated()
+
+
+def test_wrong_input(tmp_path: Path, copied: Path) -> None:
+    with fails(UsageError):
+        calibrate(tmp_path / "x.json", minutes=0.0)
+    with fails(UsageError):
+        calibrate(tmp_path / "x.txt")
+    with fails(UsageError):
+        calibrate(tmp_path / "nowhere" / "x.json")
+    with fails(ProfileError):
+        Measured().add(Record(1, "timed", {"name": "net1"}))
+    timed = Timed("net3", "core", operator_features(network("net3", 3).graph()), np.zeros(0), 1.0, 1.0, 3)
+    data = timed.to_json() | {"operator_s": [-1.0] * len(timed.features)}
+    with fails(ProfileError):
+        Measured().add(Record(1, "timed", data))
+    with fails(RunFolderError):
+        calibrate(copied, ["cpu1"], 1.0, evaluator="synthetic")
+
+
+def test_too_little_time_is_told_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.tools.calibrate.MOST_NETS", 2)
+    with fails(ProfileError):
+        calibrated()
+
+
+def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
+    config = StudyConfig(
+        model="squeezenet1_1@0.25/64",
+        budget=12,
+        evaluator="synthetic",
+        processors=("cpu", "cpu0"),
+        out=tmp_path / "run",
+    )
+    run_study(config, Quiet(), ["optimize"])
+    refined = refine(copied, tmp_path / "run")
+    step = refined.profile.provenance["refined"][0]
+    assert step["after"]["median"] <= step["before"]["median"]
+    assert read_profile(copied)[0].errors["study"] == step["after"]
+    with fails(RunFolderError):
+        refine(copied, tmp_path / "nowhere")
+
+
+@pytest.mark.usefixtures("copied", "calibrated")
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["calibrate", "--evaluator", "synthetic", "--processors", "cpu,cpu0", "--minutes", "5", "-q"]
+    assert main([*arguments, "--out", str(tmp_path / "here.json")]) == 0
+    told = capsys.readouterr().out
+    assert "cpu: models kept out of the fit (2): median error" in told
+    assert "cpu0: models kept out" in told
+    assert main([*arguments, "--out", str(tmp_path / "here.txt")]) == 2
+    assert capsys.readouterr().err.startswith("optimize: --out")
+
+
+def test_indicators_of_a_sweep_explain_what_they_make_up() -> None:
+    names = width_names("mobilenet_v1")
+    assert names[0] == "mobilenet_v1@0.25"
+    assert "mobilenet_v1" in names
+    found = [indicators(zoo.draft(name).graph(), 2 << 20) for name in names]
+    assert [i.flops for i in found] == sorted(i.flops for i in found)
+    latency = [i.flops * 2e-11 + i.memory_accesses_estimate * 1e-9 for i in found]
+    told = explained(found, latency)
+    assert told["flops_and_memory"] == pytest.approx(1.0)
+    assert told["flops"] <= 1.0
+    with fails(ProfileError):
+        width_names("alexnet")
+    with fails(ProfileError):
+        explained(found, [float("nan")] * len(found))
+    with fails(ProfileError):
+        explained(found[:2], latency[:2])
+
+
+def test_a_profile_of_another_version_is_told() -> None:
+    profile = CostProfile("fitted", {"core": fit_processor(timed_networks(4), tune=False)})
+    document = json.loads(json.dumps(to_json(profile, SyntheticEvaluator().platform())))
+    document["profile"]["processors"]["core"]["kernels"]["conv"]["correction"]["scales"].append(1.0)
+    with fails(ProfileError):
+        from_json(document)

@@ -1,0 +1,108 @@
+"""What a cut costs on a lane, and what an operator waits for only where operators are timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluators.cost_model.calibrate_nets import networks
+from evaluators.cost_model.calibrate_time import Bench, CutProfile, time_cuts
+from evaluators.cost_model.features import operator_features
+from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
+from evaluators.cost_model.profile import CostProfile
+from evaluators.testing import SyntheticEvaluator
+from optimizer.tools.calibrate import calibrate
+from search_spaces.core.errors import ProfileError, UnavailableError
+from tests.evaluators.cost_model.test_calibrate import make_small
+from tests.support.sentences import fails
+
+WAIT_S, CALL_S = 2e-5, 3e-6
+
+
+def timed(count: int = 14) -> list[TimedModel]:
+    """Networks by a law: 50 GMAC/s and 10 GB/s; the first operator of each waits where operators are timed."""
+    found = []
+    for index, draft in enumerate(networks([f"n{i}" for i in range(count)], 5)):
+        features = operator_features(draft.graph())
+        seconds = np.array([np.nan if f.free else 2e-6 + f.macs / 5e10 + f.read_bytes / 1e10 for f in features])
+        whole_s = float(np.nansum(seconds)) + CALL_S
+        seconds[next(i for i, f in enumerate(features) if not f.free)] += WAIT_S
+        found.append(TimedModel(f"n{index}", str(index), features, whole_s, seconds))
+    return found
+
+
+def test_a_wait_is_told_from_work() -> None:
+    models = timed()
+    assert waited_s(models, CALL_S) == pytest.approx(WAIT_S, rel=0.05)
+    assert waited_s(models) == pytest.approx(WAIT_S - CALL_S, rel=0.05)
+    assert waited_s(models[:4]) == 0.0
+    unknown = [replace(m, whole_s=float("nan")) for m in models]
+    assert waited_s(unknown) == 0.0
+
+
+def test_only_the_first_operator_waited_and_keeps_a_part() -> None:
+    model = timed(1)[0]
+    less = model.operator_s - awake(model, WAIT_S).operator_s
+    first = next(i for i, f in enumerate(model.features) if not f.free)
+    assert less[first] == pytest.approx(WAIT_S)
+    assert np.nansum(less) == pytest.approx(WAIT_S)
+    nearly_all = awake(model, 0.9 * model.operator_s[first])
+    assert nearly_all.operator_s[first] == pytest.approx(model.operator_s[first] / 4)
+    assert awake(model, 1.0) is model  # none took as long
+    assert awake(model, 0.0) is model
+
+
+def test_a_network_that_is_not_watched_is_predicted_without_the_wait() -> None:
+    models = timed()
+    profile = CostProfile("fitted", {"core": fit_processor(models, tune=False, invocation_s=CALL_S)})
+    off = [profile.predict_whole(m.features, "core") / m.whole_s - 1.0 for m in models]
+    assert profile["core"].invocation_s >= CALL_S
+    assert float(np.median(np.abs(off))) < 0.02
+    assert abs(float(np.mean(off))) < 0.02
+
+
+@pytest.mark.parametrize("seconds", [-1e-3, 1e300, float("nan"), True, "fast", None, [1]])
+def test_what_no_cut_costs_is_refused(seconds: object) -> None:
+    with pytest.raises(ProfileError):
+        CutProfile("cpu", seconds)  # type: ignore[arg-type]
+
+
+def test_a_damaged_time_is_told_before_anything_is_fitted() -> None:
+    for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(timed(1)[0].operator_s, np.inf)}):
+        with fails(ProfileError):
+            fit_processor([*timed(), replace(timed(1)[0], **change)], tune=False)
+    with fails(ProfileError):
+        fit_processor([])
+
+
+def test_cuts_are_timed_on_a_lane() -> None:
+    evaluator = SyntheticEvaluator()
+    platform = evaluator.platform()
+    with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
+        found = time_cuts(session, bench.loaded, platform.processors[0])
+    assert found.like == platform.processors[0].like
+    assert found.invocation_s >= 0.0
+
+
+def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> CutProfile:
+        raise UnavailableError("it takes no convolution")
+
+    make_small(monkeypatch)
+    monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", refuse)
+    told: list[str] = []
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=told.append)
+    assert "the cost of a cut on cpu0 could not be measured: it takes no convolution" in told
+    assert list(found.profile.processors) == ["core"]
+
+
+def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+    monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", lambda _, __, lane: CutProfile(lane.like, 4e-6))
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic")
+    assert found.profile["core"].invocation_s >= 4e-6

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluators.base import Evaluator
+from evaluators.contract import EvaluatorContract, example_graph
+from evaluators.cost_model.features import KERNELS, operator_features
+from evaluators.cost_model.kernels import KernelModel
+from evaluators.cost_model.profile import (
+    ContentionProfile,
+    CostProfile,
+    LinkProfile,
+    ProcessorProfile,
+    find_profile,
+    from_json,
+    profile_digest,
+    read_profile,
+    to_json,
+)
+from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.registry import make_evaluator
+from optimizer.cli import main
+from search_spaces.core.errors import ProfileError, UnavailableError, UsageError
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
+from tests.support.sentences import fails
+
+
+def toy_platform() -> Platform:
+    """Two cores, together and alone, and a slower accelerator with a memory of its own."""
+    lanes = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cores")]
+    lanes += [Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, "core") for i in (0, 1)]
+    return Platform("toy", (*lanes, Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")))
+
+
+def toy_profile() -> CostProfile:
+    """Prices for every kernel, in round numbers."""
+
+    def processor(macs_per_s: float, bytes_per_s: float) -> ProcessorProfile:
+        prices = {"macs": 1 / macs_per_s, **dict.fromkeys(("read", "weight", "written"), 1 / bytes_per_s)}
+        return ProcessorProfile(
+            {name: KernelModel(prices, sigma=0.05, ranges={"macs": (1.0, 1e12)}) for name in KERNELS},
+            dispatch_s=1e-6,
+            invocation_s=3e-6,
+            power_w=3.0,
+        )
+
+    return CostProfile(
+        "toy",
+        {"core": processor(5e10, 1e10), "cores": processor(9e10, 1.5e10), "gpu": processor(2e11, 5e9)},
+        (*(LinkProfile(a, "gpu", 5e-5, 2e-10) for a in ("core", "cores")), LinkProfile("core", "core", 2e-6)),
+        (ContentionProfile("core", "core", 1.05, 1.4),),
+        {"made_by": "hand"},
+    )
+
+
+def toy_evaluator() -> CostModelEvaluator:
+    return CostModelEvaluator(toy_profile(), toy_platform())
+
+
+class TestCostModelKeepsTheContract(EvaluatorContract):
+    def evaluator(self) -> Evaluator:
+        return toy_evaluator()
+
+
+def written(tmp_path: Path, profile: CostProfile | None = None) -> Path:
+    path = tmp_path / "toy.json"
+    path.write_text(json.dumps(to_json(profile or toy_profile(), toy_platform())))
+    return path
+
+
+def test_predictions_are_the_same_again_and_say_how_sure_they_are() -> None:
+    graph, platform = example_graph(), toy_platform()
+    plan = chain_plan(graph, (3,), ["cpu0", "gpu"])
+    batches = []
+    for _ in range(2):
+        with toy_evaluator().prepare(platform) as session:
+            batches.append(session.load(graph, plan, fresh=True).run(3))
+    assert np.array_equal(batches[0].latency_s, batches[1].latency_s)
+    assert len(set(batches[0].latency_s)) == 1
+    assert batches[0].relative_sigma is not None
+    assert 0.01 < batches[0].relative_sigma < 0.1
+
+
+def test_a_plan_costs_what_the_profile_says() -> None:
+    graph, profile = example_graph(), toy_profile()
+    features = operator_features(graph)
+    with toy_evaluator().prepare(toy_platform()) as session:
+        plan = chain_plan(graph, (3,), ["cpu0", "gpu"])
+        first, second = session.load(graph, plan).run(1).stage_s[0]
+        assert first == pytest.approx(profile.predict_whole(features[:3], "core"))
+        crossing = graph.tensors[1].nbytes + graph.tensors[2].nbytes  # the branch and the chain
+        copied = sum(graph.tensors[t].nbytes for t in graph.boundary(range(3, 8)).inputs) * 2e-10
+        assert second == pytest.approx(profile.predict_whole(features[3:], "gpu") + copied)
+        assert crossing > 0
+        whole = session.load(graph, plan).run(1).latency_s[0]
+        assert whole == pytest.approx(first + second + 5e-5)
+
+
+def test_a_file_holds_all_of_a_profile(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    profile, platform = read_profile(path)
+    assert profile == toy_profile()
+    assert platform == toy_platform()
+    assert profile_digest(profile) == profile_digest(toy_profile())
+    assert profile_digest(profile) != profile_digest(replace(profile, links=()))
+    assert profile_digest(replace(profile, provenance={})) == profile_digest(profile)
+
+
+def test_an_evaluator_takes_its_platform_from_a_profile(tmp_path: Path) -> None:
+    evaluator = make_evaluator("cost-model")
+    assert isinstance(evaluator, CostModelEvaluator)
+    assert evaluator.described("platform.yaml") is None
+    assert evaluator.described(written(tmp_path)) == toy_platform()
+    with evaluator.prepare(toy_platform()) as session:
+        assert session.unsupported_operators(example_graph(), "cpu") == []
+        assert session.fingerprint()["profile"] == "toy"
+
+
+def test_without_a_profile_it_says_how_to_get_one() -> None:
+    with fails(UnavailableError):
+        CostModelEvaluator().platform()
+    with fails(UnavailableError), CostModelEvaluator().prepare(toy_platform()):
+        pass
+
+
+def test_a_profile_for_another_platform_is_refused() -> None:
+    other = Platform("other", (Processor("dsp", "npu", {"dsp": 1.0}, "dsp v68"),))
+    with fails(ProfileError), toy_evaluator().prepare(other):
+        pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(kind="plan"),
+        lambda d: d.update(schema_version=99),
+        lambda d: d["platform"].update(processors=[]),
+        lambda d: d["profile"].pop("processors"),
+        lambda d: d["profile"]["processors"]["gpu"].update(invocation_s=-1.0),
+        lambda d: d["profile"]["links"][0].update(latency_s="soon"),
+    ],
+)
+def test_damaged_profiles_are_told(tmp_path: Path, change: Any) -> None:
+    document = to_json(toy_profile(), toy_platform())
+    change(document)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(document))
+    with fails(UsageError):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"kind": "cost profile", "schema_version": NaN}', "\x00"])
+def test_what_is_no_profile_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with fails(ProfileError):
+        read_profile(path)
+
+
+def test_a_profile_that_is_not_there() -> None:
+    with fails(UsageError):
+        find_profile("nowhere.json")
+    assert find_profile("nowhere") is None
+    assert find_profile("../../etc/passwd") is None
+    with fails(ProfileError):
+        from_json([])
+
+
+def test_a_profile_may_be_called_yaml_and_a_platform_is_no_profile(tmp_path: Path) -> None:
+    profile = written(tmp_path).rename(tmp_path / "here.yaml")
+    assert find_profile(profile) == read_profile(profile)
+    (tmp_path / "board.yaml").write_text("name: board\n")
+    assert find_profile(tmp_path / "board.yaml") is None
+    assert find_profile(tmp_path / "nowhere.yaml") is None
+
+
+def test_a_study_needs_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", str(written(tmp_path))]
+    code = main([*arguments, "--budget", "30", "--out", str(tmp_path / "run"), "--json", "-q"])
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert result["platform"]["name"] == "toy"
+    assert result["unique_plans"] >= 30
+    assert math.isfinite(result["best"]["latency_ms"]["median"])
+    assert result["gap"] is None or result["gap"] < 0.2

@@ -1,0 +1,137 @@
+"""Packed weights that processes share: damaged ones are made again, and without a place for them all goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evaluators.litert.packed import Holder, existing_packed_weights, packed_weights
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from search_spaces.core.graph import Graph
+from search_spaces.models.cache import ENVIRONMENT
+from search_spaces.spaces.chain import chain_plan
+from tests.support.disks import small_disk
+from tests.support.models.litert_loading import agrees, litert_lanes
+
+pytestmark = pytest.mark.litert
+
+PLATFORM = litert_lanes()
+LANES = [p.name for p in PLATFORM.processors]
+
+
+def works(session: LitertSession, graph: Graph) -> None:
+    agrees(session, graph, chain_plan(graph, [5, 20], [LANES[0], LANES[-1], LANES[0]]))
+
+
+def small_file(content: bytes) -> Callable[[Path], None]:
+    def build(path: Path) -> None:
+        path.write_bytes(content)
+
+    return build
+
+
+def damage_nothing(path: Path) -> None:
+    pytest.fail(f"{path} was made again without need")
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    path.chmod(0o644)
+    os.truncate(path, 3)
+
+
+def _without_digest(path: Path) -> None:
+    path.with_name(f"{path.name}.sha256.json").unlink()
+
+
+def _strange_digest(path: Path) -> None:
+    path.with_name(f"{path.name}.sha256.json").write_text("[" * 100_000)
+
+
+def _list_as_digest(path: Path) -> None:
+    path.with_name(f"{path.name}.sha256.json").write_text("[1]")
+
+
+def _binary_digest(path: Path) -> None:
+    path.with_name(f"{path.name}.sha256.json").write_bytes(b"\xff\xfe")
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut, _without_digest, _strange_digest, _list_as_digest, _binary_digest])
+def test_damaged_packed_weights_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    path = packed_weights("ab" * 32, small_file(b"0123456789"))
+    assert path is not None
+    assert path.read_bytes() == b"0123456789"
+    assert packed_weights("ab" * 32, damage_nothing) == path == existing_packed_weights("ab" * 32)
+    damage(path)
+    assert existing_packed_weights("ab" * 32) is None
+    assert packed_weights("ab" * 32, small_file(b"again")) == path
+    assert path.read_bytes() == b"again"
+    assert packed_weights("ab" * 32, damage_nothing) == path
+    assert packed_weights("cd" * 32, small_file(b"other")) != path
+
+
+def test_what_is_held_is_not_removed_to_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    monkeypatch.setattr("evaluators.litert.packed._KEEP_NBYTES", 6)
+    holder = Holder()
+    first = packed_weights("ab" * 32, small_file(b"first"))
+    assert first is not None
+    assert holder.hold(first) == holder.hold(first) == first
+    second = packed_weights("cd" * 32, small_file(b"second"))
+    assert second is not None
+    assert packed_weights("ab" * 32, damage_nothing) == first
+    assert not second.exists()  # nobody holds it, and the first one was wanted later
+    holder.close()
+    packed_weights("ef" * 32, small_file(b"third"))
+    assert [p.read_bytes() for p in tmp_path.glob("packed/*.xnnpack")] == [b"third"]
+    assert holder.hold(first) is None
+    assert holder.hold(None) is None
+
+
+def test_a_session_makes_damaged_packed_weights_again(
+    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    for _ in range(2):
+        with LitertEvaluator().prepare(PLATFORM) as session:
+            works(session, squeezenet)
+        (file,) = tmp_path.glob("packed/*.xnnpack")
+        _flip(file)
+    assert "damaged" in caplog.text
+
+
+def test_without_a_cache_folder_stages_pack_for_themselves(
+    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "file" / "cache"))
+    with caplog.at_level(logging.WARNING), LitertEvaluator().prepare(PLATFORM) as session:
+        works(session, squeezenet)
+    assert [r.name for r in caplog.records] == ["partition_optimizer"]
+    assert "not kept" in caplog.text
+
+
+def test_without_room_for_packed_weights_stages_pack_for_themselves(
+    squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        monkeypatch.setenv(ENVIRONMENT, str(disk))
+        with LitertEvaluator().prepare(PLATFORM) as session:
+            works(session, squeezenet)
+            works(session, squeezenet)
+        assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size]
+    assert [r.name for r in caplog.records] == ["partition_optimizer"]
+    assert "not kept" in caplog.text

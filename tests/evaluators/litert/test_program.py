@@ -1,0 +1,185 @@
+"""Who waits for whom, and where tensors lie: laws over random graphs, plans and lanes. No runtime is needed."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.litert.program import ALIGNMENT, LOG_NBYTES, Edge, Layout, Schedule, largest, layout, schedule
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
+from tests.support import strategies
+
+Case = tuple[Graph, Plan, Platform]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    graph = draw(strategies.graphs(max_operators=9))
+    platform = draw(strategies.shared_platforms())
+    plan = draw(strategies.placements(graph, platform, labels=7))
+    plan.validate(graph, platform)
+    return graph, plan, platform
+
+
+def dependencies(graph: Graph, plan: Plan) -> set[tuple[int, int]]:
+    place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
+    return {(place[a], place[b]) for b in place for a in graph.predecessors(b) if place[a] != place[b]}
+
+
+def exclusions(plan: Plan, platform: Platform) -> set[tuple[int, int]]:
+    lanes = [platform[stage.processor] for stage in plan.stages]
+    return {
+        (a, b) for a, b in combinations(range(len(lanes)), 2) if lanes[a] == lanes[b] or lanes[a].excludes(lanes[b])
+    }
+
+
+def certain(order: Schedule, edges: tuple[Edge, ...], count: int) -> list[set[int]]:
+    """Return for each stage what is over before it starts, from the lanes' order and the edges alone."""
+    direct: list[set[int]] = [set() for _ in range(count)]
+    for stages in order.stages.values():
+        for earlier, later in combinations(stages, 2):
+            direct[later].add(earlier)
+    for edge in edges:
+        direct[edge.after].add(edge.before)
+    found: list[set[int]] = []
+    for stage in range(count):
+        found.append(direct[stage].union(*(found[before] for before in direct[stage])))
+    return found
+
+
+@given(cases())
+def test_every_dependency_and_every_exclusion_is_kept(case: Case) -> None:
+    graph, plan, platform = case
+    order = schedule(graph, plan, platform)
+    before = certain(order, order.edges, len(plan.stages))
+    for first, then in dependencies(graph, plan) | exclusions(plan, platform):
+        assert first in before[then]
+    assert [{i for i in range(len(plan.stages)) if bits >> i & 1} for bits in order.before] == before
+
+
+@given(cases())
+def test_no_edge_is_implied_by_the_others(case: Case) -> None:
+    graph, plan, platform = case
+    order = schedule(graph, plan, platform)
+    count = len(plan.stages)
+    full = certain(order, order.edges, count)
+    for edge in order.edges:
+        assert plan.stages[edge.before].processor != plan.stages[edge.after].processor
+        assert certain(order, tuple(e for e in order.edges if e != edge), count) != full
+
+
+@given(cases())
+def test_lanes_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_for(case: Case) -> None:
+    graph, plan, platform = case
+    order = schedule(graph, plan, platform)
+    assert sorted(i for stages in order.stages.values() for i in stages) == list(range(len(plan.stages)))
+    leader = next(iter(order.stages))
+    assert order.stages[leader][0] == 0
+    for name, stages in order.stages.items():
+        assert list(stages) == sorted(stages)
+        assert {plan.stages[i].processor for i in stages} == {name}
+    before = certain(order, order.edges, len(plan.stages))
+    for edge in order.edges:
+        mine = platform[plan.stages[edge.after].processor]
+        last = max((i for i in range(edge.after) if plan.stages[i].processor == mine.name), default=None)
+        over = set() if last is None else before[last] | {last}
+        # Earlier stages that need its cores and are not over when it begins to wait.
+        rivals = [i for i in range(edge.after) if i not in over and platform[plan.stages[i].processor].excludes(mine)]
+        assert (edge.spin_ns == 0) == any(plan.stages[i].processor != mine.name for i in rivals)
+    for edge in order.all_edges()[len(order.edges) :]:
+        waits = leader if edge.after == -1 else next(n for n, stages in order.stages.items() if edge.after in stages)
+        rest = [platform[stage.processor] for stage in plan.stages[order.stages[waits][-1] + 1 :]]
+        assert (edge.spin_ns == 0) == any(platform[waits].excludes(lane) for lane in rest)
+
+
+class Memory:
+    """Which tensor was last written to each aligned piece of an arena."""
+
+    def __init__(self, graph: Graph, places: Layout) -> None:
+        self.graph = graph
+        self.places = places
+        self.owner = np.full(-(-places.nbytes // ALIGNMENT), -1)
+
+    def piece(self, tensor: int) -> slice:
+        first = self.places.offsets[tensor]
+        assert first % ALIGNMENT == 0
+        assert first + self.graph.tensors[tensor].nbytes <= self.places.nbytes
+        return slice(first // ALIGNMENT, -(-(first + max(1, self.graph.tensors[tensor].nbytes)) // ALIGNMENT))
+
+    def write(self, tensor: int) -> None:
+        self.owner[self.piece(tensor)] = tensor
+
+    def holds(self, tensor: int) -> bool:
+        return bool((self.owner[self.piece(tensor)] == tensor).all())
+
+
+def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) -> None:
+    """Run a plan in one of the orders that lanes and edges allow; writes begin with a stage and reads end with it."""
+    graph, plan, platform = case
+    queues = {name: list(stages) for name, stages in order.stages.items()}
+    borders = [graph.boundary(stage.operators) for stage in plan.stages]
+    running: list[int] = []
+    done: set[int] = set()
+    while len(done) < len(plan.stages):
+        startable = [
+            queue[0]
+            for lane, queue in queues.items()
+            if queue
+            and not any(plan.stages[r].processor == lane for r in running)
+            and all(e.before in done for e in order.edges if e.after == queue[0])
+        ]
+        assert startable or running, "the lanes wait for each other"
+        stage = chance.choice([*startable, *running])
+        if stage in running:
+            assert all(memory.holds(t) for t in borders[stage].inputs)
+            assert all(memory.holds(t) for t in borders[stage].outputs)
+            running.remove(stage)
+            done.add(stage)
+            continue
+        lane = platform[plan.stages[stage].processor]
+        assert not any(lane.excludes(platform[plan.stages[r].processor]) for r in running)
+        queues[lane.name].pop(0)
+        running.append(stage)
+        assert all(memory.holds(t) for t in borders[stage].inputs)
+        for tensor in borders[stage].outputs:
+            memory.write(tensor)
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_no_tensor_is_overwritten_while_it_is_needed_in_any_order(case: Case, chance: random.Random) -> None:
+    graph, plan, platform = case
+    order = schedule(graph, plan, platform)
+    places = layout(graph, plan, order.before)
+    memory = Memory(graph, places)
+    for tensor in graph.inputs:
+        memory.write(tensor)
+    log = slice(places.log // ALIGNMENT, (places.log + LOG_NBYTES) // ALIGNMENT)
+    for _ in range(3):  # inputs stay for the next inference
+        execute(case, order, memory, chance)
+        assert all(memory.holds(t) for t in (*graph.inputs, *graph.outputs) if t in places.offsets)
+        assert (memory.owner[log] == -1).all()
+    assert places.nbytes <= largest(graph)
+
+
+@given(cases())
+def test_inputs_lie_in_one_place_for_every_plan(case: Case) -> None:
+    graph, plan, platform = case
+    other = Plan(graph.digest, (Stage(tuple(range(len(graph.operators))), platform.processors[0].name),))
+    places = [layout(graph, p, schedule(graph, p, platform).before) for p in (plan, other)]
+    assert places[0].log == places[1].log
+    assert all(places[0].offsets[t] == places[1].offsets[t] for t in graph.inputs)
+
+
+def test_a_chain_of_equal_tensors_needs_room_for_two() -> None:
+    graph = strategies.chain_graph(9)
+    platform = Platform("one", (strategies.one_core(0),))
+    plan = Plan(graph.digest, tuple(Stage((i,), "cpu0") for i in range(9)))
+    places = layout(graph, plan, schedule(graph, plan, platform).before)
+    between = {places.offsets[t] for t in range(1, 9)}
+    assert len(between) == 2

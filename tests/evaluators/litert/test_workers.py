@@ -1,0 +1,201 @@
+"""Workers that die, hang or are interrupted are named, and whatever happens nothing of them is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.workers import Workers
+from search_spaces.core.errors import UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
+from tests.support.models.litert_loading import agrees, pid_of, signalled, single_cores, three_lanes
+from tests.support.sentences import fails
+
+pytestmark = pytest.mark.litert
+
+PLATFORM = three_lanes()
+LANES = [p.name for p in PLATFORM.processors]
+SINGLES = single_cores(PLATFORM)
+
+
+@pytest.fixture(scope="module")
+def session(cache_folder: Path) -> Iterator[LitertSession]:
+    with LitertEvaluator().prepare(PLATFORM) as opened:
+        yield opened
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def works(session: LitertSession, graph: Graph) -> None:
+    agrees(session, graph, chain_plan(graph, [5, 20], [SINGLES[0], SINGLES[-1], LANES[0]]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
+@pytest.mark.parametrize("which", [0, -1], ids=["leader", "other"])
+def test_a_lane_that_dies_in_the_middle_is_named_and_the_session_goes_on(
+    session: LitertSession, squeezenet: Graph, number: int, which: int
+) -> None:
+    plan = chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]])
+    lane = plan.stages[which].processor
+    candidate = session.load(squeezenet, plan)
+    candidate.run(1)
+    pid = pid_of(session, lane)
+    with signalled(pid, number), pytest.raises(UnavailableError) as caught:
+        candidate.run(2000)
+    assert lane in str(caught.value)
+    assert signal.Signals(number).name in str(caught.value)
+    with fails(UnavailableError):
+        candidate.run(1)
+    candidate.close()
+    candidate.close()
+    works(session, squeezenet)
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["leader", "other"])
+def test_a_lane_that_stops_answering_is_given_up(
+    session: LitertSession, squeezenet: Graph, which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]])
+    candidate = session.load(squeezenet, plan)
+    pid = pid_of(session, plan.stages[which].processor)
+    asked = Workers.ask_all
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "ask_all", lambda self, requests, _, *more: asked(self, requests, 0.5, *more))
+        with signalled(pid, signal.SIGSTOP), fails(UnavailableError) as caught:
+            candidate.run(2000)
+    assert any(lane in str(caught.value) for lane in SINGLES[:2])
+    candidate.close()
+    works(session, squeezenet)
+    assert not alive(pid)
+
+
+def test_the_fork_server_may_die_too(session: LitertSession, squeezenet: Graph) -> None:
+    candidate = session.load(squeezenet, chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]]))
+    candidate.run(1)
+    with (
+        signalled(session._workers._fork_servers["litert"].process.pid, signal.SIGKILL),
+        pytest.raises(UnavailableError),
+    ):
+        candidate.run(5000)
+    candidate.close()
+    works(session, squeezenet)
+
+
+def test_an_interrupt_in_the_middle_leaves_nothing_to_wait_for(session: LitertSession, squeezenet: Graph) -> None:
+    candidate = session.load(squeezenet, chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]]))
+    candidate.run(1)
+    begin_s = time.monotonic()
+    with signalled(os.getpid(), signal.SIGINT), pytest.raises(KeyboardInterrupt):
+        candidate.run(2000)
+    candidate.close()
+    assert time.monotonic() - begin_s < 2.0
+    works(session, squeezenet)
+
+
+def open_files() -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except OSError:
+            continue
+    return sorted(f for f in found if any(word in f for word in ("arena", "edges", "socket", "tflite", "pipe")))
+
+
+def children() -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == os.getpid():
+                found.add(int(entry.name))
+    return found
+
+
+def test_a_closed_session_leaves_no_process_no_file_and_no_memory(squeezenet: Graph) -> None:
+    gc.collect()
+    files, processes = open_files(), children()
+    with LitertEvaluator().prepare(PLATFORM) as opened:
+        session: LitertSession = opened
+        for fresh in (False, True):
+            candidate = session.load(squeezenet, chain_plan(squeezenet, [7], [SINGLES[0], SINGLES[-1]]), fresh=fresh)
+            candidate.run(2)
+            candidate.verify()
+            candidate.close()
+        with pytest.raises(UnavailableError), signalled(pid_of(session, SINGLES[0]), signal.SIGKILL):
+            session.load(squeezenet, chain_plan(squeezenet, (), [SINGLES[0]])).run(5000)
+        works(session, squeezenet)
+        lanes = [pid_of(session, name) for name in session._workers._running]
+        assert children() - processes
+    del session, opened, candidate
+    gc.collect()
+    assert open_files() == files
+    assert children() == processes
+    assert not any(alive(pid) for pid in lanes)
+
+
+def test_many_plans_do_not_pile_up_files_in_parent_or_lanes(session: LitertSession, squeezenet: Graph) -> None:
+    def count() -> list[int]:
+        folders = [Path("/proc/self/fd"), *(Path(f"/proc/{pid_of(session, name)}/fd") for name in SINGLES[:2])]
+        return [len(list(folder.iterdir())) for folder in folders]
+
+    def cycle(fresh: bool) -> None:
+        plan = chain_plan(squeezenet, [9, 20], [SINGLES[0], SINGLES[-1], SINGLES[0]])
+        with closing(session.load(squeezenet, plan, fresh=fresh)) as candidate:
+            candidate.run(2)
+
+    cycle(fresh=False)
+    cycle(fresh=True)
+    gc.collect()
+    before = count()
+    for fresh in (False, True) * 4:
+        cycle(fresh)
+    gc.collect()
+    parent, *lanes = (now - then for now, then in zip(count(), before, strict=True))
+    assert not any(lanes)
+    assert parent < 8  # one each time would be 8; what earlier tests left in the background may open or close some
+
+
+def test_a_load_that_fails_leaves_nothing_behind(
+    session: LitertSession, squeezenet: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = chain_plan(squeezenet, [11, 21], [SINGLES[0], SINGLES[-1], SINGLES[0]])
+    works(session, squeezenet)
+    gc.collect()
+    before = open_files()
+    asked = Workers.ask
+
+    def refuse(self: Workers, lane: str, request: Any, limit_s: float) -> dict[str, Any]:
+        if request.head["op"] == "compile" and lane == SINGLES[-1]:
+            raise UnavailableError("refused for a test")
+        return asked(self, lane, request, limit_s)
+
+    for fresh in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(Workers, "ask", refuse)
+            with fails(UnavailableError):
+                session.load(squeezenet, plan, fresh=fresh)
+    gc.collect()
+    assert open_files() == before
+    assert all(entry.users == 0 for entry in session._stages._entries.values())
+    works(session, squeezenet)

@@ -1,0 +1,406 @@
+"""The final: what its intervals promise, checked by simulation; what it spends; what it survives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from evaluators.base import Batch, Candidate
+from evaluators.measurement.disturbance import Counters
+from evaluators.measurement.final import INSTANCE_NOISE, Final, FinalPolicy, Load, Standing, compare, run_final
+from evaluators.samples import Samples
+from evaluators.schedule import Event, Timeline
+from evaluators.testing import Noise, SyntheticCandidate
+from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
+from tests.support.sentences import fails
+
+POLICY = FinalPolicy(max_s=10.0)
+QUIET = Noise(run=0.005, instance=0.0035, spike_share=0.05)
+"""What FACTS of the reference machine say (0.5 % between two instances), and spikes."""
+ROUGH = Noise(run=0.01, instance=0.005, spike_share=0.05)
+STILL = Noise(run=0.0, cold=0.0)
+
+
+def loader(latency_s: float, noise: Noise, rng: np.random.Generator) -> Load:
+    timeline = Timeline((Event(0, "cpu", 0.0, latency_s),))
+    return lambda: SyntheticCandidate(timeline, noise, np.random.default_rng(rng.integers(2**63)))
+
+
+def test_runs_are_spent_on_the_best() -> None:
+    rng = np.random.default_rng(5)
+    loads = [loader(0.02 * (1 + gap), ROUGH, rng) for gap in (0.05, 0.02, 0.0, 0.03, 0.3)]
+    found = run_final(loads, POLICY, rng)
+    counts = [len(s.samples.values_s) if s.samples else 0 for s in found.standings]
+    assert counts[4] == min(counts)
+    assert counts[4] < max(counts)
+    assert found.fastest == 2
+
+
+def test_ties_go_to_the_fewest_stages_and_no_further_than_the_tie() -> None:
+    rng = np.random.default_rng(0)
+    equal = run_final([loader(0.02, STILL, rng), loader(0.02 * (1 + 1e-14), STILL, rng)], POLICY, rng)
+    assert equal.exact
+    assert equal.choose([39, 1], 0.01) == 1
+    other = run_final([loader(0.02, STILL, rng), loader(0.021, STILL, rng)], POLICY, rng)
+    assert other.choose([39, 1], 0.01) == 0
+    assert other.choose([39, 1], 0.01, allowed=[1]) == 1
+    ratio = other.ratio(1, 0)
+    assert ratio.value == pytest.approx(1.05)
+    assert (ratio.low, ratio.high) == (ratio.value, ratio.value), "what is computed has no interval of samples"
+
+
+def test_exchanging_two_plans_inverts_the_ratio() -> None:
+    rng = np.random.default_rng(0)
+    slow, fast = loader(0.03, STILL, rng), loader(0.02, STILL, rng)
+    there, back = compare(slow, fast, POLICY, rng), compare(fast, slow, POLICY, rng)
+    assert there.speedup == pytest.approx(1.5)
+    assert back.speedup == pytest.approx(1 / 1.5)
+    assert there.significant
+    assert not compare(slow, slow, POLICY, rng).significant
+
+
+def test_chance_decides_who_is_built_first() -> None:
+    """Memory that was given back goes round, so each would get the same pages in every round if they took turns."""
+    built = ""
+
+    def named(name: str, load: Load) -> Load:
+        def again() -> Candidate:
+            nonlocal built
+            built += name
+            return load()
+
+        return again
+
+    rng = np.random.default_rng(3)
+    one, other = (named(name, loader(0.02, ROUGH, rng)) for name in "ab")
+    compare(one, other, FinalPolicy(precision=1e-6, max_s=1e9, min_rounds=60, max_rounds=60), rng)
+    firsts = built[::2]
+    assert set(map("".join, itertools.pairwise(firsts))) == {"aa", "ab", "ba", "bb"}
+    assert 15 <= firsts.count("a") <= 45
+
+
+class Multiplying(Candidate):
+    """Real work on this machine: products of matrices."""
+
+    def __init__(self, products: int) -> None:
+        self.matrix = np.ones((64, 64))
+        self.products = products
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+        took_s = []
+        for _ in range(n):
+            start_s = time.perf_counter()
+            for _ in range(self.products):
+                self.matrix @ self.matrix
+            took_s.append(time.perf_counter() - start_s)
+        return Batch(np.array(took_s), np.array(took_s)[:, None])
+
+    def verify(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def test_real_work_on_this_machine() -> None:
+    rng = np.random.default_rng(0)
+    found = compare(lambda: Multiplying(80), lambda: Multiplying(40), FinalPolicy(max_s=1.0), rng)
+    assert found.significant
+    assert found.speedup == pytest.approx(2.0, rel=0.3)
+
+
+@dataclass
+class Throttling(Candidate):
+    """A candidate of a device that gets slower by a step after some instances."""
+
+    latency_s: float
+    open: list[int]
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+        latency_s = np.full(n, self.latency_s)
+        return Batch(latency_s, latency_s[:, None])
+
+    def verify(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.open[0] -= 1
+
+
+def throttling(rng: np.random.Generator, opened: list[int], step: float) -> Load:
+    count = itertools.count()
+
+    def load() -> Throttling:
+        opened[0] += 1
+        factor = math.exp(0.003 * rng.standard_normal()) * (step if next(count) >= 5 else 1.0)
+        return Throttling(0.02 * factor, opened)
+
+    return load
+
+
+def test_a_device_that_only_gets_slower_decides_all_the_same_and_everything_is_closed() -> None:
+    rng, opened = np.random.default_rng(0), [0]
+    policy = FinalPolicy(min_rounds=10)
+    found = compare(throttling(rng, opened, 1.3), throttling(rng, opened, 1.3), policy, rng)
+    assert found.speedup == pytest.approx(1.0, abs=0.01), "plans take turns, so the ratio stands"
+    assert found.ci95[0] <= 1.0 <= found.ci95[1]
+    assert opened == [0]
+
+
+def test_rounds_that_have_nothing_in_common_give_wide_intervals_and_no_error() -> None:
+    rng = np.random.default_rng(11)
+
+    def load() -> SyntheticCandidate:
+        latency_s = 0.01 * math.exp(float(rng.uniform(-12.0, 8.0)))
+        return SyntheticCandidate(Timeline((Event(0, "cpu", 0.0, latency_s),)), QUIET, np.random.default_rng(1))
+
+    short = replace(POLICY, min_rounds=2, max_rounds=2)
+    for _ in range(20):
+        found = run_final([load] * 12, short, rng)
+        ratios = [found.ratio(a, b) for a in found.measured for b in found.measured if a != b]
+        assert all(0.0 < r.low <= r.high < math.inf for r in ratios)
+
+
+def test_timers_with_coarse_resolution() -> None:
+    """All runs read 15 or 16 ms: nothing is known below 1 %, and nothing is called different."""
+
+    @dataclass
+    class Ticks(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+            values = np.round(self.latency_s * (1.0 + 0.02 * RNG.standard_normal(n)), 3)
+            return Batch(values, values[:, None])
+
+    opened = [2]
+    found = compare(lambda: Ticks(0.0155, opened), lambda: Ticks(0.0155, opened), POLICY, np.random.default_rng(0))
+    assert not found.significant
+
+
+RNG = np.random.default_rng(11)
+
+
+@dataclass
+class Shared:
+    """What some plans and the machine's counters have in common: who is disturbed when."""
+
+    waited_ns: int = 0
+    runs: int = 0
+
+
+@dataclass
+class Disturbed(Throttling):
+    """Every third turn takes twice as long, and the counters tell."""
+
+    shared: Shared
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        self.shared.runs += 1
+        batch = super().run(n, stop_above_s)
+        if self.shared.runs % 3:
+            return batch
+        self.shared.waited_ns += 10**12
+        return Batch(batch.latency_s * 2.0, batch.stage_s * 2.0)
+
+
+def test_turns_that_waited_for_a_core_are_repeated_and_told() -> None:
+    shared, opened = Shared(), [0]
+
+    def counters() -> Counters:
+        return Counters(time.monotonic(), {1: shared.waited_ns})
+
+    def load(latency_s: float) -> Load:
+        opened[0] += 1
+        return lambda: Disturbed(latency_s, [1], shared)
+
+    found = run_final([load(0.02), load(0.0206)], POLICY, np.random.default_rng(0), counters=counters)
+    assert found.repeated > 0
+    assert found.disturbance.waited_s > 0
+    for standing, latency_s in zip(found.standings, (0.02, 0.0206), strict=True):
+        assert standing.samples is not None
+        assert max(standing.samples.values_s) <= 1.01 * latency_s, "no disturbed turn is among the samples"
+
+
+def test_a_machine_that_is_always_busy_still_gives_figures() -> None:
+    shared = Shared()
+
+    def counters() -> Counters:
+        shared.waited_ns += 10**9
+        return Counters(time.monotonic(), {1: shared.waited_ns})
+
+    rng = np.random.default_rng(0)
+    policy = FinalPolicy(max_s=0.5, disturbed_s=0.5)
+    found = run_final([loader(0.02, ROUGH, rng), loader(0.03, ROUGH, rng)], policy, rng, counters=counters)
+    assert found.fastest == 0
+    assert found.ratio(1, 0).significant
+
+
+@pytest.mark.parametrize("when", ["load", "run"])
+def test_a_plan_that_fails_leaves_the_others(when: str) -> None:
+    rng, opened = np.random.default_rng(0), [0]
+
+    class Lost(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            raise UnavailableError(f"adapter lost in {n} runs below {stop_above_s} s")
+
+    def failing() -> Candidate:
+        if when == "load":
+            raise UnavailableError("out of memory")
+        opened[0] += 1
+        return Lost(0.01, opened)
+
+    good: Callable[[], Load] = lambda: throttling(rng, opened, 1.0)  # noqa: E731
+    found = run_final([failing, good(), good()], POLICY, rng)
+    assert found.measured == (1, 2)
+    assert found.standings[0].failure.startswith(("out of memory", "adapter lost"))
+    assert found.choose([1, 1, 2], 0.01) == 1
+    assert opened == [0]
+
+
+def test_finals_of_one_and_of_none_and_of_failures() -> None:
+    rng = np.random.default_rng(5)
+    found = run_final([loader(0.02, QUIET, rng)], POLICY, rng, conditions=lambda: {"governor": "performance"})
+    assert found.fastest == found.choose([1], 0.01) == 0
+    assert found.standings[0].samples is not None
+    assert found.standings[0].samples.conditions == {"governor": "performance"}
+    with pytest.raises(UsageError):
+        run_final([], POLICY, rng)
+
+    def failing() -> Candidate:
+        raise UnavailableError("out of memory")
+
+    with fails(UnavailableError):
+        _ = run_final([failing], POLICY, rng).fastest
+
+
+def test_slowly_loading_plans_keep_two_instances() -> None:
+    built = [0, 0]
+    rng, opened = np.random.default_rng(0), [0]
+    first, second = throttling(rng, opened, 1.0), throttling(rng, opened, 1.0)
+
+    def slow(which: int, load: Load) -> Load:
+        def again() -> Candidate:
+            built[which] += 1
+            time.sleep(0.011)
+            return load()
+
+        return again
+
+    policy = FinalPolicy(slow_load_s=0.01, min_rounds=6, max_rounds=6)
+    found = run_final([slow(0, first), slow(1, second)], policy, rng, watched=lambda f: f.measured)
+    assert found.rounds == 6
+    assert built == [2, 2]
+    assert opened == [0]
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.05])
+def test_what_kept_instances_differ_by_is_in_the_intervals(noise: float) -> None:
+    rng, wrong, widths = np.random.default_rng(0), 0, []
+    for _ in range(100):
+        instances = noise * rng.standard_normal((2, 6))
+        numbers = np.array([0, 0, 1, 0, 1, 0, 1, 0])
+        levels = instances[numbers] + 0.003 * rng.standard_normal((8, 6))
+        standings = [
+            Standing(Samples((1.0,)), tuple(map(float, levels[:, i])), kept=2, instances=tuple(map(int, numbers)))
+            for i in range(6)
+        ]
+        final = Final(tuple(standings), tuple(range(6)))
+        ratios = [final.ratio(i, 0) for i in range(1, 6)]
+        wrong += sum(ratio.significant for ratio in ratios)
+        widths += [math.log(ratio.high / ratio.low) / 2 for ratio in ratios]
+        assert Final.from_json(final.to_json()) == final
+    assert wrong <= 0.06 * 500
+    assert float(np.median(widths)) < 4.0 * max(noise, INSTANCE_NOISE)
+
+
+def test_instances_are_kept_once_there_is_room_for_those_that_are_left() -> None:
+    built = [0] * 4
+    rng, opened = np.random.default_rng(0), [0]
+
+    class Noisy(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+            latency_s = self.latency_s * np.exp(0.05 * rng.standard_normal(n))
+            return Batch(latency_s, latency_s[:, None])
+
+    def slow(which: int, latency_s: float) -> Load:
+        def load() -> Candidate:
+            built[which] += 1
+            opened[0] += 1
+            time.sleep(0.21)
+            return Noisy(latency_s, opened)
+
+        return load
+
+    loads = [slow(i, latency_s) for i, latency_s in enumerate((0.002, 0.002, 0.02, 0.02))]
+    policy = FinalPolicy(room=2, max_s=4.0, disturbed_s=0.0, min_rounds=6, max_rounds=6, turn_s=0.002, settle_s=0.0)
+    found = run_final(loads, policy, rng, watched=lambda _: [0, 1])
+    assert found.rounds >= 3  # 6 where the machine is not busy
+    assert built[0] == built[1] <= 4  # anew while there are four, then two that are kept
+    assert opened == [0]
+
+
+@dataclass
+class Predicted(Candidate):
+    """A prediction: every run is the same, and says what it may be wrong about."""
+
+    latency_s: float
+    errors: tuple[float, ...]
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        del stop_above_s
+        stages = np.full((n, 1), self.latency_s)
+        return Batch(stages[:, 0], stages, None, np.array(self.errors))
+
+    def verify(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("faster", "errors", "significant"),
+    [(1.003, (0.1, 0.0), False), (1.1, (0.0, 0.1), False), (1.1, (0.1, 0.0), True), (1.5, (0.0, 0.1), True)],
+    ids=["nothing differs", "another lane", "the same lane", "much faster"],
+)
+def test_a_prediction_is_only_as_significant_as_its_model(
+    faster: float, errors: tuple[float, ...], significant: bool
+) -> None:
+    whole, cut = Predicted(0.01 * faster, (0.1, 0.0)), Predicted(0.01, errors)
+    found = compare(lambda: whole, lambda: cut, POLICY, np.random.default_rng(0))
+    assert found.significant is significant
+    assert found.speedup == pytest.approx(faster)
+    assert found.model_sigma is not None
+
+
+def test_finals_survive_a_file() -> None:
+    rng = np.random.default_rng(0)
+    made = run_final([loader(0.02 * (1 + i / 50), ROUGH, rng) for i in range(4)], POLICY, rng)
+    again = Final.from_json({**json.loads(json.dumps(made.to_json())), "later": 1})
+    assert again == made
+    assert again.ratio(3, 0) == made.ratio(3, 0)
+
+
+@pytest.mark.parametrize("data", [None, {}, {"standings": [1]}, {"standings": "no"}])
+def test_damaged_finals(data: object) -> None:
+    with fails(RunFolderError):
+        Final.from_json(data)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"precision": 1.0},
+        {"max_s": -1.0},
+        {"min_rounds": 1},
+        {"min_rounds": 9, "max_rounds": 8},
+        {"min_blocks": 0},
+        {"min_blocks": 9, "max_blocks": 8},
+        {"loaded": 1},
+    ],
+)
+def test_policies_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        FinalPolicy(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,214 @@
+"""Streams: what overlaps keeps to the lanes, outputs come in order, and the law gives the busiest lane's load."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluators.energy import find_meter
+from evaluators.litert import PlanRunner
+from evaluators.litert.deployment import write_deployment
+from evaluators.litert.processors import local_platform
+from evaluators.litert.session import LitertEvaluator
+from evaluators.schedule import Law, Rounds, Task, arcs, in_rounds, needs_of, rounds, run_tasks, stream_period_s
+from evaluators.testing import SyntheticEvaluator
+from optimizer.cli import main
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
+from tests.support.commands import SEARCHED
+from tests.support.models.litert_loading import loaded, single_cores
+from tests.support.sentences import fails, says
+
+PLATFORM = SyntheticEvaluator().platform()
+LANES = [p.name for p in PLATFORM.processors]
+MACHINE = local_platform()
+SINGLES = single_cores(MACHINE)
+WORK = st.floats(1e-4, 1e-2)
+
+
+def how_of(lanes: list[str], platform: Platform, needs: list[set[int]]) -> Rounds:
+    from search_spaces.core.plan import Plan, Stage
+
+    return rounds(Plan("", tuple(Stage((i,), lane) for i, lane in enumerate(lanes))), platform, needs)
+
+
+@given(st.lists(st.tuples(WORK, st.sampled_from(LANES)), min_size=1, max_size=6), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_lanes_take_one_stage_at_a_time_and_every_stage_its_inputs(chain: list[tuple[float, str]], count: int) -> None:
+    law = Law.of(PLATFORM)
+    needs = [set() if i == 0 else {i - 1} for i in range(len(chain))]
+    how = how_of([lane for _, lane in chain], PLATFORM, needs)
+    tasks = [Task(LANES.index(lane), w, tuple((n, 0.0) for n in needs[i])) for i, (w, lane) in enumerate(chain)]
+    ordered, whose = in_rounds(tasks, how, count)
+    assert len(ordered) == count * len(chain)
+    spans = run_tasks(ordered, law)
+    for lane in range(len(LANES)):
+        together = {lane, *law.excluded[lane]}
+        busy = sorted(s for s, t in zip(spans, ordered, strict=True) if t.lane == lane)
+        assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(busy))
+        for other in together - {lane}:
+            both = sorted(s for s, t in zip(spans, ordered, strict=True) if t.lane in (lane, other))
+            assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(both))
+    ends = [max(end for (_, end), w in zip(spans, whose, strict=True) if w == i) for i in range(count)]
+    assert all(a <= b for a, b in pairwise(ends))
+
+
+@given(st.lists(st.tuples(WORK, st.sampled_from(["cpu0", "cpu1"])), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_a_full_pipeline_is_as_fast_as_its_busiest_lane(chain: list[tuple[float, str]]) -> None:
+    needs = [set() if i == 0 else {i - 1} for i in range(len(chain))]
+    how = how_of([lane for _, lane in chain], PLATFORM, needs)
+    tasks = [Task(LANES.index(lane), w, tuple((n, 0.0) for n in needs[i])) for i, (w, lane) in enumerate(chain)]
+    load = [sum(w for w, on in chain if on == lane) for lane in LANES]
+    assert math.isclose(stream_period_s(tasks, Law.of(PLATFORM), how), max(load), rel_tol=1e-9)
+
+
+def test_a_stage_lags_where_its_lane_can_work_beside_the_one_before() -> None:
+    needs = [set(), {0}, {1}, {2}]
+    assert how_of(["cpu0", "cpu1", "cpu0", "cpu"], PLATFORM, needs).lag == (0, 1, 2, 2)
+    assert how_of(["cpu"] * 4, PLATFORM, needs).depth == 0
+
+
+def test_a_synthetic_session_runs_no_streams(squeezenet: Graph) -> None:
+    with SyntheticEvaluator().prepare(PLATFORM) as session:
+        assert not session.capabilities.stream
+        with fails(UnavailableError):
+            session.load(squeezenet, chain_plan(squeezenet, (), ["cpu"])).stream(1)
+
+
+@pytest.fixture(scope="module")
+def runner(squeezenet: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanRunner]:
+    folder = tmp_path_factory.mktemp("plan")
+    plan = chain_plan(squeezenet, [11, 25], [SINGLES[0], SINGLES[-1], SINGLES[0]])
+    assert squeezenet.source is not None
+    write_deployment(folder, squeezenet, plan, MACHINE, squeezenet.source.content_digest())
+    with PlanRunner(folder) as opened:
+        yield opened
+
+
+@pytest.mark.litert
+def test_outputs_of_a_stream_are_those_of_single_runs_in_order(runner: PlanRunner) -> None:
+    ((name, (shape, dtype)),) = runner.inputs.items()
+    (output,) = runner.outputs
+    rng = np.random.default_rng(2)
+    images = [rng.standard_normal(shape).astype(dtype) for _ in range(12)]
+    wanted = [runner.run(image)[output] for image in images]
+    for count in (0, 1, 2, 12):
+        found = [each[output] for each in runner.stream({name: image} for image in images[:count])]
+        assert len(found) == count
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=False))
+    assert runner.run(images[0])[output].tobytes() == wanted[0].tobytes()
+
+
+@pytest.mark.litert
+def test_a_stream_takes_no_more_inputs_than_are_in_flight(runner: PlanRunner) -> None:
+    ((shape, dtype),) = runner.inputs.values()
+    taken = 0
+
+    def images() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield np.zeros(shape, dtype)
+
+    stream = runner.stream(images())
+    for number in range(1, 6):
+        next(stream)
+        assert taken <= number + runner.in_flight
+    with fails(UsageError):
+        runner.run_seeded()
+    stream.close()
+    runner.run_seeded()
+
+
+@pytest.mark.litert
+def test_an_input_that_does_not_fit_ends_the_stream_only(runner: PlanRunner) -> None:
+    ((shape, dtype),) = runner.inputs.values()
+    images = [np.zeros(shape, dtype), np.zeros((1, 2), dtype)]
+    with fails(UsageError):
+        list(runner.stream(images))
+    runner.run_seeded()
+
+
+@pytest.mark.litert
+@pytest.mark.parametrize("lanes", [(0, -1), (-1, -1), (0, -1, 0)])
+def test_a_session_measures_periods(squeezenet: Graph, lanes: tuple[int, ...]) -> None:
+    names = [SINGLES[i] for i in lanes]
+    cuts = [11, 25][: len(lanes) - 1]
+    with LitertEvaluator().prepare(MACHINE) as session:
+        candidate = loaded(session, squeezenet, chain_plan(squeezenet, cuts, names))
+        one = candidate.run(5)
+        found = candidate.stream(3)
+        assert found.latency_s.shape == (3,)
+        assert found.stage_s.shape == (3, len(lanes))
+        assert (found.latency_s < 1.5 * np.median(one.latency_s)).all()
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.accepted
+        candidate.close()
+
+
+@pytest.mark.litert
+def test_lanes_that_exclude_each_other_take_turns(squeezenet: Graph) -> None:
+    whole = next(p.name for p in MACHINE.processors if len(p.options["cores"]) > 1)
+    plan = chain_plan(squeezenet, [11, 25], [whole, SINGLES[0], whole])
+    with LitertEvaluator().prepare(MACHINE) as session:
+        candidate = loaded(session, squeezenet, plan)
+        assert candidate.pipeline().how.lag == (0, 0, 0)
+        assert (candidate.stream(2).latency_s > 0).all()
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.accepted
+        candidate.close()
+
+
+@pytest.mark.litert
+def test_a_lane_that_dies_in_a_stream_is_told(squeezenet: Graph, tmp_path: Path) -> None:
+    import os
+    import signal
+
+    plan = chain_plan(squeezenet, [25], [SINGLES[0], SINGLES[-1]])
+    assert squeezenet.source is not None
+    write_deployment(tmp_path, squeezenet, plan, MACHINE, squeezenet.source.content_digest())
+    with PlanRunner(tmp_path) as runner:
+        ((shape, dtype),) = runner.inputs.values()
+        stream = runner.stream(np.zeros(shape, dtype) for _ in range(1000))
+        next(stream)
+        os.kill(runner.candidate.processes()[0], signal.SIGKILL)
+        with fails(UnavailableError):
+            list(stream)
+
+
+def test_arcs_carry_what_is_under_way(squeezenet: Graph) -> None:
+    plan = chain_plan(squeezenet, [11, 25], ["cpu0", "cpu1", "cpu0"])
+    needs = needs_of(squeezenet, plan)
+    how = rounds(plan, PLATFORM, needs)
+    found = {(a.before, a.after): a.tokens for a in arcs(plan, PLATFORM, needs, how)}
+    assert found == {(0, 1): 1, (1, 2): 1}
+
+
+@pytest.mark.litert
+def test_energy_of_this_machine_is_told_or_said_to_be_unknown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "mobilenet_v1@0.25/128", "--objective", "energy", "--processors", "cpu0", "-q", "--json"]
+    words += ["--max-stages", "1", "--budget", "1"]
+    try:
+        find_meter()
+    except UsageError:
+        assert main(words) == 2
+        says(capsys.readouterr().err)
+    assert main([*words, "--power", "cpu0=3", "--out", "powers"]) in SEARCHED
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["energy_mj"]["median"] == pytest.approx(sum(best["stage_mj"]), rel=0.2)

@@ -1,0 +1,171 @@
+"""Campaigns that run: nothing finished is run again, whatever ends them they go on, and tables tell what came out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.campaign.table import mean_excess, to_csv
+from optimizer.cli import main
+from tests.support.campaign_files import MODEL, rows_of, written
+from tests.support.sentences import says
+
+BASIC = f"""
+schema_version: 1
+name: basic
+matrix:
+  model: {MODEL}
+  evaluator: synthetic
+  sampler: [random, tpe]
+  budget: 12
+  seed: [0, 1]
+expect:
+  - {{name: cut everywhere, metric: ratio, plan: every layer, over: whole on cpu, paper: 1, tolerance: 9, source: x}}
+  - {{name: another machine, plan: best, paper: 1.0e+9, source: nobody, where: {{sampler: tpe}}}}
+"""
+
+
+def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 of 4 studies are done" in shown
+    assert "within 900 %" in shown
+    assert "not within 10 %" in shown
+    results = rows_of(out / "results.csv")
+    assert {r["study"] for r in results} == {
+        f"squeezenet1_1_0.25_64-{s}-s{n}" for s in ("random", "tpe") for n in (0, 1)
+    }
+    for row in results:
+        assert float(row["ci_low_ms"]) <= float(row["latency_ms"]) <= float(row["ci_high_ms"])
+    assert [r["studies"] for r in rows_of(out / "summary.csv")] == ["2", "2"]
+    curves = rows_of(out / "curves.csv")
+    assert len(curves) >= 4 * 12
+    page = (out / "report.html").read_text()
+    assert "<script" not in page
+    assert "cut everywhere" in page
+    assert main(["report", str(out), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "report.md").is_file()
+    pyarrow = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the extra 'parquet'")
+    assert pyarrow.read_table(out / "results.parquet").num_rows == len(results)
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/trials.jsonl")}
+    path.write_text(BASIC.replace("seed: [0, 1]", "seed: [0, 2]"))
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    after = {p: p.stat().st_mtime_ns for p in out.glob("*/trials.jsonl")}
+    assert len(after) == len(before) + 2
+    assert all(after[p] == before[p] for p in before)
+
+
+def test_one_failing_study_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.tflite").write_bytes(b"no model" * 100)
+    text = f"name: x\nmatrix: {{model: [wrong.tflite, {MODEL}], evaluator: synthetic, budget: 5}}\n"
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 2
+    shown = capsys.readouterr()
+    assert "1 of 2 studies are done, 1 failed" in shown.out
+    assert "is not a .tflite model" in shown.err
+    state = json.loads((out / "campaign.json").read_text())
+    assert [s["status"] for s in state["studies"]] == ["failed", "done"]
+    assert "is not a .tflite model" in (out / "report.html").read_text()
+
+
+def test_measuring_studies_never_run_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, f"name: x\nmatrix: {{model: {MODEL}, budget: [5, 6]}}\n")
+    assert main(["run", str(path), "--out", str(tmp_path / "out"), "-q", "--jobs", "2"]) == 2
+    says(capsys.readouterr().err)
+
+
+def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert not out.exists()
+    assert len(document["studies"]) == 4
+    assert all(s["plans"] > 12 and s["expected_s"] > 0 for s in document["studies"])
+    assert main(["run", str(path), "--out", str(out), "--dry-run"]) == 0
+    assert "4 studies, about" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        '{"schema_version": 99, "name": "basic"}',
+        '{"schema_version": 1, "name": "other"}',
+    ],
+)
+def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "campaign.json").write_text(state)
+    assert main(["run", str(written(tmp_path, BASIC)), "--out", str(out)]) == 2
+    says(capsys.readouterr().err)
+    assert (out / "campaign.json").read_text() == state
+    (out / "campaign.json").rename(out / "letters.txt")
+    (out / ".lock").unlink()
+    assert main(["run", str(written(tmp_path, BASIC)), "--out", str(out)]) == 2
+    says(capsys.readouterr().err)
+
+
+def test_what_explains_latency_is_told(tmp_path: Path) -> None:
+    models = ", ".join(f"mobilenet_v1@{width}/64" for width in (0.25, 0.5, 0.75, 1.0))
+    text = f"""
+name: x
+matrix: {{model: [{models}], evaluator: cost-model, platform: odroid-xu4, max_stages: 1, budget: 1}}
+baselines: [whole on gpu]
+indicators: true
+"""
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    rows = rows_of(out / "indicators.csv")
+    assert [r["family"] for r in rows] == ["mobilenet_v1"] * 4
+    assert {r["cache_bytes"] for r in rows} == {str(192 << 10)}  # of the board's graphics processor
+    both = rows_of(out / "explained.csv")
+    assert [r["family"] for r in both] == ["all", "mobilenet_v1"]
+    for row in both:
+        assert 0.9 < float(row["flops"]) <= float(row["flops_and_memory"]) <= 1.0
+    assert "What explains latency" in (out / "report.md").read_text()
+    kept = json.loads((out / "summary.json").read_text())
+    assert kept["explained"][0]["models"] == 4
+    assert kept["command"] == f"optimize run {path}"
+
+
+def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: random, budget: [8, 9, 10, 11]}}\n"
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    no_result, no_manifest, half_a_log, newer = sorted(p.parent for p in out.glob("*/manifest.json"))
+    (no_result / "result.json").unlink()
+    (no_manifest / "manifest.json").unlink()
+    log = (half_a_log / "trials.jsonl").read_bytes()
+    (half_a_log / "trials.jsonl").write_bytes(log[: len(log) // 2])
+    (half_a_log / "result.json").write_text("{")
+    (newer / "manifest.json").write_text('{"schema_version": 99}')
+    (newer / "result.json").unlink()
+    capsys.readouterr()
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("schema_version is 99") == shown.err.count("no manifest.json: not a run folder") == 1
+    assert all(line.startswith("optimize: ") for line in shown.err.splitlines())
+    state = json.loads((out / "campaign.json").read_text())
+    status = {s["folder"]: s["status"] for s in state["studies"]}
+    assert [status[p.name] for p in (no_result, half_a_log)] == ["done"] * 2
+    assert [status[p.name] for p in (no_manifest, newer)] == ["failed"] * 2
+
+
+def test_curves_start_above_and_fall() -> None:
+    head = {"model": "m", "platform": None, "evaluator": "e", "processors": None, "repetition": 1}
+    head["objective"] = "latency"
+    rows = [
+        {**head, "sampler": s, "study": s, "plans": n, "best": ms}
+        for s, values in (("a", (4.0, 2.0)), ("b", (3.0, 3.0, 2.5)))
+        for n, ms in enumerate(values, 1)
+    ]
+    assert mean_excess(rows) == {"a": [1.0, 0.0], "b": [0.5, 0.5, 0.25]}
+    assert to_csv([{"a": None, "b": [1]}]) == "a,b\n,[1]\n"

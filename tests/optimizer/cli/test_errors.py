@@ -1,0 +1,277 @@
+"""What a person meets at the command line where something is wrong: one line, its exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evaluators.registry import make_evaluator
+from evaluators.remote.devices import ENVIRONMENT as DEVICES
+from optimizer.cli import COMMANDS, main
+from search_spaces.core.graph import Graph
+from search_spaces.models.cache import ENVIRONMENT
+from tests.support.commands import ROOT, SYNTHETIC, answered
+from tests.support.sentences import says
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 2) -> str:
+    """Return the one line on stderr, after checking that there is nothing else, with ``--json`` and without."""
+    lines = []
+    for extra in ([], ["--json"]):
+        assert main([*arguments, *extra]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("optimize: ")
+        assert err.count("\n") == 1
+        assert err.endswith("\n")
+        lines.append(err.strip())
+    assert lines[0] == lines[1]
+    return lines[0]
+
+
+# Wrong words
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["zzz", "-q"],
+        ["vgg17", "--budget", "3", "-q"],
+        ["text.tflite", "-q"],
+        ["squeezenet1_1*0", "-q"],
+        ["squeezenet1_1", "--minutes", "0"],
+        ["squeezenet1_1", "--power", "cpu=2"],
+        ["squeezenet1_1", "--robust", "worst"],
+        ["squeezenet1_1", "--heartbeat", "5"],
+        ["squeezenet1_1*2", "--objective", "misses", "-q"],
+        ["help", "nothing"],
+        ["--model"],
+        ["--modle", "vgg16"],
+        ["--model", "vgg17"],
+        ["--model", "MobileNet_v1.tflit"],
+        ["--model", "zzz"],
+        ["--model", ""],
+        ["--model", "a\0b"],
+        ["--model", "./nothing.tflite"],
+        ["--model", "."],
+        ["--model", "text.tflite"],
+        ["--model", "empty.tflite"],
+        ["--model", "two\nlines.tflite"],
+        ["--model", "squeezenet1_1", "--budget", "0"],
+        ["--model", "squeezenet1_1", "--budget", "-1"],
+        ["--model", "squeezenet1_1", "--budget", "abc"],
+        ["--model", "squeezenet1_1", "--budget", "1.5"],
+        ["--model", "squeezenet1_1", "--budget", ""],
+        ["--model", "squeezenet1_1", "--budget", "9" * 5000],
+        ["--model", "squeezenet1_1", "--max-stages", "0"],
+        ["--model", "squeezenet1_1", "--max-stages", "40"],
+        ["--model", "squeezenet1_1", "--seed", "-1"],
+        ["--model", "squeezenet1_1", "--precision", "nan"],
+        ["--model", "squeezenet1_1", "--precision", "2"],
+        ["--model", "squeezenet1_1", "--study", "../x"],
+        ["--model", "squeezenet1_1", "--sampler", "tpee"],
+        ["--model", "squeezenet1_1", "--sampler", "no.such:Thing"],
+        ["--model", "squeezenet1_1", "--evaluator", "litertt"],
+        ["--model", "squeezenet1_1", "--processors", "cpu99"],
+        ["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"],
+        ["--model", "squeezenet1_1", "--processors", ""],
+        ["--model", "squeezenet1_1", "--out", ""],
+        ["inspec"],
+        ["execute"],
+        ["execute", "nothing.json"],
+        ["execute", "text.tflite"],
+        ["execute", "."],
+    ],
+)
+def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "text.tflite").write_text("not a model\n" * 10)
+    (tmp_path / "empty.tflite").touch()
+    before = sorted(tmp_path.iterdir())
+    quiet = ["-q"] if arguments and arguments[0].startswith("-") else []
+    says(refused(capsys, [*quiet, *arguments]))
+    assert sorted(tmp_path.iterdir()) == before  # not even a run folder
+
+
+def test_a_model_truncated_anywhere_is_one_line(
+    capsys: pytest.CaptureFixture[str], squeezenet: Graph, tmp_path: Path
+) -> None:
+    assert squeezenet.source is not None
+    content = squeezenet.source.path.read_bytes()
+    file = tmp_path / "cut.tflite"
+    for nbytes in (1, 7, 8, 9, 60, 1000, 10_000, 20_000, len(content) // 3, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:nbytes])
+        says(refused(capsys, ["--model", str(file), "--evaluator", "synthetic", "-q"]))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_words_are_checked_before_the_model_is_built(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "cache"))
+    for wrong in (["--budget", "0"], ["--sampler", "tpee"], ["--evaluator", "x"], ["--processors", "cpu99"]):
+        refused(capsys, ["--model", "mobilenet_v1", "-q", *wrong])
+        assert not (tmp_path / "cache").exists()
+
+
+def test_a_model_needs_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--budget", "2", "-q", "--out", str(tmp_path / "run")]
+    assert answered(capsys, words)["model"]["name"] == "squeezenet1_1@0.25/64"
+    several = ["--evaluator", "cost-model", "--platform", "pixel4", "squeezenet1_1@0.25/64*2", "posenet/64x96"]
+    found = answered(capsys, [*several, "--budget", "2", "-q", "--out", str(tmp_path / "several")])
+    assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 1", "squeezenet1_1@0.25/64 2", "posenet/64x96"]
+
+
+def test_help_tells_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name, (summary, _) in COMMANDS.items():
+        assert any(line.split()[:1] == [name] and summary in line for line in text.splitlines())
+        with pytest.raises(SystemExit) as ended:
+            main(["help", name])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: optimize {name}")
+    for words in (["--version"], ["squeezenet1_1", "--version"]):  # no study is run
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith("optimize ")
+
+
+def test_devices_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "devices.yaml"
+    listed.write_text("devices:\n  board: {agent: 127.0.0.1:7450}\n")
+    monkeypatch.setenv(DEVICES, str(listed))
+    assert main(["devices"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  cpu0 +cores 0", text, re.MULTILINE)
+    assert re.search(r"^  pixel4 +[a-z]", text, re.MULTILINE)
+    assert re.search(r"^  board  127.0.0.1:7450$", text, re.MULTILINE)
+    named = re.findall(r"--evaluator ([\w-]+)", text)
+    assert len(named) == 3
+    assert all(make_evaluator(name).name == name for name in named)
+    found = answered(capsys, ["devices"])
+    assert found["agents"] == {"board": "127.0.0.1:7450"}
+    assert "pixel4" in found["platforms"]
+    listed.write_text("devices: [\n")
+    assert "devices.yaml:" in refused(capsys, ["devices"])
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "unwanted"),
+    [
+        ("optimize ins", {"inspect"}, {"run"}),
+        ("optimize report --o", {"--out"}, {"--budget"}),
+        ("optimize vgg16 --bud", {"--budget"}, {"--out"}),
+    ],
+)
+def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    told = tmp_path / "told"
+    environment = os.environ | {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_LINE": line} | {
+        "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(told), "COMP_TYPE": "9"
+    }  # fmt: skip
+    command = 'exec 8>"$1" 9>/dev/null; shift; exec "$@"'
+    words = ["bash", "-c", command, "bash", str(told), sys.executable, "-m", "optimizer.cli"]
+    subprocess.run(words, env=environment, check=True, timeout=60, cwd=ROOT)
+    found = {word.strip() for word in told.read_text().split()}
+    assert wanted <= found
+    assert not unwanted & found
+
+
+def test_a_start_that_fails_does_not_take_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--evaluator", "cost-model", "--platform", "pixel4", "--study", "mine", "--budget", "2", "-q"]
+    assert main(["squeezenet1_1@0.25/64", *words, "--objective", "energy"]) == 2
+    assert "--power" in capsys.readouterr().err
+    assert not Path("runs/mine").exists()
+    assert main(["squeezenet1_1@0.25/64", *words, "--seed", "3"]) == 0
+
+
+# Folders
+
+
+def foreign(folder: Path) -> Path:
+    (folder / "photos").mkdir()
+    (folder / "photos" / "cat.png").touch()
+    return folder / "photos"
+
+
+def another_study(folder: Path) -> Path:
+    assert main([*SYNTHETIC, "--budget", "3", "--seed", "5", "--out", str(folder / "other")]) == 0
+    return folder / "other"
+
+
+def a_file(folder: Path) -> Path:
+    (folder / "file").touch()
+    return folder / "file"
+
+
+def below_a_file(folder: Path) -> Path:
+    return a_file(folder) / "run"
+
+
+def no_folder_can_be_made(_: Path) -> Path:
+    return Path("/proc/run")
+
+
+def a_broken_manifest(folder: Path) -> Path:
+    path = another_study(folder)
+    (path / "manifest.json").write_text("{")
+    return path
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        foreign,
+        another_study,
+        a_file,
+        below_a_file,
+        no_folder_can_be_made,
+        a_broken_manifest,
+    ],
+)
+def test_folders_that_cannot_be_used_are_left_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    out = make(tmp_path)
+    capsys.readouterr()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    says(refused(capsys, [*SYNTHETIC, "--budget", "3", "--out", str(out)]))
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+# Damage
+
+
+def flip(path: Path, place: float = 0.5) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def test_a_corrupt_trial_log_is_reported_and_survived(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = [*SYNTHETIC[:-1], "--budget", "16", "--out", "run", "--json"]
+    assert main(arguments) == 0
+    first = json.loads(capsys.readouterr().out)
+    for place in (0.3, 0.6, 0.9):
+        flip(tmp_path / "run" / "trials.jsonl", place)
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert err
+        assert json.loads(out)["unique_plans"] == first["unique_plans"] == 16
+    (tmp_path / "run" / "trials.jsonl").write_bytes(os.urandom(5000))
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["unique_plans"] == 16

@@ -1,0 +1,115 @@
+"""What comes out of the command line: data on stdout only, progress on stderr, whatever reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli import main
+from tests.support.commands import SYNTHETIC
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def test_the_json_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*SYNTHETIC, "--budget", "14", "--out", "run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    document = json.loads(out)
+    assert {
+        "schema_version",
+        "model",
+        "platform",
+        "evaluator",
+        "objective",
+        "best",
+        "baselines",
+        "speedup",
+        "model_bound_ms",
+        "gap",
+        "trials",
+        "unique_plans",
+        "cache_hits",
+        "wall_s",
+        "run_dir",
+    } <= set(document)
+    assert document["unique_plans"] == 14
+    assert document["trials"] == 14 + document["cache_hits"]
+    for plan in (document["best"], *document["baselines"].values()):
+        assert plan["plan"]["stages"]
+        if plan["latency_ms"]:
+            assert {"median", "ci95", "samples"} <= set(plan["latency_ms"])
+            low, high = plan["latency_ms"]["ci95"]
+            assert low <= plan["latency_ms"]["median"] <= high
+            assert plan["latency_ms"]["samples"] == len(plan["latency_ms"]["values"])
+    assert {"ratio", "ci95", "significant"} <= set(document["speedup"])
+    assert document == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {p.name for p in (tmp_path / "run").iterdir()} >= {
+        "manifest.json",
+        "config.yaml",
+        "trials.jsonl",
+        "result.json",
+        "best",
+    }
+
+
+def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNTHETIC, "--budget", "14", "--out", "run"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for name in ("whole on cpu", "whole on cpu0", "layer length K=2", "parameter count K=4", "every layer"):
+        assert name in out
+    assert "recommended plan" in out
+    assert "run folder  run" in out
+    assert "optimize execute run" in out  # which asks the evaluator again: it leaves no files that run
+    assert "lower bound for any plan: " in out
+
+
+def test_what_is_printed_breaks_no_line_that_a_person_may_copy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = "run " + 150 * "x"
+    assert main([*SYNTHETIC, "--budget", "3", "--out", folder]) == 0
+    assert f"run folder  {folder}\n" in capsys.readouterr().out
+
+
+def test_progress_goes_to_stderr_and_stays_out_of_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNTHETIC[:-1], "-v", "--budget", "3", "--out", "run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["unique_plans"] == 3
+    assert err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool) -> None:
+    assert main([*SYNTHETIC, "--dry-run", *(["--json"] if as_json else [])]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert not list(tmp_path.iterdir())
+    if as_json:
+        assert json.loads(out)["operators"] == 39
+    else:
+        assert "whole on cpu" in out
+
+
+def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["execute", "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_debug_gives_the_traceback_and_the_same_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "vgg17", "--debug", "-q"]) == main(["--model", "vgg17", "-q"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_is_infeasible_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNTHETIC, "--budget", "3", "--deadline", "0.000001", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["complete"], found["feasible"]) == (False, False)
+    assert found["violations"]

@@ -1,0 +1,182 @@
+"""Best plans of graphs with branches: exact equals brute force, and no plan goes below the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.exact.bound import lower_bound
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.graphs.dag import best_plan
+from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
+from optimizer.exact.graphs.segment_model import solve_segment
+from optimizer.exact.graphs.segment_plans import list_schedule, segment_cost
+from optimizer.exact.graphs.segments import segments
+from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
+from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.platform import Platform, Processor, tell_apart
+from search_spaces.spaces.segments import gates
+from tests.support.sentences import fails
+from tests.support.strategies import chain_graph, graphs, placements, platforms, shared_platforms, tensor
+
+
+@st.composite
+def graph_costs(draw: st.DrawFn, graph: Graph, platform: Platform, *, refusals: bool = True) -> GraphCosts:
+    """Costs with ties; alike lanes cost alike, and every operator runs somewhere."""
+    lanes, count = len(platform.processors), len(graph.operators)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scale = draw(st.sampled_from((1, 3, 1000)))
+    leader = [next(i for i, q in enumerate(platform.processors) if q.like == p.like) for p in platform.processors]
+    operator_s = rng.integers(0, scale, (lanes, count), endpoint=True)[leader] * 1e-3
+    if refusals:
+        refused = rng.random((lanes, count))[leader] < draw(st.sampled_from((0.0, 0.3)))
+        operator_s[refused & ~refused.all(axis=0)] = np.inf
+    overhead_s = rng.integers(0, scale, lanes, endpoint=True)[leader] * 1e-4
+    tensors = len(graph.tensors)
+    between = rng.integers(0, scale, (tensors, lanes, lanes), endpoint=True)[:, leader][:, :, leader] * 3e-4
+    within = rng.integers(0, scale, (tensors, lanes), endpoint=True)[:, leader] * 1e-4
+    between[:, np.arange(lanes), np.arange(lanes)] = within
+    return GraphCosts(platform, *(np.asarray(a, dtype=np.float64) for a in (operator_s, overhead_s, between)))
+
+
+def _partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for partition in _partitions(rest):
+        yield [[first], *partition]
+        for i, part in enumerate(partition):
+            yield [*partition[:i], [first, *part], *partition[i + 1 :]]
+
+
+def _every_plan(graph: Graph, platform: Platform) -> Iterator[Plan]:
+    """Yield every way to form stages, in every order in which they can be dispatched, on all lanes."""
+    names = [p.name for p in platform.processors]
+    for partition in _partitions(list(range(len(graph.operators)))):
+        for order in permutations(partition):
+            place = {o: i for i, part in enumerate(order) for o in part}
+            if all(place[b] <= place[o] for o in place for b in graph.predecessors(o)):
+                for lanes in product(names, repeat=len(order)):
+                    yield Plan(graph.digest, tuple(Stage(tuple(p), n) for p, n in zip(order, lanes, strict=True)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(max_operators=3), st.one_of(platforms(max_processors=2), shared_platforms()), st.data())
+def test_the_best_plan_is_the_one_that_brute_force_finds(graph: Graph, platform: Platform, data: st.DataObject) -> None:
+    platform = Platform(platform.name, tell_apart(platform.processors[:3]))
+    costs = data.draw(graph_costs(graph, platform))
+    best = min(makespan_s(graph, costs, plan) for plan in _every_plan(graph, platform))
+    found = best_plan(graph, costs)
+    assert found.makespan_s == makespan_s(graph, costs, found.plan) == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert found.proven
+    assert found.bound_s <= best * (1 + 1e-9)
+    assert lower_bound(graph, costs) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(max_operators=9), platforms(max_processors=3), st.data())
+def test_no_plan_beats_the_best_or_goes_below_the_bound(graph: Graph, platform: Platform, data: st.DataObject) -> None:
+    costs = data.draw(graph_costs(graph, platform, refusals=False))
+    found = best_plan(graph, costs, 5.0)
+    plan = data.draw(placements(graph, platform))
+    assert found.bound_s <= found.makespan_s <= makespan_s(graph, costs, plan) * (1 + 1e-9) + 1e-12
+    found.plan.validate(graph, platform)
+    usual = canonical(found.plan, graph, platform)
+    assert makespan_s(graph, costs, usual) >= found.makespan_s * (1 - 1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(max_operators=5), platforms(max_processors=2), st.data())
+def test_the_solver_proves_what_the_search_finds(graph: Graph, platform: Platform, data: st.DataObject) -> None:
+    costs = data.draw(graph_costs(graph, platform, refusals=False))
+    parts = segments(graph)
+    segment = max(parts, key=lambda s: len(s.operators))
+    entry = 0 if segment.entry is not None else None
+    answer = solve_segment(graph, costs, segment, entry, None, 20.0)
+    assert answer is not None
+    seconds = segment_cost(graph, costs, segment, entry, answer.stages, continued=answer.continued)
+    known = list_schedule(graph, costs, segment, entry, None)
+    assert known is not None
+    assert seconds <= known.cost_s * (1 + 1e-5) + 1e-9
+    assert answer.bound_s <= seconds * (1 + 1e-9)
+    assert seconds == pytest.approx(answer.bound_s, rel=1e-5, abs=1e-9)
+    if len(parts) == 1:
+        assert seconds == pytest.approx(best_plan(graph, costs).makespan_s, rel=1e-5, abs=1e-9)
+
+
+@given(graphs())
+def test_segments_hold_every_operator_once_and_gates_divide_the_graph(graph: Graph) -> None:
+    import networkx as nx
+
+    assert [o for s in segments(graph) for o in s.operators] == list(range(len(graph.operators)))
+    whole = graph.to_networkx()
+    for gate in gates(graph):
+        assert nx.ancestors(whole, gate) == set(range(gate))
+        assert nx.descendants(whole, gate) == set(range(gate + 1, len(graph.operators)))
+        assert all(a == gate or (a < gate) == (b <= gate) for a, b in whole.edges)
+
+
+def test_the_best_plan_of_a_chain_is_the_best_chain() -> None:
+    platform = Platform("p", tuple(Processor(f"p{i}", "cpu", {}, f"p{i}") for i in range(3)))
+    rng = np.random.default_rng(3)
+    hand_over = np.broadcast_to(rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3)), (30, 3, 3))
+    costs = ChainCosts(platform, rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), hand_over)
+    graph = chain_graph(30)
+    found = best_plan(graph, GraphCosts.of_chain(graph, costs))
+    assert found.makespan_s == pytest.approx(best_chains(costs, 30)[0].cost_s)
+    assert canonical(found.plan, graph, platform) == found.plan
+    assert found.proven
+
+
+def _two_branches() -> tuple[Graph, GraphCosts]:
+    operators = (
+        Operator("RELU", (0,), (1,)),
+        Operator("RELU", (1,), (2,)),
+        Operator("RELU", (1,), (3,)),
+        Operator("ADD", (2, 3), (4,)),
+    )
+    graph = Graph("branches", (tensor(1),) * 5, operators, (0,), (4,))
+    platform = Platform("p", (Processor("a", "cpu", {}, "a"), Processor("b", "cpu", {}, "b")))
+    costs = GraphCosts(platform, np.array([[1.0, 5, 5, 1], [9, 4, 4, 9]]), np.zeros(2), np.full((5, 2, 2), 0.1))
+    return graph, costs
+
+
+def test_branches_run_side_by_side() -> None:
+    graph, costs = _two_branches()
+    found = best_plan(graph, costs)
+    assert found.makespan_s == pytest.approx(1 + 5 + 0.1 * 3 + 1)
+    events = simulate(graph, costs, found.plan).events
+    assert {e.lane for e in events} == {"a", "b"}
+    assert found.gap == pytest.approx(0.0)
+    together = GraphCosts(
+        Platform("p", (Processor("a", "cpu", {"x": 1.0}, "a"), Processor("b", "cpu", {"x": 1.0}, "b"))),
+        costs.operator_s,
+        costs.overhead_s,
+        costs.hand_over_s,
+    )
+    assert best_plan(graph, together).makespan_s == pytest.approx(1 + 4 + 4 + 1 + 0.1 * 3)
+
+
+def test_wrong_input_is_told() -> None:
+    graph, costs = _two_branches()
+    with fails(UsageError):
+        best_plan(graph, costs, 0.0)
+    refused = GraphCosts(costs.platform, costs.operator_s.copy(), costs.overhead_s, costs.hand_over_s)
+    refused.operator_s[:, 2] = np.inf
+    with fails(InfeasibleError):
+        best_plan(graph, refused)
+    with pytest.raises(PlanError):
+        simulate(chain_graph(3), costs, best_plan(graph, costs).plan)
+    for wrong in (-1.0, np.nan):
+        with fails(ValueError):
+            GraphCosts(costs.platform, costs.operator_s * wrong, costs.overhead_s, costs.hand_over_s)
+    with fails(ValueError):
+        GraphCosts(costs.platform, costs.operator_s, costs.overhead_s, costs.hand_over_s[0])

@@ -1,0 +1,357 @@
+"""Reports: the numbers are those of the run folder, and the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.schedule import Event, Timeline
+from optimizer.cli import main
+from optimizer.report.data import STREAMED, Bar, Study, bars, best_by_stages, points, read_study, spreads
+from optimizer.report.document import Column, Document, Section, Table, Text
+from optimizer.report.markdown import render as render_markdown
+from optimizer.report.page import render as render_page
+from optimizer.report.study import _outputs, study_document
+from optimizer.report.svg import Scale, standalone
+from optimizer.report.viewers import trace
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from tests.support.sentences import says
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, squeezenet: Graph) -> Path:
+    """The run folder of a study with a synthetic evaluator."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    arguments = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "40", "--sampler", "random"]
+    assert main([*arguments, "--max-stages", "3", "--out", str(folder), "-q", "--json"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(run: Path) -> Study:
+    return read_study(run)
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> str:
+    assert main(["report", str(run)]) == 0
+    return (run / "report.html").read_text()
+
+
+def changed(path: Path, key: str, value: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+
+def test_points_are_the_plans_that_were_measured(study: Study) -> None:
+    found = points(study)
+    assert len(found) == len({t.plan.digest for t in study.trials}) == len(study.trials)
+    assert [p.number for p in found] == sorted(p.number for p in found)
+    assert {p.family for p in found} == {"baseline", "search"}  # "model" is what auto begins with
+    assert sum(p.family == "baseline" for p in found) == len(study.plans)
+    for before, after in pairwise(found):
+        assert after.best_s <= before.best_s
+    assert min(p.latency_s for p in found if not p.raced) == found[-1].best_s
+    assert best_by_stages(found) == {
+        k: min(p.latency_s for p in found if p.stages == k) for k in sorted({p.stages for p in found})
+    }
+
+
+def test_the_law_predicts_itself(study: Study) -> None:
+    known = [p for p in points(study) if p.predicted_s and not p.raced]
+    assert len(known) > 10
+    errors = sorted(abs((p.predicted_s or 0.0) / p.latency_s - 1.0) for p in known)
+    assert errors[len(errors) // 2] < 0.05
+
+
+def test_timelines_lie_side_by_side(study: Study) -> None:
+    found = bars(study)
+    assert [b.source for b in found[:2]] == ["measured", "predicted"]
+    assert found[0].plan == found[1].plan
+    assert {b.name for b in found} >= {study.baseline}
+    for bar in found:
+        assert {e.stage for e in bar.timeline.events} == set(range(len(bar.plan.stages)))
+
+
+def test_spreads_are_the_samples_of_the_result(study: Study) -> None:
+    found = {s.name: s.samples for s in spreads(study)}
+    for name, entry in study.result["baselines"].items():
+        assert found[name].median * 1e3 == pytest.approx(entry["latency_ms"]["median"])
+
+
+class Outline(HTMLParser):
+    """Checks that elements are closed in order, and gathers what assistive software goes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.refers: list[str] = []
+        self.headings: list[str] = []
+        self.remote: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        for name in ("aria-labelledby", "aria-describedby"):
+            self.refers += str(given.get(name) or "").split()
+        href = str(given.get("href") or given.get("src") or "")
+        if href.startswith("#"):
+            self.refers.append(href[1:])
+        elif href and not href.startswith("data:"):
+            self.remote.append(href)
+        if tag in {"h1", "h2", "h3"}:
+            self.headings.append(tag)
+        if tag == "svg":
+            assert given.get("role") == "img"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_can_be_read_by_all(page: str) -> None:
+    outline = Outline()
+    outline.feed(page)
+    assert outline.open == []
+    assert outline.remote == []
+    assert "url(" not in page
+    assert "<script" not in page
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.refers) <= set(outline.ids)
+    assert outline.headings[0] == "h1"
+    assert outline.headings.count("h1") == 1
+    assert "prefers-color-scheme:dark" in page
+    assert len(page.encode()) < 5_000_000
+
+
+def test_the_answer_comes_first(page: str, study: Study, run: Path) -> None:
+    markdown = (run / "report.md").read_text()
+    best = study.result["best"]["latency_ms"]["median"]
+    for text in (page, markdown):
+        assert f"{best:.4g} ms" in text
+        assert text.index("Answer") < text.index("Known plans") < text.index("Timeline") < text.index("Environment")
+    named = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown)
+    assert len(named) >= 6
+    assert all((run / name).is_file() for name in named)
+
+
+def test_plots_are_files_of_their_own(page: str, run: Path) -> None:
+    plots = sorted((run / "report").glob("*.svg"))
+    assert {p.stem for p in plots} == {"graph", "history", "predicted", "samples", "stages", "timeline"}
+    for plot in plots:
+        text = plot.read_text()
+        ET.fromstring(text)
+        if plot.stem != "graph":
+            assert "var(" not in text
+    pytest.importorskip("resvg_py", reason="PNG files need the extra 'report'")
+    assert (run / "report" / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def keeps_the_trace_event_format(text: str) -> list[dict[str, Any]]:
+    """Check the rules of the Trace Event Format, as Perfetto reads it; return the spans."""
+
+    def no_number(name: str) -> Any:
+        raise AssertionError(name)
+
+    document = json.loads(text, parse_constant=no_number)
+    events = document["traceEvents"]
+    assert document["displayTimeUnit"] in {"ms", "ns"}
+    assert all(isinstance(e[key], int) for e in events for key in ("pid", "tid"))
+    assert {e["ph"] for e in events} <= {"M", "X"}
+    processes = [e["pid"] for e in events if e["name"] == "process_name"]
+    threads = [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"]
+    assert len(processes) == len(set(processes))
+    assert len(threads) == len(set(threads))
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == set(processes)
+    assert {(e["pid"], e["tid"]) for e in spans} == set(threads)
+    assert all(e["ts"] >= 0 and e["dur"] >= 0 and e["name"] for e in spans)
+    for thread in threads:  # spans of a thread nest, or follow each other
+        own = sorted((round(e["ts"] * 1e3), -round(e["dur"] * 1e3)) for e in spans if (e["pid"], e["tid"]) == thread)
+        for (one_ns, minus_ns), (other_ns, minus_other_ns) in pairwise(own):
+            assert other_ns >= one_ns - minus_ns or other_ns - minus_other_ns <= one_ns - minus_ns
+    return spans
+
+
+def test_traces_open_in_perfetto(page: str, run: Path, study: Study) -> None:
+    spans = keeps_the_trace_event_format((run / "best" / "trace.json").read_text())
+    assert len(spans) == sum(len(b.timeline.events) for b in bars(study))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=6),
+       st.floats(0, 1e6))  # fmt: skip
+def test_any_timeline_keeps_the_rules_of_traces(steps: list[tuple[int, float, float]], begin_s: float) -> None:
+    events, now_s = [], begin_s
+    for stage, (lane, pause_s, took_s) in enumerate(steps):
+        events.append(Event(stage, f"p{lane}", now_s + pause_s, now_s + pause_s + took_s))
+        now_s = events[-1].end_s
+    plan = Plan("0" * 64, tuple(Stage((i,), e.lane) for i, e in enumerate(events)))
+    bar = Bar("drawn", "predicted", plan, Timeline(tuple(events)))
+    spans = keeps_the_trace_event_format(json.dumps(trace([bar, bar], ["p0", "p1", "p2"])))
+    assert len(spans) == 2 * len(events)
+
+
+def test_a_study_of_the_throughput_draws_inferences_that_overlap(tmp_path: Path) -> None:
+    words = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "pixel4", "-q"]
+    words += ["--processors", "gpu,1large,1med", "--objective", "throughput", "--budget", "20"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    study = read_study(tmp_path / "run")
+    found = next(bar for bar in bars(study) if len(bar.plan.stages) > 1)
+    assert set(found.inferences) == set(range(STREAMED))
+    assert not found.timeline.overlaps()
+    ends = [
+        max(e.end_s for e, n in zip(found.timeline.events, found.inferences, strict=True) if n == i) for i in (2, 3)
+    ]
+    period_s = study.result["best"]["latency_ms"]["median"] / 1e3
+    assert ends[1] - ends[0] <= period_s * 1.001
+    assert found.timeline.makespan_s < STREAMED * max(ends[0], period_s)
+
+
+def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Graph) -> None:
+    data = json.loads((run / "best" / "partition.json").read_text())
+    assert len(data["results"]) == len(squeezenet.operators)
+    pattern = r".+ · stage \d+ · [\d.e-]+ ms · operator [\d.e-]+ ms"
+    assert all(re.fullmatch(pattern, v["value"]) for v in data["results"].values())
+    layers = [json.loads(file.read_text()) for file in (run / "best").glob("partition_*.json")]
+    assert len(layers) == len(read_study(run).platform.processors)
+    for layer in layers:
+        assert all(entry["value"] >= 0.0 for entry in layer["results"].values())
+        limits = [step["value"] for step in layer["thresholds"]]
+        assert limits == sorted(limits)
+        assert max(entry["value"] for entry in layer["results"].values()) <= limits[-1]
+
+
+def test_names_from_files_cannot_become_markup() -> None:
+    evil = '<img src=x onerror="alert(1)"> | `x` [a](b)'
+    table = Table(evil, (Column(evil), Column("n", ".1f")), ((evil, 1.0), (evil, None)))
+    document = Document(evil, evil, (Section("a", evil, (Text(evil), table)),), {})
+    assert "<img" not in render_page(document)
+    text = render_markdown(document, "plots")
+    assert "<img src" not in text.replace("\\<", "")
+    assert "[a](b)" not in text
+
+
+def test_a_model_that_is_gone_leaves_the_rest(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    text = (other / "config.yaml").read_text().replace("squeezenet1_1", "gone.tflite")
+    (other / "config.yaml").write_text(text)
+    document = study_document(read_study(other))
+    assert "gone.tflite" in render_page(document)
+    assert {"answer", "baselines", "history"} <= {s.name for s in document.sections}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: (p / "manifest.json").unlink(),
+        lambda p: changed(p / "result.json", "baselines", {"whole": {}}),
+        lambda p: (p / "result.json").unlink(),
+        lambda p: (p / "result.json").write_text("{"),
+        lambda p: (p / "result.json").write_text('{"schema_version": 99}'),
+        lambda p: (p / "result.json").write_text('{"schema_version": 1}'),
+        lambda p: (p / "manifest.json").write_text('{"schema_version": 99}'),
+        lambda p: (p / "manifest.json").write_text("["),
+        shutil.rmtree,
+    ],
+)
+def test_what_is_no_finished_run_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    assert callable(damage)
+    damage(other)
+    assert main(["report", str(other)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    says(err)
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_lie_within_the_scale(low: float, span: float) -> None:
+    scale = Scale(low, low + span, 0.0, 100.0)
+    ticks = scale.ticks()
+    assert ticks == sorted(ticks)
+    assert len(ticks) <= 8
+    assert all(-1e-3 <= scale(t) <= 100.001 for t in ticks) or span < 1e-6 * abs(low)
+
+
+def test_standalone_pictures_keep_their_text() -> None:
+    assert standalone("<svg><title>a</title><desc>b</desc><text>c</text></svg>").count("<text>c</text>") == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the page is not looked at in a browser")
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (400, False), (400, True)])
+def test_a_browser_shows_it_without_a_complaint(page: str, run: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    picture = tmp_path / "page.png"
+    user = tmp_path / "user"
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+               "--disable-background-networking", "--enable-logging=stderr", "--v=0", f"--user-data-dir={user}",
+               f"--screenshot={picture}", f"--window-size={width},2400"]  # fmt: skip
+    command += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    done = subprocess.run(
+        [*command, (run / "report.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "CONSOLE" not in done.stderr
+    assert picture.stat().st_size > 20_000
+
+
+def test_the_study_opens_in_the_dashboard_of_optuna(study: Study) -> None:
+    from optimizer.tools.dashboard import export
+
+    made = export(study)
+    measured = [t for t in study.trials if t.params and t.measurement]
+    assert len(made.get_trials(states=None)) >= len(measured)
+    assert made.best_value == pytest.approx(min(t.median_s for t in measured) * 1e3)
+
+
+def test_its_note_is_the_report_with_plots(study: Study, tmp_path: Path) -> None:
+    dashboard = pytest.importorskip("optuna_dashboard", reason="the extra 'dashboard' is not installed")
+    from optimizer.tools.dashboard import annotate, export
+
+    made = export(study)
+    annotate(made, study, tmp_path)
+    note = dashboard._note.get_note(made)
+    assert "## Answer" in note
+    assert "](plots/" not in note
+    for figure in study_document(study).figures:
+        assert (tmp_path / f"{figure.name}.svg").is_file()
+    shown = re.findall(r"\]\(/artifacts/\d+/([0-9a-f-]+)\)", note)
+    assert len(shown) == len(study_document(study).figures)
+    assert all((tmp_path / name).is_file() for name in shown)
+
+
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        ({"identical": True, "max_rel_error": 0.0, "tolerance": 0.0}, "bit for bit"),
+        (
+            {"identical": False, "max_rel_error": 2e-3, "mean_rel_error": 1e-4, "output": "y", "tolerance": 1e-2},
+            "within 2.0e-03 of the whole model's on the CPU, relative to the largest of them (y: 1.0e-04 on average)",
+        ),
+        ({"identical": None}, ""),  # of an earlier version
+    ],
+)
+def test_how_far_the_outputs_are_is_told(best: dict[str, object], says: str) -> None:
+    told = "".join(str(block) for block in _outputs(best))
+    assert says in told
+    assert bool(told) == bool(says)

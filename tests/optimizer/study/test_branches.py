@@ -1,0 +1,136 @@
+"""Studies in the space of branches: the procedure of seed 003, the joint optimum, and a study from end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from evaluators.schedule import Event, Timeline
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.model.branch_greedy import branch_greedy
+from optimizer.model.segments import SEED_003, segment_baselines, segment_beliefs, segment_price, waits_s
+from optimizer.study.config import StudyConfig, most_stages
+from optimizer.study.course import run_study
+from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.branch_runs import BranchRuns
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.segments import segments_of
+from tests.search_spaces.spaces.test_branches import Recipe, built, network, recipes
+from tests.search_spaces.spaces.test_segments import CORES
+from tests.support.sentences import fails
+from tests.support.short_studies import Quiet
+from tests.support.strategies import one_core
+
+FOUR = network(("in", "x"), *(("x", f"b{i}") for i in range(4)), *((f"b{i}", "y") for i in range(4)), ("y", "out"))
+CPU_NPU = Platform(
+    "board", (Processor("cpu", "cpu", {"cpu": 1.0}, "cpu"), Processor("npu", "npu", {"npu": 1.0}, "npu"))
+)
+
+
+def costs(platform: Platform, operator_s: list[list[float]], stage_s: float = 0.0, hand_s: float = 0.0) -> ChainCosts:
+    lanes, count = len(platform.processors), len(operator_s[0])
+    between = np.where(np.eye(lanes) > 0, 0.0, hand_s)
+    table = np.broadcast_to(between, (count, lanes, lanes))
+    return ChainCosts(platform, np.array(operator_s), np.full(lanes, stage_s), table)
+
+
+def chosen(graph: Graph, table: ChainCosts, home: int = 0) -> list[int]:
+    return branch_greedy(BranchRuns.of(graph), table, home)
+
+
+def test_the_seed_gives_one_branch_a_processor_and_the_rest_the_other() -> None:
+    # 3 + 3 | 2 + 2 would take 5, but the procedure knows only one branch against three.
+    assert chosen(FOUR, costs(CORES, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 2)) == [0, 1, 0, 0, 0, 0]
+    assert chosen(FOUR, costs(CORES, [[1.0, 9.0, 2.0, 2.0, 1.0, 1.0]] * 2)) == [0, 1, 0, 0, 0, 0]
+
+
+def test_the_seed_runs_a_group_in_sequence_where_that_is_faster() -> None:
+    assert chosen(FOUR, costs(CORES, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 2, hand_s=4.0)) == [0] * 6
+    assert chosen(FOUR, costs(CORES, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 2, stage_s=1.6)) == [0] * 6
+    quick = [1.0, 3.0, 3.0, 2.0, 2.0, 1.0]
+    assert chosen(FOUR, costs(CPU_NPU, [[11.0] * 6, quick]), home=1) == [1] * 6
+    assert sum(chosen(FOUR, costs(CPU_NPU, [[7.5] * 6, quick]), home=1)) == 5
+
+
+def test_with_enough_processors_each_branch_gets_one() -> None:
+    platform = Platform("four", tuple(one_core(i) for i in range(4)))
+    assert sorted(chosen(FOUR, costs(platform, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 4))[1:5]) == [0, 1, 2, 3]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[SegmentSpace, ChainCosts]:
+    recipe: Recipe = draw(recipes())
+    graph, _ = built(recipe)
+    assume(any(segment.runs for segment in segments_of(graph)) and len(BranchRuns.of(graph).runs) <= 9)
+    platform = draw(st.sampled_from((CORES, CPU_NPU)))
+    times = st.lists(st.integers(1, 9).map(float), min_size=len(graph.operators), max_size=len(graph.operators))
+    first = draw(times)
+    second = first if platform is CORES else draw(times)
+    stage_s, hand_s = draw(st.sampled_from((0.0, 0.5, 3.0))), draw(st.sampled_from((0.0, 0.5, 3.0)))
+    return SegmentSpace(graph, platform, splits=False), costs(platform, [first, second], stage_s, hand_s)
+
+
+@given(problems())
+@settings(max_examples=25)
+def test_the_joint_plan_is_no_worse_than_the_seeds_and_no_plan_is_below_the_bound(
+    drawn: tuple[SegmentSpace, ChainCosts],
+) -> None:
+    space, table = drawn
+    graph, platform = space.graph, table.platform
+    believed = segment_beliefs(graph, table, space)
+    price = segment_price(space, table)
+    best_s = price(believed.optima[0])
+    for baseline in segment_baselines(graph, platform, space, table, platform.processors[0].name):
+        assert best_s <= price(baseline.plan) * (1 + 1e-9)
+    assert believed.bounds.space_s <= best_s * (1 + 1e-9)
+    if space.cardinality() <= 256:
+        least_s = min(price(space.plan_at(i)) for i in range(space.cardinality()))
+        assert best_s == pytest.approx(least_s)
+
+
+def test_the_seed_is_a_baseline_by_name() -> None:
+    space = SegmentSpace(FOUR, CORES, splits=False)
+    table = costs(CORES, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 2, stage_s=0.1)
+    found = {b.name: b.plan for b in segment_baselines(FOUR, CORES, space, table, "cpu0")}
+    assert list(found) == ["whole on cpu0", SEED_003]
+    assert len(found[SEED_003].stages) == 4
+
+
+def test_waits_are_those_for_other_lanes() -> None:
+    graph = network(("in", "x"), ("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("y", "out"))
+    lanes = ("cpu0", "cpu0", "cpu1", "cpu0")
+    plan = Plan(graph.digest, tuple(Stage((i,), lane) for i, lane in enumerate(lanes)))
+    events = (Event(0, "cpu0", 0, 10), Event(1, "cpu0", 10, 15), Event(2, "cpu1", 13, 20), Event(3, "cpu0", 24, 30))
+    assert waits_s(graph, plan, Timeline(events)) == [3, 4]
+    assert waits_s(graph, plan, None) == []
+
+
+def test_a_study_of_branches_from_end_to_end(tmp_path: Path) -> None:
+    config = StudyConfig(
+        model="squeezenet1_1", budget=12, evaluator="synthetic", allow="cuts,branches", out=tmp_path / "run"
+    )
+    assert most_stages(config, 39) == 39
+    result = run_study(config, Quiet(), ["optimize"])
+    assert SEED_003 in result.baselines
+    assert result.best is not None
+    document = result.to_json()
+    assert document["unique_plans"] == 12
+    assert (tmp_path / "run" / "result.json").exists()
+    again = run_study(config, Quiet(), ["optimize"])
+    assert again.best == result.best
+
+
+def test_wrong_input_is_told_in_a_line(tmp_path: Path) -> None:
+    for model, lanes in (("mobilenet_v1", None), ("squeezenet1_1", ("cpu0",))):
+        config = StudyConfig(
+            model=model, budget=1, evaluator="synthetic", allow="cuts,branches", processors=lanes, out=tmp_path / model
+        )
+        with fails(UsageError):
+            run_study(config, Quiet(), ["optimize"])

@@ -1,0 +1,141 @@
+"""Settings: what is accepted, and one line in the words of the command line for what is not."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from evaluators.objectives import OBJECTIVES
+from optimizer.study.config import StudyConfig, command_line, most_stages, option, parse_config
+from search_spaces.core.errors import UsageError
+from tests.support.sentences import fails
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+configs = st.builds(
+    StudyConfig,
+    model=words,
+    budget=st.integers(1, 10**9),
+    max_stages=st.integers(1, 50),
+    sampler=words,
+    evaluator=words,
+    seed=st.integers(0, 2**63),
+    precision=st.floats(0, 1, exclude_min=True, exclude_max=True),
+    study=st.none() | names,
+    out=st.none() | words.map(Path),
+    processors=st.none() | st.lists(names, min_size=1, max_size=3, unique=True).map(tuple),
+    input_shape=st.dictionaries(words, st.lists(st.integers(1, 2**31 - 1), min_size=1), max_size=3).map(
+        lambda shapes: tuple(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+    ),
+)
+
+
+def parsed(line: str) -> dict[str, str | list[str]]:
+    """Read a command line as the shell and argparse would."""
+    values: dict[str, str | list[str]] = {}
+    shapes: list[str] = []
+    _, *rest = shlex.split(line)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        text = value if equals else rest.pop(0)
+        if name == "--input-shape":
+            shapes.append(text)
+        else:
+            values[name.removeprefix("--").replace("-", "_")] = text
+    return values | ({"input_shape": shapes} if shapes else {})
+
+
+@given(configs)
+def test_the_command_line_asks_for_the_same_study(config: StudyConfig) -> None:
+    assert parse_config(parsed(command_line(config))) == config
+
+
+def test_defaults() -> None:
+    config = parse_config({"model": "vgg16", "budget": "200", "seed": None})
+    assert config == StudyConfig(model="vgg16", budget=200)
+    assert (config.max_stages, config.sampler, config.evaluator, config.seed) == (4, "auto", "litert", 0)
+    assert [most_stages(config, operators) for operators in (1, 3, 9)] == [1, 3, 4]
+    assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4}), 1) == 4
+    assert command_line(config) == "optimize --model vgg16 --budget 200"
+    assert option("max_stages") == "--max-stages"
+    with pytest.raises(ValidationError):
+        config.budget = 3
+
+
+def test_the_command_line_is_quoted() -> None:
+    config = parse_config({"model": "-my model.tflite", "budget": 3, "processors": "cpu0,cpu1", "out": "a'b"})
+    expected = """optimize '--model=-my model.tflite' --budget 3 --out 'a'"'"'b' --processors cpu0,cpu1"""
+    assert command_line(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("budget", "-1", "--budget -1: must be at least 1"),
+        ("budget", "0", "--budget 0: must be at least 1"),
+        ("budget", 0, "--budget 0: must be at least 1"),
+        ("budget", "abc", "--budget abc: must be a whole number"),
+        ("budget", "", "--budget '': must be a whole number"),
+        ("budget", "2.0", "--budget 2.0: must be a whole number"),
+        ("budget", 2.5, "--budget 2.5: must be a whole number"),
+        ("budget", True, "--budget True: must be a whole number"),
+        ("budget", "1_000", "--budget 1_000: must be a whole number"),
+        ("budget", "٣", "--budget ٣: must be a whole number"),
+        ("budget", [1], "--budget [1]: must be a whole number"),
+        ("budget", "9" * 5000, f"--budget {'9' * 59}…: is too large"),
+        ("max_stages", "0", "--max-stages 0: must be at least 1"),
+        ("seed", "-3", "--seed -3: must be at least 0"),
+        ("precision", "0", "--precision 0: must be greater than 0"),
+        ("precision", "1", "--precision 1: must be less than 1"),
+        ("precision", "nan", "--precision nan: must be a number"),
+        ("precision", "wide", "--precision wide: must be a number"),
+        (
+            "objective",
+            "speed",
+            f"--objective speed: must be of {', '.join(OBJECTIVES)}",
+        ),
+        ("model", "", "--model '': must not be empty"),
+        ("model", 7, "--model 7: must be text"),
+        ("model", "a\0b", "--model a\ufffdb: a path cannot hold a NUL character"),
+        ("processors", "", "--processors '': must be different names separated by commas"),
+        ("processors", "cpu0,cpu0", "--processors cpu0,cpu0: must be different names separated by commas"),
+        ("input_shape", "x", "--input-shape x: must be a name and sizes of at least 1, as name=1,224,224,3"),
+        ("input_shape", ["x=1,0"], "--input-shape x=1,0: must be a name and sizes of at least 1, as name=1,224,224,3"),
+        ("input_shape", ["x=1", "x=2"], "--input-shape x=1 x=2: gives the input 'x' two shapes"),
+        ("max_stage", "3", "--max-stage: there is no such option; did you mean --max-stages?"),
+        ("zzz", "3", "--zzz: there is no such option"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_the_option(name: str, value: object, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_config({"model": "vgg16", "budget": "200", name: value})
+    assert str(caught.value) == expected
+
+
+def test_what_is_missing_is_named() -> None:
+    with fails(UsageError):
+        parse_config({"model": "vgg16"})
+
+
+@pytest.mark.parametrize("study", ["", ".", "..", "../a", "a/b", "/a", "-a", "a b", "a\n", "a\0", "ä", "x" * 101, ".a"])
+def test_a_study_is_a_safe_file_name(study: str) -> None:
+    with fails(UsageError) as caught:
+        parse_config({"model": "vgg16", "budget": 1, "study": study})
+    assert "\n" not in str(caught.value)
+
+
+@given(st.dictionaries(st.sampled_from([*StudyConfig.model_fields, "other"]), st.text() | st.integers() | st.floats()))
+def test_any_values_give_settings_or_one_line(values: dict[str, Any]) -> None:
+    complaint = "--"
+    try:
+        parse_config(values)
+    except UsageError as error:
+        complaint = str(error)
+    assert complaint.startswith("--")
+    assert len(complaint.splitlines()) == 1

@@ -1,0 +1,73 @@
+"""The product from Python: one function, typed options, a typed result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import optimizer
+from optimizer import Options, optimize
+from optimizer.study.config import StudyConfig
+from optimizer.study.history import Trial
+from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
+from tests.support.sentences import fails
+
+SMALL_MODEL = "squeezenet1_1@0.25/64"
+
+
+def test_every_setting_is_an_option() -> None:
+    assert set(get_type_hints(Options)) == set(StudyConfig.model_fields) - {"model", "budget"}
+
+
+def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
+    seen: list[Trial] = []
+    result = optimize(
+        SMALL_MODEL, budget=4, evaluator="synthetic", out=tmp_path / "run", objective=["latency"], on_trial=seen.append
+    )
+    assert len(seen) >= 4
+    rows = result.table()
+    assert [row.plan for row in rows if row.recommended] == [result.plan]
+    assert {"whole on cpu", "proposed"} & {row.name for row in rows}
+    best = next(row for row in rows if row.recommended)
+    assert best.value is not None
+    assert best.low is not None
+    assert best.high is not None
+    assert best.low <= best.value <= best.high
+    assert best.unit == "ms"
+    assert "recommended" in str(result)
+    assert "<pre>" in result._repr_html_()
+    page = result.report(tmp_path / "report")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
+    result = optimize(SMALL_MODEL, budget=10_000, minutes=0.001, evaluator="synthetic", out=tmp_path / "run")
+    assert result.history.measured < 20
+
+
+def test_a_data_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    result = optimize(SMALL_MODEL, budget=2, evaluator="synthetic", out=tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with fails(UnavailableError):
+        result.to_dataframe()
+
+
+def test_wrong_options_are_told() -> None:
+    with fails(UsageError):
+        optimize(SMALL_MODEL, budget=0)
+    with fails(UsageError):
+        optimize(SMALL_MODEL, bugdet=3)  # type: ignore[call-arg]
+    with fails(UsageError):
+        optimize(SMALL_MODEL, minutes=-1.0)
+    with pytest.raises(InfeasibleError):
+        optimize(SMALL_MODEL, budget=2, evaluator="synthetic", deadline=1e-9)
+
+
+def test_the_version_is_told() -> None:
+    assert optimizer.__version__.count(".") == 2
+    with pytest.raises(AttributeError):
+        _ = optimizer.nothing

@@ -1,0 +1,171 @@
+"""Why a plan is the best: what is told is what the evaluator says of the changed plans."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluators.objectives import OBJECTIVES
+from optimizer.cli import main
+from optimizer.tools.explain import explain_run
+from search_spaces.core.plan import Plan
+from tests.support.sentences import says
+
+TABLE = Path(__file__).parents[3] / "experiments" / "tables" / "one_inference.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explain") / "run"
+    words = ["--model", str(TABLE), "--evaluator", "table", "--max-stages", "3", "--budget", "40", "-q"]
+    assert main([*words, "--out", str(folder), "--json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def told(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["explain", str(run), "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_what_is_predicted_is_not_called_measured(told: dict[str, Any]) -> None:
+    both = [m for c in told["cuts"] for m in (c["left"], c["right"])]
+    both += [m for p in told["parts"] for m in p["elsewhere"].values()] + [told["best"], *told["baselines"].values()]
+    assert all(m["measured_ms"] is None for m in both)
+    both = [m for m in both if m["predicted_ms"] is not None]
+    assert len(both) > 6
+    assert told["predicted_by"] == "the evaluator's own costs"
+    for one in both:
+        assert one["predicted_more_ms"] >= -1e-9  # the plan is the best one
+
+
+def test_the_best_of_every_k_is_no_better_than_the_best(told: dict[str, Any]) -> None:
+    assert [k["stages"] for k in told["by_stages"]] == [1, 2, 3, 4]
+    for entry in told["by_stages"][:3]:
+        assert entry["measured_ms"] is None
+        assert len(Plan.from_json(entry["predicted"]).stages) == entry["stages"]
+    assert min(k["predicted_ms"] for k in told["by_stages"][:3]) == pytest.approx(told["best"]["predicted_ms"])
+
+
+def test_limits_tell_what_binds(told: dict[str, Any]) -> None:
+    limits = {limit["what"]: limit for limit in told["limits"]}
+    assert limits["at most 3 stages (--max-stages)"]["saves_ms"] >= 0.0
+    memory = limits["memory of the processors"]
+    assert memory["binds"] == (memory["saves_ms"] > 0.0)
+    assert limits["transfers take time"]["binds"]
+    assert not limits["use of cpu"]["binds"]
+    assert any(what.startswith("1 operator not supported on npu") for what in limits)
+    refused = [m["why_not"] for p in told["parts"] for m in p["elsewhere"].values() if m["why_not"]]
+    assert all("not supported" in why or "does not fit" in why for why in refused)
+    assert told["no_plan_below"]["predicted_ms"] <= told["best"]["predicted_ms"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("allow", ["splits", "ranks", "branches,splits,ranks"])
+def test_no_plan_is_below_what_none_is_below(allow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    words = ["--model", "vgg11@0.25/64+spectrum", "--evaluator", "cost-model", "--platform", "zcu102", "--budget", "4"]
+    error = ["--max-error", "0.5"] if "ranks" in allow else []
+    assert main([*words, *error, "--allow", allow, "-q", "--json", "--out", run]) == 0
+    study = json.loads(capsys.readouterr().out)
+    assert main(["explain", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["no_plan_below"]["predicted_ms"] == pytest.approx(study["bounds"]["all_plans_ms"])
+    assert found["no_plan_below"]["predicted_ms"] <= study["best"]["latency_ms"]["median"] * (1 + 1e-9)
+
+
+def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(run)]) == 0
+    out = capsys.readouterr().out
+    for title in (
+        "What moving a cut",
+        "Which limits cost time",
+        "The best plan for every K",
+        "In the final comparison, this plan was",
+        "Baselines",
+        "Lower bound for any plan",
+    ):
+        assert title in out
+    assert main(["report", str(run)]) == 0
+    capsys.readouterr()
+    assert "Why this plan" in (run / "report.html").read_text()
+
+
+def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path) -> None:
+    words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "20", "--out", str(tmp_path / "run")]
+    assert main([*words, "-q", "--json"]) == 0
+    found = explain_run(tmp_path / "run")
+    assert found["predicted_by"] == "the profiled operators"
+    assert found["best"]["measured_ms"] is not None
+    assert found["best"]["predicted_ms"] == pytest.approx(found["best"]["measured_ms"], rel=0.2)
+    assert len(found["parts"]) == len(found["plan"]["stages"])
+    assert len(found["cuts"]) == len(found["plan"]["stages"]) - 1
+
+
+def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path)]) == 2
+    says(capsys.readouterr().err)
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "result.json").unlink()
+    assert main(["explain", str(copy)]) == 2
+    says(capsys.readouterr().err)
+    shutil.rmtree(copy)
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text().replace("one_inference", "no_such_table")
+    (copy / "config.yaml").write_text(config)
+    assert main(["explain", str(copy)]) == 2
+    assert "no_such_table.yaml" in capsys.readouterr().err
+
+
+def test_a_deadline_stands_among_what_could_bind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(TABLE), "--evaluator", "table", "--max-stages", "3", "--budget", "20", "-q"]
+    assert main([*words, "--deadline", "40", "--out", str(tmp_path / "run"), "--json"]) == 0
+    best_ms = json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"]
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert f"--deadline 40 ms: {40 - best_ms:.4g} ms to spare" in " ".join(capsys.readouterr().out.split())
+
+
+SEARCH = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "8", "-q"]
+
+
+@pytest.mark.parametrize("name", ["energy", "throughput", "memory"])
+def test_a_plan_is_explained_by_what_it_was_chosen_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    words = [
+        *SEARCH,
+        "--processors",
+        "1large,gpu",
+        "--out",
+        str(tmp_path / "run"),
+        "--objective",
+        name,
+        "--max-stages",
+        "2",
+    ]
+    words += ["--power", "1large=2", "--power", "gpu=1"] if name == "energy" else []
+    assert main([*words, "--json"]) == 0
+    objective, found = OBJECTIVES[name], json.loads(capsys.readouterr().out)
+    assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["objective"], told["unit"]) == (name, objective.shown)
+    assert told["best"]["predicted_ms"] == pytest.approx(found["best"][objective.key]["median"])
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert f"predicted, {objective.shown}" in capsys.readouterr().out or name == "memory"
+
+
+def test_sides_of_a_split_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SEARCH, "--processors", "1large,3med", "--out", str(tmp_path / "run"), "--allow", "cuts,branches,splits"]
+    assert main([*words, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]["plan"]
+    assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["parts"]) == len(best["stages"])
+    split = [p for p, s in zip(told["parts"], best["stages"], strict=True) if "share" in s]
+    assert all("share of a split" in p["elsewhere"]["–"]["why_not"] for p in split)
+    assert not any("--max-stages" in limit["what"] for limit in told["limits"])

@@ -1,0 +1,178 @@
+"""Studies of several models on the cost model: what they find, how they go on, and what is told of wrong wishes."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.objectives import OBJECTIVES
+from optimizer.cli import main
+from optimizer.study.config import parse_config
+from optimizer.workload.problem import read_problem
+from optimizer.workload.search import WorkloadProposer
+from tests.support.commands import printed, studied, tried
+from tests.support.sentences import says
+
+ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+run, study = partial(printed, ON), partial(studied, ON)
+
+
+def test_the_best_plan_is_no_worse_than_any_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    found = study(capsys, "--model", "squeezenet1_1x2,mobilenet_v1@0.5", "--budget", "30", "--max-stages", "2")
+    outcomes = found["workload"]["outcomes"]
+    assert found["workload"]["instances"] == ["squeezenet1_1 1", "squeezenet1_1 2", "mobilenet_v1@0.5"]
+    assert set(outcomes) == {"best", *found["baselines"]}
+    assert any(name.startswith("one process per model") for name in outcomes)
+    assert all(entry["mean_ms"] >= outcomes["best"]["mean_ms"] - 1e-9 for entry in outcomes.values())
+    assert found["objective"] == "mean"
+    assert found["best"]["latency_ms"]["median"] == pytest.approx(outcomes["best"]["mean_ms"])
+    assert outcomes["best"]["predicted"]["mean_ms"] == pytest.approx(outcomes["best"]["mean_ms"])
+    assert (Path(found["run_dir"]) / "best" / "workload.json").is_file()
+    assert found["best"]["plan"]["dispatch"] in {"fifo", "priority"}
+
+
+def test_what_the_model_may_be_wrong_about_is_in_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    found = study(capsys, "--model", "squeezenet1_1x2", "--budget", "6", "--max-stages", "1")["speedup"]
+    low, high = found["ci95"]
+    assert found["predicted"]
+    assert low < found["ratio"] * 0.99 < found["ratio"] * 1.01 < high
+
+
+def test_a_study_that_goes_on_tries_what_an_uninterrupted_one_tries(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "squeezenet1_1x2", "--max-stages", "2")
+    study(capsys, *words, "--budget", "8", "--out", "parts")
+    study(capsys, *words, "--budget", "14", "--out", "parts")
+    study(capsys, *words, "--budget", "14", "--out", "whole")
+    assert tried("parts") == tried("whole")
+    assert len(set(tried("whole"))) == 14
+
+
+def test_auto_finds_the_best_of_all_plans() -> None:
+    values = {"model": "squeezenet1_1,mobilenet_v1@0.5", "budget": "1", "evaluator": "cost-model", "max_stages": "1"}
+    evaluator = CostModelEvaluator()
+    problem = read_problem(parse_config({**values, "platform": "snapdragon855"}), evaluator)
+    space = problem.space
+    arguments = problem.workload, problem.joined, problem.platform, problem.objective
+    with evaluator.host(*arguments) as session:
+
+        def value_s(index: int) -> float:
+            return session.simulator.run(space.plan_at(index)).value_s("mean")
+
+        def predict(plan: Any) -> float:
+            return session.simulator.run(plan).value_s("mean")
+
+        least = min(map(value_s, range(space.cardinality())))
+        best = WorkloadProposer(space, predict, [space.plan_at(0)], 0).ranking(1)[0]
+        assert predict(best) == pytest.approx(least)
+
+
+def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("robot.yaml").write_text("models:\n  - {model: squeezenet1_1, count: 2, arrival: closed}\n")
+    words = ("--workload", "robot.yaml", "--objective", "makespan", "--dry-run")
+    document = json.loads(run(capsys, *words, "--json"))
+    assert document["models"] == ["squeezenet1_1 1", "squeezenet1_1 2"]
+    assert document["objective"] == "makespan"
+    assert "squeezenet1_1 1" in run(capsys, *words)
+    table = run(capsys, "--workload", "robot.yaml", "--budget", "3")
+    assert "one process per model" in table
+    assert "best plan: requests are served" in table
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--model", "squeezenet1_1x0"], 2),
+        (["--model", "squeezenet1_1", "--model", "squeezenet1_1"], 2),
+        (["--model", "squeezenet1_1x2", "--objective", "energy"], 2),
+        (["--model", "squeezenet1_1x2", "--deadline", "5"], 2),
+        (["--model", "squeezenet1_1x2", "--warm-start", "x"], 2),
+        (["--model", "squeezenet1_1x2", "--sampler", "reinforce"], 2),
+        (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2),
+        (["--workload", "missing.yaml"], 2),
+        (["--workload", "small.yaml"], 3),
+        (["--workload", "late.yaml"], 3),
+        (["--workload", "busy.yaml"], 3),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_its_exit_code(
+    capsys: pytest.CaptureFixture[str], words: list[str], code: int
+) -> None:
+    one = "  - {model: squeezenet1_1"
+    Path("small.yaml").write_text(f"memory_limit_mb: 1\nmodels:\n{one}}}\n")
+    Path("late.yaml").write_text(f"models:\n{one}, deadline_ms: 0.5}}\n")
+    periodic = "arrival: {kind: periodic, period_ms: 20, requests: 3}, deadline_ms: 1000"
+    Path("busy.yaml").write_text(f"models:\n{one}, count: 8, {periodic}}}\n")
+    told = run(capsys, *words, "--budget", "3", code=code)
+    assert told.startswith("optimize: ")
+    assert told.count("\n") == 1
+    says(told)
+
+
+def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> None:
+    study(capsys, "--model", "squeezenet1_1x2", "--budget", "4", "--out", "told")
+    assert main(["report", "told"]) == 0
+    capsys.readouterr()
+    page = Path("told/report.html").read_text()
+    assert "Each model&#x27;s mean latency, ms" in page or "Each model's mean latency, ms" in page
+    assert "squeezenet1_1 2" in page
+    assert "timeline" in page
+    events = json.loads(Path("told/best/trace.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} <= {"cpu", "gpu"}
+
+
+def test_states_of_the_platform_are_allowed_for(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for words in ((), ("--state", "cool:", "--state", "hot:cpu=2")):
+        told = study(
+            capsys,
+            "--model",
+            "squeezenet1_1x2",
+            "--budget",
+            "4",
+            "--objective",
+            "makespan",
+            *words,
+            "--out",
+            f"{len(words)}",
+        )
+        found[words] = told["best"]["latency_ms"]["median"]
+    usual, worst = found.values()
+    assert usual < worst
+
+
+@pytest.mark.parametrize("name", ["latency-p99", "energy", "memory", "occupancy", "throughput"])
+def test_several_models_have_the_objectives_of_one(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    powers = ["--power", "cpu=2", "--power", "gpu=1"] if name == "energy" else []
+    words = ["--model", "squeezenet1_1@0.25/64,googlenet@0.25/64", "--allow", "cuts,branches", "--budget", "4"]
+    found = study(capsys, *words, "--objective", name, *powers)
+    key = OBJECTIVES[name].key
+    best = found["best"][key]["median"]
+    others = [each[key]["median"] for each in found["baselines"].values() if each[key]]
+    assert 0.0 < best <= min(others) * (1 + 1e-9)
+    assert found["space"]["freedoms"] == ["cuts", "branches"]
+
+
+def test_several_models_have_a_front(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--model",
+        "squeezenet1_1@0.25/64*2",
+        "--budget",
+        "4",
+        "--objective",
+        "makespan",
+        "--objective",
+        "occupancy",
+    ]
+    found = study(capsys, *words, "--out", "front")
+    assert len(found["front"]["objectives"]) == 2
+    assert main(["report", "front"]) == 0
+    again = study(capsys, *words, "--out", "front")
+    assert again["front"] == found["front"]

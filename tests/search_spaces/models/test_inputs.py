@@ -1,0 +1,277 @@
+"""Inputs that fit a model, drawn or from a file; constant outputs, open sizes, signatures, custom operators."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import zipfile
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluators.litert import PlanRunner
+from evaluators.litert.processors import make_processor
+from evaluators.litert.session import LitertEvaluator
+from optimizer.cli import main
+from search_spaces.core.allowed_code import allow
+from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph, Tensor
+from search_spaces.core.platform import Platform
+from search_spaces.models import load
+from search_spaces.models.inputs import drawn_inputs, read_inputs
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.cuts import every_layer
+from tests.benchmarks.operators import interpreted
+from tests.support.models.litert_loading import loaded
+from tests.support.models.tflite_models import SHAPE, TYPES, Array, Net, quantized
+from tests.support.sentences import fails, says
+
+PORTS = (Tensor("image", (2, 3), "float32", 24), Tensor("n", (), "int32", 4))
+ARRAYS: dict[str, Any] = {"image": np.ones((2, 3), np.float32), "n": np.array(7, np.int32)}
+
+
+def same(first: list[Array], second: list[Array]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def run_alone(graph: Graph) -> list[Array]:
+    """Return what a model computes cut at every place, after it has been compared with the whole one."""
+    platform = Platform("one", (make_processor("cpu0"),))
+    plan = chain_plan(graph, every_layer(graph), ["cpu0"] * (len(every_layer(graph)) + 1))
+    with LitertEvaluator().prepare(platform) as session, closing(loaded(session, graph, plan)) as candidate:
+        candidate.run(1)
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.identical
+        return [np.array(a) for a in candidate.outputs()]
+
+
+# Files
+
+
+def test_inputs_are_read_by_name_or_by_position(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+    np.savez_compressed(tmp_path / "b.npz", *ARRAYS.values())
+    np.save(tmp_path / "c.npy", ARRAYS["image"])
+    for name in ("a.npz", "b.npz"):
+        assert same(read_inputs(tmp_path / name, PORTS), list(ARRAYS.values()))
+    assert same(read_inputs(tmp_path / "c.npy", PORTS[:1]), [ARRAYS["image"]])
+
+
+def test_inputs_that_do_not_fit_are_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for arrays, word in (
+        ({"image": ARRAYS["image"]}, "holds 'image'"),
+        ({**ARRAYS, "image": np.ones((3, 2), np.float32)}, "has the shape (3, 2)"),
+        ({**ARRAYS, "n": np.array(7, np.int64)}, "int64"),
+        ({**ARRAYS, "more": ARRAYS["n"]}, "holds 3 arrays"),
+        ({**ARRAYS, "n": np.array([None])}, "Object arrays"),  # which only pickle could read
+        ({"image": np.zeros((1 << 12, 1 << 12), np.float32), "n": ARRAYS["n"]}, "larger than what the model reads"),
+    ):
+        np.savez_compressed(path, **arrays)
+        with pytest.raises(UsageError) as caught:
+            read_inputs(path, PORTS)
+        assert word in str(caught.value)
+        assert str(caught.value).startswith(f"--input {path}: ")
+        assert "\n" not in str(caught.value)
+    with fails(UsageError):
+        read_inputs(tmp_path / "none.npy", PORTS)
+    with fails(UsageError):
+        read_inputs(tmp_path, PORTS)
+
+
+@given(st.binary(max_size=300), st.integers(0, 400), st.booleans())
+def test_a_damaged_file_is_refused_or_read(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int, npz: bool
+) -> None:
+    held = io.BytesIO()
+    if npz:
+        np.savez(held, **ARRAYS)
+    else:
+        np.save(held, ARRAYS["image"])
+    content = held.getvalue()
+    path = tmp_path_factory.mktemp("x") / "x.npz"
+    path.write_bytes(content[:at] + noise + content[at + len(noise) :])
+    found: list[Array] = []
+    with suppress(UsageError):
+        found = read_inputs(path, PORTS if npz else PORTS[:1])
+    assert [a.shape for a in found] == [(2, 3), ()][: len(found)]
+
+
+def test_a_zip_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("image.npy", b"\0" * (64 << 20))
+    with fails(UsageError):
+        read_inputs(tmp_path / "x.npz", PORTS)
+
+
+# Drawn inputs
+
+
+def test_quantised_inputs_take_their_whole_range(tmp_path: Path) -> None:
+    net = Net()
+    whole = net.input(dtype=TYPES.INT8, quantization=quantized(0.05))
+    plain = net.input()
+    small = net.op(
+        "QUANTIZE", [plain], net.tensor(dtype=TYPES.INT8, quantization=quantized(0.5)), schema.QuantizeOptionsT()
+    )
+    made = net.tensor(dtype=TYPES.INT8, quantization=quantized(0.5))
+    net.op("ADD", [whole, small], made, schema.AddOptionsT())
+    graph = load(str(net.outputs(made).write(tmp_path / "m.tflite")))
+    first, second = drawn_inputs(graph, 0)
+    assert first.min() < -64
+    assert first.max() > 63
+    assert 20 < np.abs(second).max() <= 66
+
+
+@pytest.mark.litert
+def test_what_reshapes_an_index_hands_its_range_on(tmp_path: Path) -> None:
+    net = Net()
+    indices = net.input((2, 2), TYPES.INT32)
+    flat = net.constant(np.array([4], np.int32))
+    row = net.op("RESHAPE", [indices, flat], net.tensor([4], TYPES.INT32), schema.ReshapeOptionsT(newShape=[4]))
+    table = net.constant(np.arange(6, dtype=np.float32).reshape(3, 2))
+    net.outputs(net.op("GATHER", [table, row], net.tensor((4, 2)), schema.GatherOptionsT(axis=0)))
+    graph = load(str(net.write(tmp_path / "m.tflite")))
+    assert set(drawn_inputs(graph, 0)[0].ravel()) <= {0, 1, 2}
+    run_alone(graph)
+
+
+# What the interpreter runs
+
+
+@pytest.mark.litert
+def test_a_constant_output_that_operators_read_too(tmp_path: Path) -> None:
+    net = Net()
+    held = net.constant(np.arange(32, dtype=np.float32).reshape(SHAPE))
+    x = net.op("RELU", [net.add(net.input(), held)])
+    path = net.outputs(held, x).write(tmp_path / "m.tflite")
+    graph = load(str(path))
+    expected = interpreted(path, drawn_inputs(graph, 0))
+    assert not isinstance(expected, str)
+    assert same(run_alone(graph), expected)
+
+
+@pytest.mark.litert
+def test_an_operator_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    net = Net()
+    x = net.op("RELU", [net.input()])
+    net.outputs(net.op("RELU", [net.op("Mine", [x])]))
+    graph = load(str(net.write(tmp_path / "m.tflite")))
+    with pytest.raises(UnavailableError) as caught:
+        run_alone(graph)
+    assert str(caught.value).startswith("operator 1 (Mine) is a custom operator")
+    assert "--custom-ops" in str(caught.value)
+    net = Net()
+    x = net.input((2, 6), TYPES.INT64)
+    net.outputs(net.op("LOG", [net.op("ABS", [x], net.tensor((2, 6), TYPES.INT64))], net.tensor((2, 6), TYPES.INT64)))
+    with fails(UnavailableError):
+        run_alone(load(str(net.write(tmp_path / "n.tflite"))))
+
+
+def test_open_sizes_are_those_of_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    net.outputs(net.op("RELU", [net.input((1, 6), shapeSignature=[-1, 6])], net.tensor((1, 6), shapeSignature=[-1, 6])))
+    graph = load(str(net.write(tmp_path / "m.tflite")))
+    assert [graph.tensors[t].shape for t in (*graph.inputs, *graph.outputs)] == [(1, 6), (1, 6)]
+    assert "--input-shape t0=1,6" in caplog.text
+    assert load(str(tmp_path / "m.tflite"), ("t0=4,6",)).tensors[graph.outputs[0]].shape == (4, 6)
+
+
+# Options
+
+
+def two_signatures(folder: Path) -> Path:
+    """Return a model of which one signature doubles its input, and the other negates it."""
+    net = Net()
+    main_graph = net.graph
+    x = net.input()
+    net.outputs(net.add(x, x))
+    net.body("second")
+    net.outputs(net.op("NEG", [net.input((1, 3))], net.tensor((1, 3))))
+    other, net.graph = net.graph, main_graph
+    net.model.signatureDefs = []
+    for number, (key, graph) in enumerate((("twice", main_graph), ("minus", other))):
+        signature = schema.SignatureDefT(signatureKey=key, subgraphIndex=number)
+        signature.inputs = [schema.TensorMapT(name="x", tensorIndex=int(graph.inputs[0]))]
+        signature.outputs = [schema.TensorMapT(name="y", tensorIndex=int(graph.outputs[0]))]
+        net.model.signatureDefs.append(signature)
+    return net.write(folder / "m.tflite")
+
+
+@pytest.mark.litert
+def test_a_signature_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = two_signatures(tmp_path), tmp_path / "run"
+    values = np.array([[1.0, -2.0, 3.0]], np.float32)
+    np.save(tmp_path / "x.npy", values)
+    command = ["--model", str(path), "--processors", "cpu0", "--budget", "2", "-q", "--out", str(out)]
+    assert main([*command, "--signature", "minus", "--input", str(tmp_path / "x.npy")]) == 0
+    with PlanRunner(out / "best") as runner:
+        assert same(list(runner.run_seeded().values()), [-values])  # of the inputs that the study was given
+        assert same(list(runner.run(runner.read(tmp_path / "x.npy")).values()), [-values])
+    assert main(["inspect", str(path), "--signature", "minus", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.rpartition("\n{")[2].join(["{", ""]))["totals"]["operators"] == 1
+    assert main(["inspect", str(path), "--signature", "none"]) == 2
+    says(capsys.readouterr().err)
+    np.save(tmp_path / "y.npy", np.zeros((2, 3), np.float32))
+    assert main(["execute", str(out), "--input", str(tmp_path / "y.npy")]) == 2
+    says(capsys.readouterr().err)
+
+
+LIBRARY = r"""
+#include <stddef.h>
+#include <stdint.h>
+struct Layout { uint32_t bits; int32_t dimensions[8]; uint32_t strides[8]; };
+int LiteRtLockTensorBuffer(void*, void**, int);
+int LiteRtUnlockTensorBuffer(void*);
+int LiteRtGetTensorBufferSize(void*, size_t*);
+static int init(void* data, const void* options, size_t n) { return 0; }
+static int layouts(void* data, size_t n, const struct Layout* in, size_t m, struct Layout* out) {
+  for (size_t i = 0; i < m; ++i) out[i] = in[0];
+  return 0;
+}
+static int run(void* data, size_t n, void* const* in, size_t m, void** out) {
+  size_t nbytes;
+  void *from, *to;
+  if (LiteRtGetTensorBufferSize(out[0], &nbytes)) return 1;
+  if (LiteRtLockTensorBuffer(in[0], &from, 0) || LiteRtLockTensorBuffer(out[0], &to, 1)) return 1;
+  for (size_t i = 0; i < nbytes / sizeof(float); ++i) ((float*)to)[i] = 2 * ((float*)from)[i];
+  return LiteRtUnlockTensorBuffer(in[0]) || LiteRtUnlockTensorBuffer(out[0]);
+}
+static int destroy(void* data) { return 0; }
+struct { void *init, *layouts, *run, *destroy; } litert_custom_op_Twice = {init, layouts, run, destroy};
+"""
+
+
+@pytest.mark.litert
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ops.c").write_text(LIBRARY)
+    library = tmp_path / "libops.so"
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", library, tmp_path / "ops.c"], check=True)
+    net = Net()
+    x = net.input()
+    path = net.outputs(net.op("RELU", [net.op("Twice", [net.op("RELU", [x])])])).write(tmp_path / "m.tflite")
+    with fails(UsageError):
+        load(str(path), custom_ops=library)
+    out = tmp_path / "run"
+    command = ["--model", str(path), "--processors", "cpu0", "--budget", "3", "-q", "--out", str(out)]
+    assert main([*command, "--custom-ops", str(library)]) == 0
+    with PlanRunner(out / "best", custom_ops=library) as runner:
+        values = np.linspace(-1, 1, 32, dtype=np.float32).reshape(SHAPE)
+        assert same(list(runner.run(values).values()), [2 * np.maximum(values, 0)])
+    assert main(["execute", str(out), "--custom-ops", str(library)]) == 0
+    capsys.readouterr()
+    assert main(["execute", str(out)]) == 4
+    says(capsys.readouterr().err)
+    allow(str(tmp_path / "ops.c"))
+    with fails(UnavailableError):
+        run_alone(load(str(path), custom_ops=tmp_path / "ops.c"))

@@ -1,0 +1,54 @@
+"""The phone's way of the guide: a study behind an adb server, its plan in a folder, and one command that runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evaluators.android.adb import Phone
+from optimizer.cli import main
+from tests.support.adb_server import SERIAL, phone_in_farm
+
+THERE = "/data/local/tmp/plan"
+
+
+def test_from_a_phone_to_a_plan_that_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "squeezenet1_1@0.25/64", "--budget", "5", "--max-stages", "2", "--evaluator", "adb"]
+    run, plan = tmp_path / "run", tmp_path / "plan"
+    with phone_in_farm(tmp_path, monkeypatch) as server:
+        assert main([*words, "--device", "pixel", "--out", str(run), "-q", "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["unique_plans"] == 5
+        assert {s["processor"] for s in result["best"]["plan"]["stages"]} <= {"big", "gpu"}
+        assert main(["execute", str(run)]) == 0
+        assert "the evaluator returns no outputs" in capsys.readouterr().out
+        assert main(["export", str(run), "--target", "android", "--out", str(plan)]) == 0
+
+        phone = Phone(SERIAL, "127.0.0.1", server.server_address[1])
+        server.run(["mkdir", "-p", THERE])
+        for file in plan.iterdir():  # what adb push does
+            phone.push(file, f"{THERE}/{file.name}")
+        code, _, errors = phone.shell(["sh", f"{THERE}/run.sh"])
+        assert code == 4
+        assert errors.decode() == (
+            "run.sh: run_plan is missing: build it as the head of CMakeLists.txt says, and push the folder again\n"
+        )
+        # A stand-in for what the NDK builds: it tells what it was called with, and what it has beside it.
+        stand_in = tmp_path / "run_plan"
+        stand_in.write_text('#!/bin/sh\necho "$@" "$LD_LIBRARY_PATH"; grep -c "^stage " "$1/plan.txt"\n')
+        phone.push(stand_in, f"{THERE}/run_plan")
+        phone.push(stand_in, f"{THERE}/libLiteRt.so")
+        code, out, _ = phone.shell(["sh", f"{THERE}/run.sh", "20"])
+        assert code == 0
+        assert out.decode().splitlines() == [
+            f". 20 .:{os.environ.get('LD_LIBRARY_PATH', '')}",
+            str(len(result["best"]["plan"]["stages"])),
+        ]
+    lanes = {p["name"]: p["options"] for p in json.loads((plan / "plan.json").read_text())["platform"]["processors"]}
+    assert lanes.get("big", {"cores": [4, 5, 6, 7]})["cores"] == [4, 5, 6, 7]  # its mask is f0
+    assert lanes.get("gpu", {"precision": "f16"})["precision"] == "f16"

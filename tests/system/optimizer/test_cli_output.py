@@ -1,0 +1,35 @@
+"""What reads the command's output: pipes that are closed, full devices, terminals without Unicode."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import SYNTHETIC, command, one_line
+from tests.support.sentences import says
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    for arguments in ([*SYNTHETIC, "--dry-run"], [*SYNTHETIC, "--dry-run", "--json"]):
+        read, write = os.pipe()
+        os.close(read)
+        run = command(arguments, stdout=write)
+        os.close(write)
+        assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        run = command([*SYNTHETIC, "--budget", "2", "--out", "run", "--json"], stdout=full)
+    run.stdout = ""
+    says(one_line(run, 2))
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    run = command([*SYNTHETIC, "--budget", "12", "--out", "größe/run"], env={"PYTHONIOENCODING": "ascii"})
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "whole on cpu" in run.stdout

@@ -1,0 +1,82 @@
+"""``optimize compare``: two runs' plans from their files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluators.litert.deployment import KIND, write_deployment
+from evaluators.litert.session import LitertEvaluator
+from optimizer.cli import main
+from optimizer.tools import compare
+from search_spaces.core.graph import Graph
+from search_spaces.spaces.chain import chain_plan
+from tests.support.sentences import says
+
+pytestmark = pytest.mark.litert
+
+
+@pytest.fixture(scope="module")
+def runs(squeezenet: Graph, mobilenet: Graph, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run folders with nothing but a best plan: a model whole and in parts, and another model."""
+    platform = LitertEvaluator().platform()
+    lane = platform.processors[-1].name
+    plans = {
+        "whole": (squeezenet, chain_plan(squeezenet, (), [lane])),
+        "parts": (squeezenet, chain_plan(squeezenet, (10, 20), [lane] * 3)),
+        "other": (mobilenet, chain_plan(mobilenet, (), [lane])),
+    }
+    found = {}
+    for name, (graph, plan) in plans.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        (found[name] / "best").mkdir()
+        if graph.source is None:
+            raise AssertionError(name)
+        write_deployment(found[name] / "best", graph, plan, platform, graph.source.content_digest())
+    graph, plan = plans["whole"]
+    found["rewritten"] = tmp_path_factory.mktemp("rewritten")
+    (found["rewritten"] / "best").mkdir()
+    write_deployment(found["rewritten"] / "best", graph, plan, platform, "0" * 64)  # as of another file of this model
+    return found
+
+
+def test_a_model_and_its_rewrite_are_one(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = replace(compare._POLICY, max_s=3.0, disturbed_s=0.0)  # equal plans are compared as long as there is time
+    monkeypatch.setattr(compare, "_POLICY", brief)
+    code = main(["compare", str(runs["whole"]), str(runs["rewritten"])])
+    out, err = capsys.readouterr()
+    assert code in (0, 5), err  # 5: a busy machine
+    assert code == 5 or "model files differ" in out
+
+
+def test_two_runs_are_compared_with_an_interval(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["compare", str(runs["whole"]), str(runs["parts"] / "best" / "plan.json"), "--json"])
+    out, err = capsys.readouterr()
+    if code == 5:  # a busy machine: said so, and nothing else
+        assert (out, err.count("\n")) == ("", 1)
+        return
+    found = json.loads(out)
+    assert found["ci95"][0] <= found["speedup"] <= found["ci95"][1]
+    assert 0.5 < found["speedup"] < 1.5
+    assert found["significant"] == (not found["ci95"][0] <= 1 <= found["ci95"][1])
+
+
+@pytest.mark.parametrize("second", ["other", "nothing"])
+def test_runs_that_cannot_be_compared(runs: dict[str, Path], second: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(runs["whole"]), str(runs.get(second, runs["whole"] / second))]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Traceback" not in err
+
+
+def test_a_damaged_plan_of_several_models_is_one_line(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"kind": KIND}))
+    assert main(["compare", str(tmp_path / "plan.json"), str(runs["whole"])]) == 2
+    says(capsys.readouterr().err)
