@@ -252,7 +252,7 @@ def _least(curves: Mapping[str, Any], case: Case) -> Iterator[float]:
 
 def summary(rows: _Array) -> dict[str, Any]:
     """Return mean regret and half its 95 % interval, in per cent, after so many plans."""
-    half = 1.96 * rows.std(axis=0, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else rows[0] * np.nan
+    half = 1.96 * rows.std(axis=0, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else np.zeros(rows.shape[1])
     return {
         str(b): [round(float(m), 3), round(float(h), 3)]
         for b, m, h in zip(BUDGETS, rows.mean(axis=0), half, strict=False)
