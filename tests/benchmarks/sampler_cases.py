@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -59,7 +59,6 @@ from tests.benchmarks.sampler_tables import Timed, read
 
 MODEL_ERROR, HIDDEN = 0.2, 0.1
 CUT_STAGES = 4
-LEAST_GAIN = 0.01
 _QUIET = 0.25  # of the transfers that were read, that quantile: neighbours disturbed the others
 _SHARED_STEPS = 50  # as in the product
 _ANNEALING, _MORE, _CLIMBS = 150, 1500, 3  # of plans that are rewritten a prediction takes milliseconds
@@ -388,14 +387,6 @@ def reference(found: Setup) -> tuple[float, Plan]:
 def kinds_of(found: Setup, plan: Plan) -> set[str]:
     """Return the names of the processors that a plan uses."""
     return {stage.processor for stage in plan.stages}
-
-
-def scouted(cases: Sequence[Case]) -> Iterator[tuple[Case, float, Plan]]:
-    """Yield cases with what their best plan gains on everything on one processor, and that plan."""
-    for case in cases:
-        found = setup(case, 0)
-        best_s, best = reference(found)
-        yield case, min(map(found.truth, found.baselines)) / best_s - 1.0, best
 
 
 _X, _B, _T = ("cpu0", "cpu1:openvino"), ("cpu0", "cpu1:builtin"), ("cpu0", "cpu1:builtin", "cpu1:openvino")
