@@ -92,7 +92,7 @@ REASONS = (
     "needs PyTorch",
     "--state requires a cost model",  # a device is in the state in which it is
     "computes no outputs",  # so that no error of them can be limited
-    "of several models it goes with --allow ranks",  # whose outputs nothing else changes
+    "--max-error with several models requires --allow ranks",  # whose outputs nothing else changes
     "require two processors",  # and those of this device run one at a time
 )
 """Why a cell may be refused; each is a fact of the evaluator, the device or the network."""

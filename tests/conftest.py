@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
 
-from optimizer.study import one_model, verdict
+from evaluators.measurement import final
+from optimizer.study import one_model
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
@@ -64,7 +65,7 @@ def _decided() -> Iterator[None]:
     Nor do they wait for it: the machine's noise is the evidence's business (:mod:`tests.benchmarks.verdicts`).
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "UNDECIDED", math.inf)
+        patch.setattr(final, "UNDECIDED", math.inf)
         patch.setattr(one_model, "_DISTURBED_S", 0.0)
         yield
 

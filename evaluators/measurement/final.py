@@ -3,7 +3,8 @@
 Two instances of one plan differ by a lasting 0.4 to 0.65 % (memory placement), and a shared machine changes its speed
 within seconds. So a final repeats on two levels: rounds of rebuilt instances, and in each round blocks in which every
 plan has one short turn, in random order. Rounds are the independent observations, and only differences within a block
-count. Runs that waited for a core are repeated; kernel counters tell which, never the latency.
+count. Runs that waited for a core are repeated; kernel counters tell which, never the latency. Plans that load an
+accelerator and plans that leave it idle have blocks of their own: its clock follows its load.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -49,21 +50,27 @@ _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
 _GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
 _FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
 _SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
+_LEADERS = 2  # the fastest and its closest rival
+_RIVALS = 3  # of the recommended plan, in the time that disturbances add
 _FOCUS, _KEPT_SHARE = 6, 0.75
 """Where noise lets no plan be ruled out, each round goes on with the most promising ones: three quarters of those of
 the round before, but at least six."""
 _ADMITTED = 0.4  # share of the time in which plans are admitted to the first round
-_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built
+_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built; of leaders: all of it
 _ROUND_S = 0.4  # a round lasts at least this long, or its most blocks: disturbances of a moment fill no round
 INSTANCE_NOISE = 0.004
 """Relative standard deviation between instances of a plan, before pairs of kept instances tell it."""
 _PRIOR_PAIRS, _PRIOR_FREEDOM = 1, 5  # how many pairs of instances this assumption is worth: as a figure, and how sure
 _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
-_ERRORS_IN_HALF = 2.5  # standard errors in the half of a simultaneous interval, about
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
 _LOADING_SHARE = 0.1  # of the final, for loading all plans once
+UNDECIDED = 0.02
+"""Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
+question is open: with an interval of some ±12 % around equal plans."""
+_NEARLY_NORMAL = 1e4  # degrees of freedom
+_NO_TURN = (math.nan, math.inf)  # in a block of another group
 
 Array = NDArray[np.float64]
 
@@ -76,7 +83,9 @@ class FinalPolicy:
         precision: two plans are equal when the interval of their ratio is within this share.
         tie: a plan that is not distinguishable from the fastest and at most this much slower may be preferred.
         max_s: begin no round when loading and running took this many seconds.
-        disturbed_s: seconds that are added where half of the turns or more were disturbed; fewer where fewer were.
+        disturbed_s: seconds that are added where half of the turns or more were disturbed, fewer where fewer were; and
+            where it is open which plan is the fastest, though counters tell of no disturbance (other threads of the
+            same physical core, memory, the clocks of a host).
         min_rounds, max_rounds: how many times instances are rebuilt.
         min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
         turn_s: how long a turn's measured runs take together, about; 0 for one run.
@@ -239,16 +248,27 @@ class Final:
         """Return how many times as long a plan takes as another, with the interval."""
         value = self._table.effect(plan, other)
         half = math.hypot(self._table.half(plan, other), _NORMAL * self.model_sigma(plan, other))
-        if plan != other and not self.exact:
-            built = [self.standings[i].kept for i in (plan, other)]
-            if any(built):
-                half = math.hypot(half, self.instance_half * math.sqrt(sum(1.0 / n for n in built if n)))
-        half = min(half, _WIDEST)
+        half = min(math.hypot(half, self.instance_half * self._kept_share(plan, other)), _WIDEST)
         return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
+
+    def _kept_share(self, plan: int, other: int) -> float:
+        """Return by how many standard deviations of an instance the kept ones of two plans let their ratio differ."""
+        if plan == other or self.exact:
+            return 0.0
+        return math.sqrt(sum(1.0 / n for n in (self.standings[plan].kept, self.standings[other].kept) if n))
 
     @property
     def instance_half(self) -> float:
-        """How far an instance's speed may be from its plan's, relative, in 95 %: an assumption, and what pairs show."""
+        """How far an instance's speed may be from its plan's, relative, in 95 %."""
+        sigma, wide = self._instance_noise
+        return sigma * wide
+
+    @property
+    def _instance_noise(self) -> tuple[float, float]:
+        """Return the relative standard deviation between instances, and how many of them hold 95 %.
+
+        It is an assumption, and what pairs of kept instances show.
+        """
         table = self._table.table
         plans = np.isfinite(table).sum(axis=1, keepdims=True)
         rows = np.where(plans >= 2, table, np.nan)
@@ -270,7 +290,7 @@ class Final:
         shown = sum(max(0.0, (gap**2 - round_variance * share) / 2.0) for gap, share in gaps)
         variance = (_PRIOR_PAIRS * INSTANCE_NOISE**2 + shown) / (_PRIOR_PAIRS + len(gaps))
         wide = _student(1.0 - _ALPHA, _PRIOR_FREEDOM + len(gaps)) if gaps else _NORMAL
-        return wide * math.sqrt(variance)
+        return math.sqrt(variance), wide
 
     def model_sigma(self, plan: int, other: int) -> float:
         """Return the relative standard deviation of the ratio of two predictions; 0 where they were measured.
@@ -321,16 +341,24 @@ class Final:
     def expected_loss(self, chosen: int, rival: int) -> float:
         """Return by how much, relative, a rival is faster than the chosen plan on average over what it may be.
 
-        What is expected of the positive part of a normal variable with the mean and the standard error of the
-        difference: 40 % of the error where the two look the same, nothing where the rival looks clearly slower.
+        What is expected of the positive part of a variable of Student's distribution with the mean, the standard error
+        and the degrees of freedom of the difference: 40 % of the error where the two look the same after many rounds,
+        55 % after three, nothing where the rival looks clearly slower.
         """
-        ratio = self.ratio(chosen, rival)
-        mean = math.log(ratio.value)
-        sigma = (math.log(ratio.high) - mean) / _ERRORS_IN_HALF
+        mean = self._table.effect(chosen, rival)
+        kept = self._kept_share(chosen, rival)
+        instances = kept * self._instance_noise[0] if kept else 0.0
+        error, freedom = self._table.error(chosen, rival)
+        sigma = math.hypot(error, self.model_sigma(chosen, rival), instances)
         if sigma <= 0.0:
             return max(0.0, mean)
-        z = mean / sigma
-        return sigma * math.exp(-z * z / 2.0) / math.sqrt(2.0 * math.pi) + mean * 0.5 * math.erfc(-z / math.sqrt(2.0))
+        return sigma * _positive_part(mean / sigma, min(max(2.0, freedom), _NEARLY_NORMAL))
+
+    def may_lose(self, chosen: int, rival: int) -> bool:
+        """Return whether it is open that a rival is much faster than the chosen plan; what is known is not open."""
+        if rival == chosen or self.expected_loss(chosen, rival) <= UNDECIDED:
+            return False
+        return not self.ratio(chosen, rival).significant
 
     @property
     def _table(self) -> _Levels:
@@ -387,19 +415,27 @@ class _Levels:
     table: Array
     numbers: NDArray[np.int64]
     exact: bool = False
+    _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _effects: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
+        if (plan, other) not in self._found:
+            self._found[plan, other] = self._differences(plan, other)
+        return self._found[plan, other]
+
+    def _differences(self, plan: int, other: int) -> list[Array]:
         values: Array = self.table[:, plan] - self.table[:, other]
         met = np.isfinite(values)
         if not met.any():
             return []
         values, pairs = values[met], self.numbers[met][:, (plan, other)]
+        calm = _without_outliers(values)
         if (pairs == pairs[0]).all():
-            return [_without_outliers(values)]
-        found = [values[(pairs == pair).all(axis=1)] for pair in np.unique(pairs, axis=0)]
-        return [_without_outliers(group) for group in found]
+            return [calm]
+        groups = [(pairs == pair).all(axis=1) for pair in np.unique(pairs, axis=0)]
+        # Two rounds of the same instances do not tell which of them is the outlier; all rounds do.
+        return [_without_outliers(values[group]) if group.sum() > 2 else calm[group] for group in groups]
 
     def effect(self, plan: int, other: int) -> float:
         """Return the mean difference of two plans, over other plans where they never met."""
@@ -429,15 +465,27 @@ class _Levels:
         return best
 
     def half(self, plan: int, other: int) -> float:
-        """Return the half width of the interval of a difference: Student's, for all pairs with one plan at once.
+        """Return the half width of the interval of a difference: Student's, for all pairs with one plan at once."""
+        if self.exact or plan == other:
+            return 0.0
+        error, freedom = self.error(plan, other)
+        pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
+        alpha = _ALPHA if self._met(plan, other) >= _EARLY_ROUNDS else _EARLY_ALPHA
+        return _student(1.0 - alpha / pairs, freedom) * error
+
+    def _met(self, plan: int, other: int) -> int:
+        return int(np.isfinite(self.table[:, plan] - self.table[:, other]).sum())
+
+    def error(self, plan: int, other: int) -> tuple[float, float]:
+        """Return the standard error of a difference and its degrees of freedom.
 
         A pair's own variance is moderated by that of all pairs (Smyth 2004, doi:10.2202/1544-6115.1027): three
         rounds alone say little.
         """
         if self.exact or plan == other:
-            return 0.0
+            return 0.0, math.inf
         groups = self.differences(plan, other)
-        count = max(1, sum(map(len, groups)))
+        count = max(1, self._met(plan, other))
         inside = sum(len(group) - 1 for group in groups)
         own = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / inside if inside else 0.0
         common, known = self._common
@@ -448,9 +496,7 @@ class _Levels:
             prior, common = (1 if count > 1 else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
         freedom = prior + inside
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
-        pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
-        alpha = _ALPHA if count >= _EARLY_ROUNDS else _EARLY_ALPHA
-        return _student(1.0 - alpha / pairs, freedom) * math.sqrt(variance / count)
+        return math.sqrt(variance / count), freedom
 
     @property
     def _common(self) -> tuple[float, int]:
@@ -492,11 +538,11 @@ def _levels_of(turns: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[dict
         if (kept.sum(axis=0) * 2 >= present.sum(axis=0)).all():
             log_s = np.where(kept, log_s, np.nan)
             break
-    middle = np.nanmedian(log_s, axis=0)
+    middle = _median_of_rows(log_s.T)
     for _ in range(3):  # median polish: blocks share what the machine did meanwhile
         shared = _median_of_rows(log_s - middle)
-        shared = shared - np.nanmedian(shared)
-        middle = np.nanmedian(log_s - shared[:, None], axis=0)
+        shared = shared - np.median(shared)
+        middle = _median_of_rows((log_s - shared[:, None]).T)
     kept_turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
     return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns
 
@@ -512,6 +558,8 @@ def run_final(
     watched: Callable[[Final], Iterable[int]] = lambda _: (),
     progress: Callable[[str], None] = lambda _: None,
     computed: bool = True,
+    groups: Sequence[Hashable] = (),
+    recommended: Callable[[Final], int] | None = None,
 ) -> Final:
     """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
 
@@ -526,6 +574,11 @@ def run_final(
         progress: told once a round.
         computed: whether latencies that repeat each other to the last bit are computed ones. Otherwise a coarse timer
             made them, and nothing finer than its resolution is known.
+        groups: of each plan; plans of one group take turns with each other, and those of another group before or
+            after them. An H100 that the CPU's turns left idle for half of the time lowered its clock from 1,980 to
+            345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
+        recommended: returns the plan that is going to be recommended: a final goes on while it is open whether another
+            one is faster. By default the fastest.
 
     A plan that fails twice drops out with the reason; the others go on.
 
@@ -534,7 +587,10 @@ def run_final(
     """
     if not loads:
         raise UsageError("a final needs at least one plan")
-    return _Runner(loads, reuse, policy, rng, RunFilter(counters), watched, progress, computed=computed).run(conditions)
+    apart = list(groups) if groups and policy.settle_s > 0.0 else [None] * len(loads)
+    runs = RunFilter(counters)
+    runner = _Runner(loads, reuse, policy, rng, runs, watched, progress, apart, recommended, computed=computed)
+    return runner.run(conditions)
 
 
 class _Runner:
@@ -549,13 +605,17 @@ class _Runner:
         runs: RunFilter,
         watched: Callable[[Final], Iterable[int]],
         progress: Callable[[str], None],
+        groups: Sequence[Hashable],
+        recommended: Callable[[Final], int] | None,
         *,
         computed: bool,
     ) -> None:
         self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
         self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
+        self._groups, self._recommended = groups, recommended
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # are measured in the next round
+        self._leaders: set[int] = set()  # between these is decided
         self._levels: list[dict[int, float]] = []
         self._turns: list[dict[int, Array]] = []
         self._stages: dict[int, list[Array]] = defaultdict(list)
@@ -632,7 +692,7 @@ class _Runner:
                 if candidate not in self._kept.get(plan, ()):
                     with suppress(UnavailableError):
                         candidate.close()
-        return turns
+        return {plan: made if any(math.isfinite(log_s) for log_s, _ in made) else [] for plan, made in turns.items()}
 
     def _build(self, plan: int, built: Mapping[int, Candidate]) -> Candidate | None:
         kept = self._kept.get(plan, [])
@@ -675,19 +735,50 @@ class _Runner:
         return len(self._running) <= self._policy.room and loading_s > _LOADING_SHARE * self._policy.max_s
 
     def _affordable(self, plan: int) -> bool:
-        """Return whether there is time for a second instance of a plan that loads slowly."""
+        """Return whether there is time for a second instance of a plan that loads slowly.
+
+        A plan that the search found fast was perhaps lucky with its instance, which a final begins with: instances of
+        a GPU's plans differ by several per cent. So at least those between which is decided are built anew.
+        """
         if len(self._levels) < 2 or plan not in self._racing:
             return False
-        known = self._load_s.values()
-        expected_s = self._load_s.get(plan, max(known, default=self._policy.slow_load_s))
-        return self._spent_s + expected_s <= _REBUILT * self._policy.max_s
+        policy, known = self._policy, self._load_s.values()
+        expected_s = self._load_s.get(plan, max(known, default=policy.slow_load_s))
+        limit_s = policy.max_s if plan in self._leaders else _REBUILT * policy.max_s
+        if self._spent_s > policy.max_s:
+            limit_s = policy.max_s + _REBUILT * policy.disturbed_s
+        return self._spent_s + expected_s <= limit_s
 
     def _blocks(self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]]) -> None:
+        """Run blocks of turns, those of one group after those of another."""
+        apart: dict[Hashable, list[int]] = defaultdict(list)
+        for plan in built:
+            apart[self._groups[plan]].append(plan)
+        groups = list(apart.values())
+        if len(groups) < 2:
+            self._take_turns(built, turns, 0.0)
+            return
+        for which in map(int, self._rng.permutation(len(groups))):
+            before = max(map(len, turns.values()))
+            for plan in groups[which]:
+                turns[plan] += [_NO_TURN] * before
+            begin = time.monotonic()
+            with suppress(UnavailableError):  # its turn tells why
+                built[groups[which][0]].run(1)  # which warms up an accelerator that idled
+            ready_s = time.monotonic() - begin
+            self._spent_s += ready_s
+            own = {plan: built.pop(plan) for plan in groups[which]}
+            self._take_turns(own, turns, ready_s)
+            built |= own
+
+    def _take_turns(
+        self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]], ready_s: float
+    ) -> None:
         policy = self._policy
         # Of slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
-        loading_s = sum(self._load_s.get(i, 0.0) for i in built)
+        loading_s = sum(self._load_s.get(i, 0.0) for i in built) + ready_s
         done = 0
         while built and done < count and (done == 0 or self._spent_s < self._policy.max_s):
             for plan in map(int, self._rng.permutation(sorted(built))):
@@ -798,9 +889,16 @@ class _Runner:
         alive = {i for i in seen if len(self._failures[i]) < 2}
         watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
         again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
-        late = self._spent_s >= self._policy.max_s  # one round has taken all the time: the best few have another
-        most = 2 if late else max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))
-        ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))[:most]
+        ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))
+        chosen = self._recommended(known) if self._recommended is not None else best
+        self._leaders = {best, chosen, *ahead[:_LEADERS]}
+        if self._spent_s < self._policy.max_s:
+            ahead = ahead[: max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))]
+        elif len(self._levels) < 2:  # one round has taken all the time: the best two have another
+            ahead = ahead[:2]
+        else:  # in the time that disturbances add, those about which least is known
+            rivals = [i for i in ahead if i in known.measured]
+            ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
         self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
         for plan in [i for i in self._kept if i not in self._running]:
             self._forget(plan)
@@ -818,11 +916,17 @@ class _Runner:
         if not racing or table.exact or len(self._running) == 1 or done >= policy.max_rounds:
             return True
         share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
-        if self._spent_s >= policy.max_s + share * policy.disturbed_s:
-            return True
         best = table.fastest(racing)
+        if self._spent_s >= policy.max_s + share * policy.disturbed_s:
+            return self._spent_s >= policy.max_s + policy.disturbed_s or not self._open(racing)
         seen = (i for i in self._running if self._seen(i) and i != best)
         return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
+
+    def _open(self, racing: Iterable[int]) -> bool:
+        """Return whether a plan may be so much faster than the recommended one that the final would end undecided."""
+        known = self._final({})
+        chosen = self._recommended(known) if self._recommended is not None else known.fastest
+        return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
     def _final(self, under: dict[str, Any]) -> Final:
         """Return the standings, all in the state of the machine in which the fastest plan was measured."""
@@ -876,11 +980,23 @@ def _checked(batch: Batch, runs: int) -> Array:
 
 def _median_of_rows(values: Array) -> Array:
     """Return the median of each row; 0 where a row has none."""
-    some = np.isfinite(values).any(axis=1)
+    finite = np.isfinite(values)
+    some = finite.any(axis=1)
     found = np.zeros(len(values))
+    if finite.all() and values.size:
+        return np.asarray(np.median(values, axis=1))  # several times as fast
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found
+
+
+def _positive_part(mean: float, freedom: float) -> float:
+    """Return what is expected of the positive part of a Student variable of scale 1 around a mean."""
+    from scipy.special import gammaln, stdtr
+
+    height = math.exp(gammaln((freedom + 1.0) / 2.0) - gammaln(freedom / 2.0)) / math.sqrt(freedom * math.pi)
+    density = height * (1.0 + mean * mean / freedom) ** (-(freedom + 1.0) / 2.0)
+    return float((freedom + mean * mean) / (freedom - 1.0) * density + mean * stdtr(freedom, mean))
 
 
 def _student(level: float, freedom: float) -> float:
@@ -944,6 +1060,7 @@ def compare(
     conditions: Callable[[], Mapping[str, Any]] = dict,
     counters: Callable[[], Counters] | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    groups: Sequence[Hashable] = (),
 ) -> Comparison:
     """Measure two plans against each other until their ratio is known well enough; see :mod:`.final`.
 
@@ -959,6 +1076,7 @@ def compare(
         watched=lambda _: (0, 1),
         computed=counters is None,
         progress=progress,
+        groups=groups,
     )
     return comparison_of(found, 0, 1)
 

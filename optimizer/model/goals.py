@@ -348,6 +348,7 @@ def decide_front(
                 counters=counters_of(other),
                 watched=lambda found: found.measured,
                 computed=not (other.capabilities.conditions or other.capabilities.counters),
+                groups=[how.loaded_by(t.plan) for t in trials],
             )
         )
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}

@@ -213,6 +213,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         allowed=search.allowed,
         cores=len({core for p in study.subject.processors for core in p.cores}),
         pauses=pauses,
+        platform=study.subject.measured_on,
     )
     objectives = study.subject.objectives
     if search.priced is not None and len(objectives) > 1:

@@ -19,6 +19,7 @@ from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.core.wording import percent, plural
 
 REACH = 0.15
@@ -26,10 +27,6 @@ REACH = 0.15
 
 LEAST_FINALISTS, MOST_FINALISTS = 10, 64
 _TOLD_UP_TO = 2.0  # a ratio that may be larger says nothing
-UNDECIDED = 0.02
-"""Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
-study ends undecided: with an interval of some ±12 % around equal plans."""
-
 _MEMORY_SHARE = 0.5  # of the memory that is free, for instances that are kept
 
 CRITERIA = ("layer length", "layer type", "parameter count")
@@ -212,6 +209,7 @@ class FinalSettings:
         allowed: whether a plan may be recommended (it has no more stages than asked for).
         cores: how many the measurements use.
         pauses: how many inferences after a pause are measured of the recommended plan and of the reference.
+        platform: whose accelerators plans load; None where none does.
     """
 
     graph: Graph
@@ -222,6 +220,11 @@ class FinalSettings:
     allowed: Callable[[Plan], bool] = lambda _: True
     cores: int = 1
     pauses: int = 3
+    platform: Platform | None = None
+
+    def loaded_by(self, plan: Plan) -> frozenset[str]:
+        """Return the kinds of accelerators that a plan loads."""
+        return self.platform.accelerators(s.processor for s in plan.stages) if self.platform else frozenset()
 
 
 def decide(
@@ -316,6 +319,8 @@ def decide(
         watched=watched,
         computed=not (session.capabilities.conditions or session.capabilities.counters),
         progress=how.progress,
+        groups=[how.loaded_by(p) for p in plans],
+        recommended=chosen,
     )
     _ = final.fastest  # raises with the reasons where every plan has failed meanwhile
     best = chosen(final)
@@ -328,11 +333,7 @@ def decide(
         after = _after_pause([plans[best], reference[1]], load, how.pauses)
     rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
     rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
-    undecided = (
-        rival != best
-        and final.expected_loss(best, rival) > UNDECIDED
-        and not final.ratio(best, rival).significant  # what is known is not open: a knee gives up some latency
-    )
+    undecided = final.may_lose(best, rival)
     return Verdict(
         plans[best],
         plans,

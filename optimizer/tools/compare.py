@@ -37,6 +37,7 @@ class _Source:
         load: returns a rebuilt instance.
         processes: of the instances that run.
         predicted: whether nothing runs.
+        accelerators: kinds of those that the plan loads.
     """
 
     interface: tuple[Any, ...]
@@ -44,6 +45,7 @@ class _Source:
     load: Callable[[], Candidate]
     processes: Callable[[], list[int]] = list
     predicted: bool = False
+    accelerators: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
             np.random.default_rng(0),
             counters=counters.read if counters.works and not one.predicted else None,
             progress=progress,
+            groups=(one.accelerators, other.accelerators),
         )
     if as_json:
         return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
@@ -148,7 +151,8 @@ def _source(path: Path, stack: ExitStack) -> _Source:
         def processes() -> list[int]:
             return [p for runner in running for p in runner.candidate.processes()]
 
-        return _Source(_interface(deployed.graph), deployed.content_digest, load, processes)
+        loaded = deployed.platform.accelerators(s.processor for s in deployed.plan.stages)
+        return _Source(_interface(deployed.graph), deployed.content_digest, load, processes, accelerators=loaded)
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
         joined = hosted.problem.joined
@@ -158,7 +162,9 @@ def _source(path: Path, stack: ExitStack) -> _Source:
     found = stack.enter_context(reloaded(run))
     content = found.graph.source.content_digest() if found.graph.source is not None else ""
     load_again = partial(found.session.load, found.graph, found.plan, fresh=True)
-    return _Source(_interface(found.graph), content, load_again, predicted=is_predicted(run))
+    loaded = found.platform.accelerators(s.processor for s in found.plan.stages)
+    predicted = is_predicted(run)
+    return _Source(_interface(found.graph), content, load_again, predicted=predicted, accelerators=loaded)
 
 
 def _interface(graph: Graph) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -119,6 +119,11 @@ class Platform:
             return self
         links = tuple(link for link in self.links if set(link.between) <= set(names))
         return replace(self, processors=tuple(self[name] for name in names), links=links)
+
+    def accelerators(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the kinds of those of some processors that are no CPU: their clocks follow their load."""
+        own = set(names)
+        return frozenset(p.kind for p in self.processors if p.name in own and p.kind != "cpu")
 
     def classes(self) -> dict[str, tuple[Processor, ...]]:
         """Return the processors grouped by ``like``, in platform order."""

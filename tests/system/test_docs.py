@@ -118,7 +118,7 @@ NOT_RUN = {
             "cost_model_cpu evaluate DATA OUT.json",
             "cost_model_choice OUT.json --platform FILE",
             "verdicts OUT.json",
-            "verdicts OUT.json --part traces live --condition quiet",
+            "verdicts OUT.json --part traces live studies --condition NAME",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",

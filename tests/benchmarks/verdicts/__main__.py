@@ -33,6 +33,7 @@ from tests.benchmarks.verdicts.neighbours import CONDITIONS, describe, neighbour
 from tests.benchmarks.verdicts.trace import Trace, ratio, record
 
 _LOADING_S = 20.0  # what loading two instances of each plan of a long comparison takes on a graphics adapter, about
+_GPU_SECONDS = 520.0
 _SPARE_RUNS = 2  # of a recorded turn, since the final asks for more runs when plans get faster
 PARTS = ("traces", "live", "studies", "cost", "gpu")
 
@@ -134,6 +135,8 @@ def run_studies(document: Document, options: argparse.Namespace) -> None:
         tell("studies: what a cut costs")
         price, half = studies.price_of_a_cut(options.work, 60.0 * options.calibrate_minutes / 5)
         document.finish(section, price=price, half=half)
+    end_s = time.monotonic() + (math.inf if options.seconds is None else options.seconds)
+    longest_s = dict.fromkeys(options.cases, options.least_seconds)
     price = (document.section("calibration", "cut") or {})["price"]
     cases = [studies.case_of(name, options.work, price) for name in options.cases]
     for condition in options.condition or studies.CONDITIONS:
@@ -145,8 +148,12 @@ def run_studies(document: Document, options: argparse.Namespace) -> None:
         wanted = [(n, c) for n, c in itertools.product(range(options.repetitions), cases) if (c.name, n) not in done]
         with neighbour(condition):
             for repetition, case in wanted:
+                if time.monotonic() + longest_s[case.name] > end_s:
+                    tell("studies: too little time is left; run this again to go on")
+                    return
                 tell(f"studies: {condition}, {case.name}, repetition {repetition}")
                 row = studies.run_study(case, options.budget, repetition)
+                longest_s[case.name] = max(longest_s[case.name], row["wall_s"])
                 document.add(section, {"case": case.name, "repetition": repetition, **row})
         document.finish(section, neighbour=describe(condition))
     compare_at_length(document, cases, options)
@@ -190,7 +197,7 @@ def run_cost(document: Document, options: argparse.Namespace) -> None:
 
 def run_gpu(document: Document, options: argparse.Namespace) -> None:
     """Run studies with a graphics adapter and compare their plans, until the time is up; a later call goes on."""
-    end_s = time.monotonic() + options.seconds
+    end_s = time.monotonic() + (_GPU_SECONDS if options.seconds is None else options.seconds)
     section = document.begin("gpu", "quiet", again=options.again)
     if section is None:
         return
@@ -289,8 +296,9 @@ def arguments() -> argparse.ArgumentParser:
     add("--before", metavar="COMMAND", help="the command optimize of an older checkout, to be timed as well")
     add("--cost-budget", type=int, help="of the timed studies (default 200 and 40)")
     add("--only", metavar="MODEL,…", help="of the part gpu: mobilenet_v2, densenet121/1, …")
-    add("--seconds", type=float, default=520.0, help="of the part gpu: begin no study that may end later (default 520)")
-    add("--least-seconds", type=float, default=90.0, help="of the part gpu: a study takes so long at least")
+    add("--seconds", type=float, help="begin no study that may end later (default 520 for the part gpu)")
+    add("--least-seconds", type=float, default=90.0, help="a study takes so long at least, where none has been made")
+    add("--beside", default="", help="what else the machine does meanwhile, and on which cores: noted in the results")
     add("--long-seconds", type=float, default=40.0, help="of the part gpu: each network's long comparison (default 40)")
     add("--claim-seconds", type=float, default=45.0, help="of the part gpu: each check of a claim (default 45)")
     add("--processors", default=",".join(accelerated.PROCESSORS), help="of the part gpu (default cpu,gpu)")
@@ -302,7 +310,7 @@ def main() -> None:
     """Run the parts that are asked for."""
     options = arguments().parse_args()
     options.work = options.out.with_suffix(".models").absolute()
-    document = Document(options.out, sys.argv[2:])
+    document = Document(options.out, sys.argv[2:], options.beside)
     parts = {"traces": traces, "live": live, "studies": run_studies, "cost": run_cost, "gpu": run_gpu}
     for part in options.part:
         parts[part](document, options)

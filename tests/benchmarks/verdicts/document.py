@@ -13,6 +13,7 @@ from optimizer.provenance import provenance
 
 SCHEMA_VERSION = 1
 _PRIVATE = frozenset({"--before"})  # options whose value names paths of one machine
+_TOLD = "--beside"  # its value stands in each section
 
 Section = dict[str, Any]
 
@@ -23,10 +24,12 @@ class Document:
     Args:
         path: of the file; sections that it holds already are kept.
         arguments: of the command line, noted in every section without paths.
+        beside: what else the machine did, noted in every section.
     """
 
-    def __init__(self, path: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, arguments: Sequence[str] = (), beside: str = "") -> None:
         self.path = path
+        self._beside = {"beside": beside} if beside else {}
         self._command = shlex.join(["python", "-m", "tests.benchmarks.verdicts", "OUT.json", *_public(arguments)])
         self.content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "parts": {}}
         if path.exists():
@@ -43,7 +46,7 @@ class Document:
         section: Section = {} if again else sections.get(key, {})
         if section.get("complete") and len(section["rows"]) >= (rows or 0):
             return None
-        section = {"command": self._command, **provenance(), "rows": [], **section, "complete": False}
+        section = {"command": self._command, **provenance(), **self._beside, "rows": [], **section, "complete": False}
         sections[key] = section
         return section
 
@@ -79,4 +82,5 @@ def judged(value: float, limit: float, *, most: bool) -> dict[str, Any]:
 
 def _public(arguments: Sequence[str]) -> list[str]:
     hidden = {i + 1 for i, word in enumerate(arguments) if word in _PRIVATE}
-    return ["COMMAND" if i in hidden else word for i, word in enumerate(arguments)]
+    told = {j for i, word in enumerate(arguments) if word == _TOLD for j in (i, i + 1)}
+    return ["COMMAND" if i in hidden else word for i, word in enumerate(arguments) if i not in told]

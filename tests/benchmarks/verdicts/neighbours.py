@@ -37,7 +37,7 @@ def describe(condition: str) -> str:
         "random": f"one thread, busy and idle for {_SHORTEST_S:g} to {_LONGEST_S:g} s (log-uniform)",
         "bursts": f"two threads at once, busy and idle for {_BURST_S[0]:g} to {_BURST_S[1]:g} s",
         "compiler": compiling,
-        "optimize": "optimize --model squeezenet1_1 --budget 40, in a loop",
+        "optimize": "optimize --model squeezenet1_1 --budget 40, in a loop, on the same cores",
     }[condition]
 
 
@@ -127,10 +127,11 @@ int f{i}(const std::string& text) {{
 
 
 def _optimizing(folder: Path) -> None:
-    seed = 0
+    seed, cores = 0, ",".join(["cpu", *(f"cpu{core}" for core in sorted(os.sched_getaffinity(0)))])
     while True:
         command = [sys.executable, "-m", "optimizer.cli", "--model", "squeezenet1_1", "--budget", "40", "-q"]
-        subprocess.run([*command, "--seed", str(seed), "--out", str(folder / str(seed))], check=False)
+        command += ["--processors", cores, "--seed", str(seed), "--out", str(folder / str(seed))]
+        subprocess.run(command, check=False)
         shutil.rmtree(folder / str(seed), ignore_errors=True)
         seed += 1
 

@@ -51,8 +51,14 @@ def whole(session: LitertSession, graph: Graph, processor: str = "cpu") -> Load:
 
 def two_threads() -> Platform:
     """Return this machine with all cores as one processor, ``cpu`` (on one core: that core)."""
-    found = LitertEvaluator().platform()
+    found = cores()
     return found.restrict([found.processors[0].name])
+
+
+def cores() -> Platform:
+    """Return the cores of this machine, together and each alone: no adapter, and no other runtime."""
+    found = LitertEvaluator().platform()
+    return found.restrict([p.name for p in found.processors if p.kind == "cpu" and ":" not in p.name])
 
 
 def calibrate(folder: Path, minutes: float, tell: Callable[[str], None]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from search_spaces.core.plan import Plan
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.verdicts.document import judged
-from tests.benchmarks.verdicts.networks import network
+from tests.benchmarks.verdicts.networks import cores, network
 from tests.benchmarks.verdicts.slowed import LEFT, NAME, RIGHT, SlowedEvaluator, SlowedSession, best_plan, installed
 from tests.benchmarks.verdicts.trace import Trace, ratio, record
 
@@ -39,7 +39,8 @@ GAINS = {"gain3": 0.03, "gain6": 0.06, "gain10": 0.10}
 MODELS = {"small": "squeezenet1_1", "medium": "resnet18", "vgg16": "vgg16"}  # of below 5 ms, 10 to 30 ms, and 200 ms
 CASES = (*MODELS, *GAINS)
 REGRET = 0.02
-_ROWS, _MOST_PLANS = 4, 6  # finalists kept of each study; plans of a long comparison beside the recommended ones
+_ROWS, _MOST_PLANS = 4, 5  # finalists kept of each study; plans of a long comparison beside the recommended ones
+_BLOCKS = 5  # of a round of a long comparison
 _UNDECIDED = 5
 
 Row = dict[str, Any]
@@ -62,7 +63,8 @@ class Case:
 
     def command(self, budget: int, seed: int) -> list[str]:
         """Return the arguments of ``optimize``."""
-        how = ["--evaluator", NAME] if self.gain is not None else []
+        on = ["--processors", ",".join(p.name for p in cores().processors)]
+        how = ["--evaluator", NAME] if self.gain is not None else on
         return ["--model", self.model, "--budget", str(budget), "--seed", str(seed), *how]
 
 
@@ -163,7 +165,12 @@ def _loads(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[Load]:
 def long_trace(session: Session, graph: Graph, plans: Sequence[Plan], seconds: float) -> Trace:
     """Measure every plan in every round, for so many seconds."""
     names, rng = [plan.digest for plan in plans], np.random.default_rng(0)
-    return record(_loads(session, graph, plans), names, counters_of(session), seconds, rng, blocks=3)
+    loads, groups = _loads(session, graph, plans), [_accelerated(plan) for plan in plans]
+    return record(loads, names, counters_of(session), seconds, rng, blocks=_BLOCKS, groups=groups)
+
+
+def _accelerated(plan: Plan) -> bool:
+    return any(not stage.processor.startswith(("cpu", LEFT, RIGHT)) for stage in plan.stages)
 
 
 def long_comparison(session: Session, graph: Graph, plans: Sequence[Plan], seconds: float) -> Row:
@@ -189,8 +196,7 @@ def compare_case(case: Case, rows: Sequence[Row], seconds: float) -> Row:
     """Return the long comparison of the plans that the studies of a case recommended or nearly did."""
     graph = load(case.model)
     if case.gain is None:
-        evaluator = LitertEvaluator()
-        with evaluator.prepare(evaluator.platform()) as session:
+        with LitertEvaluator().prepare(cores()) as session:
             return long_comparison(session, graph, plans_to_compare(rows), seconds)
     slowed = SlowedEvaluator()
     known = [best_plan(graph), chain_plan(graph, (), (LEFT,)), chain_plan(graph, (), (RIGHT,))]

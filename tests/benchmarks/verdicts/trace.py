@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,6 +86,7 @@ def record(
     blocks: int = 9,
     spare_runs: int = 0,
     least_rounds: int = 3,
+    groups: Sequence[Hashable] = (),
 ) -> Trace:
     """Measure plans in interleaved turns, which are as long as those of the product's final.
 
@@ -94,6 +95,8 @@ def record(
             instances that are slow to build have been built.
         blocks: turns of each plan in a round.
         spare_runs: how many more runs a turn has than one of the final.
+        groups: of each plan; those of one group take turns with each other, then those of the next one, since an
+            accelerator's clock follows its load. By default all plans are one group.
 
     Where building is slow, two instances of each plan are kept and alternate. A plan that fails is NaN from then on.
     """
@@ -110,11 +113,13 @@ def record(
                 settle, runs = turn_runs(instances.typical_s())
                 runs += spare_runs
             run_s, lost = np.full((blocks, len(loads), runs), np.nan), np.full((blocks, len(loads)), np.nan)
-            for block in range(blocks):
-                for plan in map(int, rng.permutation(sorted(instances.built))):
-                    instances.settle(plan, settle)
-                    turn = partial(instances.run, plan, runs)
-                    run_s[block, plan], lost[block, plan] = filtered.once(turn)
+            for plans in _shuffled(instances.built, groups, rng):
+                instances.run(plans[0], 1)  # which warms up an accelerator that idled
+                for block in range(blocks):
+                    for plan in map(int, rng.permutation(plans)):
+                        instances.settle(plan, settle)
+                        turn = partial(instances.run, plan, runs)
+                        run_s[block, plan], lost[block, plan] = filtered.once(turn)
             instances.give_back()
             found.append((run_s, lost, first_s))
             if len(found) == _KEPT_INSTANCES:
@@ -123,6 +128,15 @@ def record(
         instances.close()
     turns, shares, firsts = (np.stack(arrays) for arrays in zip(*found, strict=True))
     return Trace(tuple(names), turns, shares, firsts, settle)
+
+
+def _shuffled(built: Iterable[int], groups: Sequence[Hashable], rng: np.random.Generator) -> list[list[int]]:
+    """Return the plans that are built, by group, in random order of the groups."""
+    apart: dict[Hashable, list[int]] = {}
+    for plan in sorted(built):
+        apart.setdefault(groups[plan] if groups else None, []).append(plan)
+    found = list(apart.values())
+    return [found[i] for i in rng.permutation(len(found))]
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.litert import candidate as waking
-from search_spaces.core.platform import Processor
+from search_spaces.core.platform import Platform, Processor, with_cpu
 
 
 class Sleeper:
@@ -60,3 +62,12 @@ def test_software_adapters_do_not_sleep() -> None:
     core = Processor("cpu0", "cpu", {}, "core", {"cores": (0,), "threads": 1})
     assert waking.sleepers([core, soft]) == ()
     assert waking.sleepers([hard, core, hard]) == ("H200",)
+
+
+def test_accelerators_are_what_is_no_cpu() -> None:
+    kinds: tuple[Literal["cpu", "gpu", "npu"], ...] = ("cpu", "gpu", "npu")
+    cpu, gpu, npu = (Processor(kind, kind, {}, kind) for kind in kinds)
+    device = Platform("device", (cpu, gpu, with_cpu(gpu), npu))
+    assert device.accelerators(["cpu", "a pool"]) == frozenset()
+    assert device.accelerators(["cpu", "gpu"]) == device.accelerators(["gpu+cpu"]) == {"gpu"}
+    assert device.accelerators(p.name for p in device.processors) == {"gpu", "npu"}

@@ -14,7 +14,16 @@ import pytest
 
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import Counters
-from evaluators.measurement.final import INSTANCE_NOISE, Final, FinalPolicy, Load, Standing, compare, run_final
+from evaluators.measurement.final import (
+    INSTANCE_NOISE,
+    Final,
+    FinalPolicy,
+    Load,
+    Standing,
+    _positive_part,
+    compare,
+    run_final,
+)
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
@@ -298,6 +307,28 @@ def test_slowly_loading_plans_keep_two_instances() -> None:
     assert opened == [0]
 
 
+def test_those_between_which_is_decided_are_built_anew_though_time_is_short() -> None:
+    rng, latencies_s = np.random.default_rng(0), (0.01, 0.0101, *[0.0112] * 8)
+    built = [0] * len(latencies_s)
+
+    def slow(which: int) -> Load:
+        load = loader(latencies_s[which], ROUGH, rng)
+
+        def again() -> Candidate:
+            built[which] += 1
+            time.sleep(0.02)
+            return load()
+
+        return again
+
+    # Loading and two rounds take 0.7 of this; loading is 0.2 s of it.
+    policy = FinalPolicy(slow_load_s=0.01, max_s=1.3, disturbed_s=0.0, settle_s=0.0, turn_s=0.0, max_blocks=3)
+    found = run_final([slow(i) for i in range(len(built))], policy, rng)
+    assert built[:2] == [2, 2]
+    assert [standing.kept for standing in found.standings] == built
+    assert sum(built[2:]) < 12, "others are not, or those that looked like the rival"
+
+
 @pytest.mark.parametrize("noise", [0.003, 0.05])
 def test_what_kept_instances_differ_by_is_in_the_intervals(noise: float) -> None:
     rng, wrong, widths = np.random.default_rng(0), 0, []
@@ -404,3 +435,113 @@ def test_damaged_finals(data: object) -> None:
 def test_policies_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         FinalPolicy(**wrong)  # type: ignore[arg-type]
+
+
+@dataclass
+class Adapter:
+    """An accelerator whose clock follows its load, with a clock of its own for what happens."""
+
+    now_s: float = 0.0
+    load: float = 1.0
+    busy_until_s: float = 0.0
+
+    def idle(self, seconds: float) -> None:
+        self.load *= math.exp(-seconds / 0.3)
+        self.now_s += seconds
+
+    def work(self, seconds: float) -> float:
+        took_s = seconds * (1.0 + 1.5 * (1.0 - self.load))
+        self.load = 1.0 - (1.0 - self.load) * math.exp(-took_s / 0.3)
+        self.now_s += took_s
+        self.busy_until_s = self.now_s
+        return took_s
+
+
+@dataclass
+class OnAdapter(Candidate):
+    """A plan that loads the adapter, and warms it up where it idled, as LiteRT does; or one that does not."""
+
+    adapter: Adapter
+    latency_s: float
+    loads: bool
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+        adapter = self.adapter
+        if not self.loads:
+            adapter.idle(n * self.latency_s)
+            return Batch(np.full(n, self.latency_s), np.full((n, 1), self.latency_s))
+        if adapter.now_s - adapter.busy_until_s > 0.1:
+            adapter.load = 1.0
+        took_s = np.array([adapter.work(self.latency_s) for _ in range(n)])
+        return Batch(took_s, took_s[:, None])
+
+
+def test_plans_that_load_an_accelerator_take_turns_apart_from_those_that_leave_it_idle() -> None:
+    truth_s = {"gpu": 0.0009, "gpu+cpu": 0.00092, "cpu": 0.001, "cpu0": 0.0011, "cpu1": 0.0012}
+
+    def ratio_of(groups: list[str]) -> float:
+        adapter = Adapter()
+        loads = [lambda n=n, s=s: OnAdapter(adapter, s, n.startswith("gpu")) for n, s in truth_s.items()]
+        policy = FinalPolicy(max_s=3.0)
+        found = run_final(loads, policy, np.random.default_rng(0), watched=lambda f: f.measured, groups=groups)
+        assert len(found.measured) == len(truth_s)
+        return found.ratio(2, 0).value
+
+    assert ratio_of([name[:3] for name in truth_s]) == pytest.approx(1.0 / 0.9, rel=0.01)
+    assert ratio_of([]) < 1.0, "turns in between let the clock fall"
+
+
+def test_a_group_whose_only_plan_fails_leaves_the_others() -> None:
+    rng = np.random.default_rng(0)
+    adapter = Adapter()
+
+    class Lost(OnAdapter):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            if self.adapter.now_s > 0.05:
+                raise UnavailableError("the adapter is lost")
+            return super().run(n, stop_above_s)
+
+    loads = [lambda: Lost(adapter, 0.001, loads=True), loader(0.01, QUIET, rng), loader(0.0102, QUIET, rng)]
+    found = run_final(loads, POLICY, rng, groups=["gpu", "", ""])
+    assert found.standings[0].failure == "the adapter is lost"
+    assert found.measured == (1, 2)
+    assert found.fastest == 1
+
+
+@pytest.mark.parametrize("tie", [0.0, 0.01], ids=["the fastest", "a tie with fewer stages"])
+def test_a_final_goes_on_while_it_is_open_which_plan_is_the_fastest(
+    tie: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here counters tell of no disturbance, though instances differ by 15 %."""
+    monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
+
+    def chosen(found: Final) -> int:
+        return found.choose([3, 3, 1, 3], tie)
+
+    def final_of(disturbed_s: float) -> Final:
+        rng = np.random.default_rng(4)
+        policy = FinalPolicy(max_s=2.0, disturbed_s=disturbed_s)
+        loads = [loader(0.01, Noise(run=0.1, instance=0.15), rng) for _ in range(4)]
+        return run_final(loads, policy, rng, counters=lambda: Counters(0.0), recommended=chosen)
+
+    short, long = final_of(0.0), final_of(60.0)
+    assert any(short.may_lose(chosen(short), i) for i in short.racing)
+    assert not any(long.may_lose(chosen(long), i) for i in long.racing)
+    assert short.rounds < long.rounds < FinalPolicy().max_rounds
+
+
+def test_one_odd_round_of_kept_instances_counts_little() -> None:
+    """Four rounds of two instances each, so that every pair of instances has met once."""
+    levels = ((-4.6, -4.6, -4.6, -4.6), (-4.5, -4.51, -4.0, -4.49))
+    standings = tuple(
+        Standing(Samples((0.01,)), row, kept=2, instances=(0, 1, 0, 1) if i else (0, 0, 1, 1))
+        for i, row in enumerate(levels)
+    )
+    found = Final(standings, (0, 1))
+    assert found.ratio(1, 0).value == pytest.approx(math.exp(0.11), abs=0.02)
+
+
+@pytest.mark.parametrize(("mean", "freedom"), [(0.0, 3.0), (-1.3, 3.0), (0.5, 8.0), (0.0, 1e4)])
+def test_what_a_rival_may_gain_is_the_mean_of_what_is_positive(mean: float, freedom: float) -> None:
+    drawn = mean + np.random.default_rng(0).standard_t(freedom, 1_000_000)
+    assert _positive_part(mean, freedom) == pytest.approx(np.maximum(0.0, drawn).mean(), rel=0.02)

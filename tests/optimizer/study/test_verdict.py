@@ -144,13 +144,15 @@ def test_figures_of_the_search_are_scaled_to_the_state_of_the_final() -> None:
 
 
 def test_too_noisy_to_decide_is_told_and_the_best_known_plan_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.study.verdict.UNDECIDED", 0.02)
+    monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
     whole = NAMED["whole on cpu"]
     how = replace(HOW, policy=FinalPolicy(min_rounds=3, max_rounds=3))
+    same = EVALUATOR.true_latency_s(GRAPH, whole) / EVALUATOR.true_latency_s(GRAPH, SPLIT)
     undecided = 0
     for seed in range(8):
         wild = SyntheticEvaluator(noise=Noise(run=0.1, instance=0.1), seed=seed)
-        found = verdict_of({whole: 0.1, SPLIT: 0.1}, lambda _: 1.0, how=how, evaluator=wild)
+        equal = lambda plan: same if plan == SPLIT else 1.0  # noqa: E731
+        found = verdict_of({whole: 0.1, SPLIT: 0.1}, equal, how=how, evaluator=wild)
         undecided += bool(found.undecided)
         assert found.best in {whole, SPLIT}
     assert undecided >= 4
