@@ -173,10 +173,10 @@ def _find(name: str) -> SamplerKind:
 def _with_policy(path: Path) -> SamplerKind:
     """Return the sampler ``reinforce`` that begins with a policy from a file."""
     from optimizer.samplers.policy.network import Weights
-    from optimizer.samplers.policy.reinforce import ReinforceSampler
+    from optimizer.samplers.policy.reinforce import sampler_of
 
     weights = Weights.load(path)  # what is wrong with it is told before a model is built
-    return replace(SAMPLERS["reinforce"], knows=lambda problem, seed: ReinforceSampler(problem, seed, weights))
+    return replace(SAMPLERS["reinforce"], knows=lambda problem, seed: sampler_of(problem, seed, weights))
 
 
 def _imported(path: str) -> SamplerKind:
@@ -266,9 +266,9 @@ def _auto(problem: Problem, seed: int) -> KnowingSampler:
 
 
 def _reinforce(problem: Problem, seed: int) -> KnowingSampler:
-    from optimizer.samplers.policy.reinforce import ReinforceSampler
+    from optimizer.samplers.policy.reinforce import sampler_of
 
-    return ReinforceSampler(problem, seed)
+    return sampler_of(problem, seed)
 
 
 SAMPLERS: dict[str, SamplerKind] = {
@@ -278,7 +278,7 @@ SAMPLERS: dict[str, SamplerKind] = {
         knows=_auto,
     ),
     "reinforce": SamplerKind(
-        "policy gradient over cuts and placements, trained on the model first; reinforce@FILE begins with a policy",
+        "policy gradient with a critic, over all parameters of a space; reinforce@FILE begins with a trained policy",
         _of_optuna("RandomSampler"),
         knows=_reinforce,
     ),

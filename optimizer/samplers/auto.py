@@ -78,6 +78,7 @@ class Problem:
         search: of plans of any shape: makes who proposes them, given the study's seed.
         front: whether plans of any shape are searched for several objectives.
         optima: the plans that are best by the model, which ``auto`` proposes first.
+        predict: what the model says of any plan of the space; that of a chain of parts where it is None.
     """
 
     graph: Graph
@@ -91,6 +92,7 @@ class Problem:
     search: Callable[[int], Proposer] | None = None
     front: bool = False
     optima: tuple[Plan, ...] = ()
+    predict: Callable[[Plan], float] | None = None
 
 
 def proposer_of(problem: Problem, seed: int) -> Proposer | None:

@@ -148,7 +148,7 @@ class OneModel:
             named,
             proposed,
             lambda spent_s: self._final(spent_s, predicted=aim.priced is not None),
-            replace(aim.problem(lambda plan: not breaks(plan)), optima=optima),
+            replace(aim.problem(lambda plan: not breaks(plan)), optima=optima, predict=aim.predict),
             carried=warm.plans if warm is not None else (),
             bounds=aim.believed.bounds,
             priced=aim.priced,

@@ -34,6 +34,7 @@ from optimizer.study.subjects import FINAL_S, Search
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
 from optimizer.workload.baselines import first_plans
+from optimizer.workload.critic import WorkloadCritic, workload_critic
 from optimizer.workload.limits import Least, bound_of, check
 from optimizer.workload.memory import Memory
 from optimizer.workload.problem import AUTO, Problem, read_problem
@@ -255,13 +256,29 @@ class SeveralModels:
             problem.baselines += (Baseline(PLAIN, plans[-1]),)
             limited = problem.workload.memory_limit_nbytes is not None
             plans += decomposed(problem.space, plans, variants, memory.sparing(variants.sets) if limited else {})
-        proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps)
+        proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps, self._critic(memory))
         best = proposer.ranking(1)[0]  # plans that break the limit come after all others
         if memory.violations(best) and (broken := memory.violations(min((best, *plans), key=memory.of_plan))):
             raise infeasible(*broken)
         if all(memory.violations(b.plan) for b in problem.baselines):
             problem.baselines += (Baseline(_NO_OTHER, best),)
         return proposer
+
+    def _critic(self, memory: Memory) -> WorkloadCritic | None:
+        """Return what learns from the times of jobs; None where these are not what is made small, or in many states."""
+        how = self.asked[0]
+        if self.simulator is None or self.config.state or how.objective.law != "latency":
+            return None
+
+        def value(plan: Plan, simulator: WorkloadSimulator) -> float:
+            if memory.violations(plan):
+                return math.inf
+            try:
+                return how.value(plan, simulator.run(plan, known=True))
+            except (RewriteError, UnavailableError):
+                return math.inf
+
+        return workload_critic(self.simulator, self.problem.space.platform, value)
 
     def _prices(self, study: Study, session: WorkloadSession, memory: Memory) -> WorkloadSimulator:
         """Learn what jobs cost, and what models may become, unless the log knows; return what predicts by it.

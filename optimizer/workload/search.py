@@ -1,8 +1,9 @@
 """The sampler ``auto`` for workloads: plans that the simulator finds good, corrected by what was measured.
 
-Simulated annealing by predicted values makes a list of good plans that differ; of these the best is proposed, in turns
-with the best predicted neighbour of the best measured plan. What was measured over what was predicted corrects the
-predictions of plans that use the same lanes. All follows from the seed and the earlier trials.
+Simulated annealing by predicted values makes a list of good plans that differ; of these, and of what lies some moves
+away from the best measured plan, the best is proposed. The times of stages correct what operators take
+(:mod:`optimizer.samplers.critic`); where nothing is known of operators, what was measured over what was predicted
+corrects the predictions of plans that use the same lanes. All follows from the seed and the earlier trials.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from evaluators.samples import Measurement
+from optimizer.samplers.critic import Critic
 from optimizer.samplers.study import below
 from optimizer.study.loop import in_space
 from search_spaces.core.plan import Plan
@@ -21,7 +23,7 @@ from search_spaces.spaces.space import NeighbourlySpace
 STEPS = 220
 _STARTS, _KEPT = 4, 200
 _WARM, _COLD = 0.1, 0.002
-_NEIGHBOURS = 24
+_NEIGHBOURS, _GENERATIONS, _LISTED = 24, 6, 24
 
 Predict = Callable[[Plan], float]
 
@@ -34,12 +36,20 @@ class WorkloadProposer:
         starts: where annealing begins, beside plans at random.
         seed: of the study.
         steps: of the annealing, from each start.
+        critic: learns what operators take; None where nothing is known of them.
     """
 
     def __init__(
-        self, space: NeighbourlySpace, predict: Predict, starts: list[Plan], seed: int, steps: int = STEPS
+        self,
+        space: NeighbourlySpace,
+        predict: Predict,
+        starts: list[Plan],
+        seed: int,
+        steps: int = STEPS,
+        critic: Critic | None = None,
     ) -> None:
         self._space, self._seed, self._steps = space, seed, steps
+        self._critic = critic
         self._predict_s = predict
         self._starts = starts
         self._predicted: dict[str, float] = {}
@@ -56,6 +66,9 @@ class WorkloadProposer:
         self._tried[plan.digest] = took_s
         if measurement is None or measurement.stopped == "raced" or not in_space(self._space, plan):
             return
+        if self._critic is not None:
+            usual = speed * measurement.cold
+            self._critic.observe(plan, tuple(s / usual for s in measurement.stage_s))
         if math.isfinite(predicted_s := self._predict(plan)):  # a damaged log may have lost some of the prices
             self._ratios.setdefault(_lanes(plan), []).append(math.log(took_s / predicted_s))
         if self._best is None or took_s < self._tried[self._best.digest]:
@@ -65,17 +78,42 @@ class WorkloadProposer:
         """See :class:`~optimizer.samplers.auto.Proposer`."""
         if not self._plans:
             self._anneal()
-        among = dict(self._plans)
-        if self._trials % 2 and self._best is not None:
-            rng = np.random.default_rng([self._seed, 41, self._trials])
-            for _ in range(_NEIGHBOURS):
-                plan = self._best
-                for _ in range(1 + int(rng.integers(3))):
-                    plan = self._space.neighbour(plan, rng)
-                among.setdefault(plan.digest, plan)  # not for later: a study that goes on never drew them
-        left = [plan for digest, plan in among.items() if digest not in self._tried]
-        found = min(left, key=self._corrected, default=None)
-        return found if found is None or math.isfinite(self._predict(found)) else None
+        rng = np.random.default_rng([self._seed, 41, self._trials])
+        if self._critic is not None and self._best is not None:
+            met = self._climbed(self._critic, self._best, rng)
+        else:
+            among = dict(self._plans)
+            if self._trials % 2 and self._best is not None:
+                among = self._near(self._best, rng) | among
+            met = {digest: (self._corrected(plan), plan) for digest, plan in among.items()}
+        left = [found for digest, found in met.items() if digest not in self._tried]
+        _, plan = min(left, key=lambda found: found[0], default=(math.inf, None))
+        return plan if plan is None or math.isfinite(self._predict(plan)) else None
+
+    def _climbed(self, critic: Critic, best: Plan, rng: np.random.Generator) -> dict[str, tuple[float, Plan]]:
+        """Return what plans of the list, and those that a climb meets, are thought to take.
+
+        It begins at the best measured plan, or at the one that is thought to be best, in turns.
+        """
+        critic.learn(rng if self._trials % 2 else None)
+        left = sorted((p for d, p in self._plans.items() if d not in self._tried), key=self._predict)[:_LISTED]
+        found = {plan.digest: (critic.seconds(plan), plan) for plan in (best, *left)}
+        at = found[best.digest] if self._trials // 2 % 2 else min(found.values(), key=lambda met: met[0])
+        for _ in range(_GENERATIONS):
+            near = self._near(at[1], rng)
+            found |= {digest: (critic.seconds(plan), plan) for digest, plan in near.items() if digest not in found}
+            at = min((at, *(found[digest] for digest in near)), key=lambda met: met[0])
+        return found
+
+    def _near(self, plan: Plan, rng: np.random.Generator) -> dict[str, Plan]:
+        """Return some plans that are up to three moves away."""
+        found: dict[str, Plan] = {}
+        for _ in range(_NEIGHBOURS):
+            there = plan
+            for _ in range(1 + int(rng.integers(3))):
+                there = self._space.neighbour(there, rng)
+            found.setdefault(there.digest, there)  # not for later: a study that goes on never drew them
+        return found
 
     def ranking(self, count: int) -> list[Plan]:
         """Return the plans of the list that are predicted to be best, the best first."""

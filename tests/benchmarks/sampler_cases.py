@@ -1,177 +1,433 @@
-"""Samplers where the best plan has two stages or more on two kinds of processors.
+"""Search problems on which samplers are compared: the best plan uses two kinds of processors, and the model is wrong.
 
-``python -m tests.benchmarks.sampler_cases OUT.json`` looks for such cases among networks of the zoo and pairs of
-processors of phones and boards, whose operators' times are those of the profiles that ship, fitted to published
-measurements. All chains are priced, so that the optimum is known; cases whose best plan gains less than 1 % on a single
-processor, or needs one kind alone, are left out. A sampler is given a model that is off as calibrations are: each
-operator, overhead and hand-over by 20 % (sd of the logarithm), drawn anew for each seed.
+What is true is a table: operators that were timed on this machine's kernels or on an H100 beside its CPU, of
+:mod:`tests.benchmarks.sampler_tables`, or what the profile of a phone says, which was fitted to published
+measurements. Beside it stands what no model knows: an operator takes 10 % (sd) more or less behind its predecessor in
+one stage than alone. A plan is measured by simulating it on that table, without noise.
 
-A generic sampler runs twice, by itself and from the first plan of ``auto``. Regret is what the plan that looked fastest
-takes more than the optimum; intervals are of the mean over cases and seeds. Finished curves are kept beside OUT until
-all are there; with ``--minutes`` the program stops by itself, and goes on when it is run again.
+A sampler may use a model whose operators, calls and transfers are each off by 20 % (sd of the logarithm), drawn anew
+for each seed: the profile of a study that timed such operators, and what the product makes of it.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
+import logging
 import math
-import sys
-import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evaluators.cost_model.plans import part_costs
+from evaluators.base import Capabilities
+from evaluators.cost_model.plans import UNSURE, PlanSimulator, part_costs
 from evaluators.cost_model.session import CostModelEvaluator
-from optimizer.exact.least import chain_costs, least_chain
+from evaluators.cost_model.transfers import Prices
+from evaluators.samples import Measurement, Samples
+from evaluators.simulated import COPY_S_PER_BYTE, SimulatedSession, rewritten_s
+from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.simulate import JobCost, stage_means_s
+from optimizer.exact.bound import relax
+from optimizer.model.goals import aim_of
 from optimizer.model.profile import known_profile
-from optimizer.provenance import provenance
-from optimizer.samplers.auto import AutoProposer, Problem
+from optimizer.samplers.auto import Problem, Proposer
+from optimizer.samplers.critic import Critic
+from optimizer.study.config import StudyConfig, most_stages
+from optimizer.study.loop import in_space
+from optimizer.workload.baselines import first_plans
+from optimizer.workload.critic import workload_critic
+from optimizer.workload.search import STEPS, WorkloadProposer
+from optimizer.workload.starts import shared_starts
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import lanes_of, with_pools
+from search_spaces.core.workload import workload_of
 from search_spaces.models import load
-from search_spaces.spaces.chain import ChainSpace
-from tests.benchmarks.instances import MODEL_ERROR
-from tests.benchmarks.samplers import BUDGETS, Curve, Kept, Study, _quiet, regret
+from search_spaces.rewrites.lower import Lowered
+from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.registry import freedoms_in, make_space, make_workload_space
+from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
+from search_spaces.spaces.space import NeighbourlySpace
+from tests.benchmarks.sampler_tables import Timed, read
 
-NETWORKS = ("alexnet", "alexnet@0.75", "alexnet@0.5", "vgg11@0.5", "vgg16@0.5", "vgg19@0.5/128", "densenet121@0.5")
-DEVICES = ("mi8se", "pixel4", "s10")  # on the others that ship no such case was found
-LEAST_GAIN, MOST_STAGES = 0.01, 3
-GENERIC = ("random", "tpe", "nsga2", "cmaes")
+MODEL_ERROR, HIDDEN = 0.2, 0.1
+CUT_STAGES = 4
+_QUIET = 0.25  # of the transfers that were read, that quantile: neighbours disturbed the others
+_SHARED_STEPS = 50  # as in the product
+_ANNEALING, _MORE, _CLIMBS = 150, 1500, 3  # of plans that are rewritten a prediction takes milliseconds
+_Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network on two processors; ``gain`` is how much less the best plan takes than one processor."""
+    """A network, or several as a workload's words, on some processors of a machine or a phone."""
 
     network: str
-    device: str
+    where: str
     processors: tuple[str, ...]
-    gain: float
+    allow: str = "cuts"
 
     def __str__(self) -> str:
-        return f"{self.network} on {self.device}: {'+'.join(self.processors)}"
+        return f"{self.network} on {self.where}: {'+'.join(self.processors)}, {self.allow}"
+
+    @property
+    def several(self) -> bool:
+        """Whether it is a workload."""
+        return "," in self.network or "*" in self.network
 
     def seed(self, number: int) -> int:
         """Return a seed of the case's own: in spaces of one size the same one would draw the same plans."""
         return zlib.crc32(f"{self} {number}".encode())
 
 
-def study_of(network: str, device: str, processors: Sequence[str], seed: int) -> tuple[Study, Plan]:
-    """Return a study of a case, with a model that is wrong, and the best plan."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Setup:
+    """What a study of a case needs.
+
+    Attributes:
+        truth: seconds that a plan takes; infinite where it does not run.
+        measure: what a trial sees of a plan; None where it does not run.
+        predict: what the model says.
+        problem: for samplers that know problems of one network.
+        critic: makes one for the policy.
+        proposer: who knows a workload, made from a seed.
+        starts: plans that exact methods find best on the truth, and whole ones: where its search begins.
+        baselines: everything on one processor.
+        bound_s: no plan takes less in truth.
+    """
+
+    graph: Graph
+    space: NeighbourlySpace
+    truth: Callable[[Plan], float]
+    measure: Callable[[Plan], Measurement | None]
+    predict: Callable[[Plan], float]
+    problem: Problem | None
+    proposer: Callable[[int], Proposer] | None
+    critic: Callable[[], Critic]
+    first: Plan
+    starts: Sequence[Plan]
+    baselines: Sequence[Plan]
+    bound_s: float
+
+
+class TableSession(SimulatedSession):
+    """Prices the plans of one network by a table.
+
+    Args:
+        hidden: what an operator takes more behind its predecessor in one stage, relative, ``(P, n)``.
+    """
+
+    capabilities = Capabilities(rewrites=True)
+
+    def __init__(self, platform: Platform, graph: Graph, table: Prices, hidden: _Array) -> None:
+        super().__init__(platform)
+        self.graph, self._table, self._hidden = graph, table, hidden
+        self._made: dict[str, PlanSimulator] = {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See :class:`~evaluators.base.Session`."""
+        return {"evaluator": "table", "platform": self.platform.to_json()}
+
+    def prices(self, lowered: Lowered) -> Prices:
+        """See :class:`~evaluators.simulated.SimulatedSession`."""
+        if not lowered.rewritten:
+            return self._table
+        operator_s = rewritten_s(self.graph, lowered, self._table.operator_s, lambda _, __: None)
+        shape = operator_s.shape
+        return replace(self._table, operator_s=operator_s, sigma=np.full(shape, UNSURE), traffic=np.full(shape[1], 0.5))
+
+    def _freed(self, lowered: Lowered) -> PlanSimulator:
+        key = lowered.graph.digest
+        if key not in self._made:
+            if len(self._made) > 64:
+                self._made.clear()
+            self._made[key] = _Hiding(super()._freed(lowered), self._hidden, [o for o, _ in lowered.origins])
+        return self._made[key]
+
+
+class _Hiding(PlanSimulator):
+    """Simulates as another one does, with what operators take more behind their predecessors."""
+
+    def __init__(self, other: PlanSimulator, hidden: _Array, origins: Sequence[int]) -> None:
+        super().__init__(other.graph, other.platform, other.prices)
+        self._hidden, self._origins = hidden, origins
+
+    def stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
+        """See :class:`~evaluators.cost_model.plans.PlanSimulator`."""
+        work_s, share, slowed = super().stage(lane, operators)
+        members = {self._origins[o] for o in operators}
+        more = [
+            self._hidden[lane, self._origins[o]] * self.prices.operator_s[lane, o]
+            for o in operators
+            if self._origins[o] - 1 in members
+        ]
+        return work_s + float(sum(more)), share, slowed
+
+
+def table_of(network: str, where: str, processors: Sequence[str]) -> tuple[Graph, Platform, Prices]:
+    """Return a network, the processors, and what its operators take there."""
     graph = load(network)
+    if where in {place for place, _ in _timed()}:
+        return (graph, *_measured(_timed()[where, network], processors))
     evaluator = CostModelEvaluator()
-    described = evaluator.described(device)
+    described = evaluator.described(where)
     if described is None:
-        raise ValueError(device)
+        raise ValueError(where)
     platform = described.restrict(list(processors))
     with evaluator.prepare(platform) as session:
-        costs = known_profile(session.part_costs(graph), platform).costs(platform)
-        simulator = session.simulator(graph)
-    least = chain_costs(platform, part_costs(simulator), least=True)
-    found = least_chain(graph, least, simulator.latency_s, MOST_STAGES)
-    if not found.proven:
-        raise ValueError(network)
-    best_s, best = found.cost_s, found.plan
-
-    def measure(plan: Plan) -> tuple[float, tuple[float, ...]]:
-        timeline = simulator.run(plan)
-        events = sorted(timeline.events, key=lambda event: event.stage)
-        return timeline.makespan_s, tuple(event.end_s - event.start_s for event in events)
-
-    rng = np.random.default_rng([seed, 11])
-    wrong = replace(
-        costs,
-        operator_s=costs.operator_s * np.exp(MODEL_ERROR * rng.standard_normal(costs.operator_s.shape)),
-        overhead_s=costs.overhead_s * np.exp(MODEL_ERROR * rng.standard_normal(costs.overhead_s.shape)),
-        hand_over_s=costs.hand_over_s * np.exp(MODEL_ERROR * rng.standard_normal(costs.hand_over_s.shape[1:])),
-    )
-    space = ChainSpace(graph, platform, MOST_STAGES)
-    return Study(Problem(graph, platform, space, wrong), measure, partial(regret, simulator.latency_s, best_s)), best
-
-
-def cases() -> Iterator[Case]:
-    """Yield the cases whose best plan uses two kinds of processors, and gains something by that."""
-    evaluator = CostModelEvaluator()
-    for network, device in itertools.product(NETWORKS, DEVICES):
-        described = evaluator.described(device)
-        for pair in itertools.combinations(described.processors if described is not None else (), 2):
-            if pair[0].kind == pair[1].kind:
-                continue
-            names = tuple(p.name for p in pair)
-            study, best = study_of(network, device, names, 0)
-            whole = [study.problem.space.decode(study.problem.space.encode(study.plan((), [name]))) for name in names]
-            gain = min(study.regret(plan) for plan in whole)
-            if gain >= LEAST_GAIN and len({stage.processor for stage in best.stages}) == 2:
-                yield Case(network, device, names, gain)
+        return graph, platform, replace(session.simulator(graph).prices, alone_s=None)
 
 
 @cache
-def _cached(case: Case, seed: int) -> Study:
-    return study_of(case.network, case.device, case.processors, case.seed(seed))[0]
+def _timed() -> Mapping[tuple[str, str], Timed]:
+    return read()
 
 
-def curve(case: Case, name: str, seed: int, budget: int, *, started: bool) -> Curve:
-    """Return what a sampler came to, by itself or started from the first plan of ``auto``."""
-    study, own = _cached(case, seed), case.seed(seed)
-    return study.run(name, own, budget, AutoProposer(study.problem, own).propose() if started else None)
+def _measured(of: Timed, processors: Sequence[str]) -> tuple[Platform, Prices]:
+    platform = of.platform.restrict(list(processors))
+    tables = [table for (where, _), table in _timed().items() if where == of.where]
+
+    def between(a: str, b: str) -> float:
+        pair = "|".join(sorted((a, b)))
+        read_s = [table.profile.hand_over_s[pair] for table in tables if pair in table.profile.hand_over_s]
+        return 0.0 if a == b else float(np.quantile(read_s, _QUIET))
+
+    operator_s = np.array([of.profile.operator_s[name] for name in processors])
+    lanes, count = operator_s.shape
+    alike, nothing = np.ones((lanes, lanes)), np.zeros(lanes)
+    return platform, Prices(
+        operator_s=operator_s,
+        sigma=np.full((lanes, count), UNSURE),
+        traffic=np.full(count, 0.5),
+        invocation_s=np.array([of.profile.overhead_s[name] for name in processors]),
+        io_s_per_byte=nothing,
+        latency_s=np.array([[between(a, b) for b in processors] for a in processors]),
+        byte_s=COPY_S_PER_BYTE * (1.0 - np.eye(lanes)),
+        slow_compute=alike,
+        slow_memory=alike,
+        capacity_bytes=nothing,
+        pressure_per_byte=nothing,
+        power_w=np.full(lanes, np.nan),
+    )
 
 
-def summary(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return mean regret and half its 95 % interval, in per cent, after so many plans."""
-    looked = 100.0 * np.array([c.looked for c in curves])
-    half = 1.96 * looked.std(axis=0, ddof=1) / math.sqrt(len(looked)) if len(looked) > 1 else looked[0] * np.nan
-    return {
-        str(b): [round(float(m), 3), round(float(h), 3)]
-        for b, m, h in zip(BUDGETS, looked.mean(axis=0), half, strict=False)
-    }
+def _wrong(table: Prices, rng: np.random.Generator) -> Prices:
+    """Return what a calibration might have read."""
+
+    def off(values: _Array) -> _Array:
+        found: _Array = values * np.exp(MODEL_ERROR * rng.standard_normal(values.shape))
+        return found
+
+    return replace(
+        table,
+        operator_s=off(table.operator_s),
+        invocation_s=off(table.invocation_s),
+        latency_s=off(table.latency_s),
+        byte_s=off(table.byte_s),
+    )
 
 
-def main() -> None:
-    """Find the cases, run the samplers and write the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--samplers", default="auto,reinforce,random,tpe,nsga2,cmaes")
-    parser.add_argument("--budget", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--cases", type=int, default=30)
-    parser.add_argument("--minutes", type=float, default=math.inf)
-    options = parser.parse_args()
-    _quiet()
-    kept = Kept(options.out.with_suffix(".partial"), time.monotonic() + 60.0 * options.minutes)
-    found = sorted(cases(), key=lambda c: (-c.gain, str(c)))[: options.cases]
-    names = options.samplers.split(",")
-    rows = [(name, started) for name in names for started in (False, True)[: 1 + (name in GENERIC)]]
-    key = "{} {} {} {}".format
-    wanted = {
-        key(case, name, started, seed): partial(curve, case, name, seed, options.budget, started=started)
-        for case, seed, (name, started) in itertools.product(found, range(options.seeds), rows)
-    }
-    curves = kept.get(wanted, 1)
-    document = {
-        "schema_version": 1,
-        "made_by": f"python -m tests.benchmarks.sampler_cases {options.out.name} --samplers {options.samplers} "
-        f"--budget {options.budget} --seeds {options.seeds} --cases {options.cases}",
-        **provenance(),
-        "cases": {str(case): round(case.gain, 4) for case in found},
-        "seeds": options.seeds,
-        "regret_percent": {
-            f"{name}{', from the first plan of auto' if started else ''}": summary(
-                [curves[key(case, name, started, seed)] for case in found for seed in range(options.seeds)]
-            )
-            for name, started in rows
-        },
-    }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
-    options.out.with_suffix(".partial").unlink(missing_ok=True)
-    sys.stdout.write(f"{len(found)} cases: {options.out}\n")
+def setup(case: Case, number: int) -> Setup:
+    """Return the study of a case whose model is wrong in the way of a seed."""
+    logging.disable(logging.WARNING)  # what a profile cannot vouch for is no matter here
+    return _workload(case, number) if case.several else _network(case, number)
 
 
-if __name__ == "__main__":
-    main()
+def _hidden(case: Case, network: str, shape: tuple[int, ...]) -> _Array:
+    seed = zlib.crc32(f"{network} {case.where}".encode())
+    return HIDDEN * np.random.default_rng([seed, 5]).standard_normal(shape)
+
+
+def _network(case: Case, number: int) -> Setup:
+    graph, platform, table = table_of(case.network, case.where, case.processors)
+    rng = np.random.default_rng([case.seed(number), 11])
+    wrong = _wrong(table, rng)
+    hidden = _hidden(case, case.network, table.operator_s.shape)
+    known = TableSession(platform, graph, table, hidden)
+    config = StudyConfig(model=case.network, budget=1, allow=case.allow, seed=number)
+    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
+    if not isinstance(space, NeighbourlySpace):
+        raise TypeError(type(space))
+
+    def solved(prices: Prices) -> tuple[Problem, Callable[[Plan], float]]:
+        session = TableSession(platform, graph, prices, np.zeros_like(hidden))
+        profiled = known_profile(part_costs(session.simulator(graph)), platform)
+        aim = aim_of(config, graph, platform, space, session, profiled)
+        optima = tuple(plan for plan in aim.believed.optima if in_space(space, plan))
+        return replace(aim.problem(lambda _: True), optima=optima), aim.predict
+
+    problem, predict = solved(wrong)
+    folded = replace(table, operator_s=table.operator_s * (1.0 + hidden))
+    best, _ = solved(folded)
+    least = replace(best.model, operator_s=table.operator_s * (1.0 + np.minimum(hidden, 0.0)))
+    wholes = [chain_plan(graph, (), [members[0].name]) for members in platform.classes().values()]
+    wholes = [plan for plan in wholes if math.isfinite(_seconds(known, plan))]
+    split = range(len(graph.operators)) if "splits" in case.allow else ()
+    return Setup(
+        graph,
+        space,
+        partial(_seconds, known),
+        partial(_run, known),
+        predict,
+        problem,
+        None,
+        partial(Critic, predict, problem.model),
+        problem.optima[0],
+        [*best.optima, *wholes],
+        wholes,
+        relax(graph, least, split).latency_s,
+    )
+
+
+def _run(session: TableSession, plan: Plan) -> Measurement | None:
+    try:
+        with closing(session.load(session.graph, plan)) as candidate:
+            batch = candidate.run(1)
+    except OptimizeError:
+        return None
+    stage_s = tuple(float(s) for s in batch.stage_s[0])
+    return Measurement(Samples((float(batch.latency_s[0]),)), stage_s, (), "limit", batch.timeline)
+
+
+def _seconds(session: TableSession, plan: Plan) -> float:
+    found = _run(session, plan)
+    return math.inf if found is None else found.latency_s.median
+
+
+def _workload(case: Case, number: int) -> Setup:
+    workload = workload_of(case.network)
+    tables = {client.model: table_of(client.model, case.where, case.processors) for client in workload.clients}
+    joined = merge(workload.name, [(i.name, tables[workload.clients[i.client].model][0]) for i in workload.instances])
+    platform = with_pools(next(iter(tables.values()))[1])
+    made = make_workload_space(case.allow, workload, joined, platform, CUT_STAGES)
+
+    def simulator(error: np.random.Generator | None) -> WorkloadSimulator:
+        sessions: dict[str, TableSession] = {}
+        for name, (graph, lanes, table) in tables.items():
+            hidden = _hidden(case, name, table.operator_s.shape)
+            prices = table if error is None else _wrong(table, error)
+            sessions[graph.digest] = TableSession(lanes, graph, prices, hidden * (error is None))
+
+        def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
+            work_s, _, slowed = sessions[model.digest]._freed(lowered).stage(lane, operators)
+            return JobCost(work_s, slowed)
+
+        return WorkloadSimulator(workload, joined, platform, price)
+
+    known, believed = simulator(None), simulator(np.random.default_rng([case.seed(number), 11]))
+
+    def value(plan: Plan, of: WorkloadSimulator) -> float:
+        try:
+            return of.run(plan, known=True).value_s("mean")
+        except OptimizeError:
+            return math.inf
+
+    def measure(plan: Plan) -> Measurement | None:
+        try:
+            outcome = known.run(plan, known=True)
+        except OptimizeError:
+            return None
+        stage_s = tuple(stage_means_s(outcome, known.setting(plan, known=True), len(plan.stages)))
+        return Measurement(Samples((outcome.value_s("mean"),)), stage_s, (), "limit", outcome.timeline)
+
+    firsts = [baseline.plan for baseline in first_plans(made)]
+    shared = isinstance(made, SharedWorkloadSpace)
+
+    def proposer(seed: int, of: WorkloadSimulator = believed, steps: int = 0) -> WorkloadProposer:
+        predict, starts = partial(value, of=of), list(firsts)
+        if isinstance(made, SharedWorkloadSpace):
+            plain = make_workload_space("cuts", workload, joined, platform, CUT_STAGES)
+            starts += WorkloadProposer(plain, predict, starts, seed).ranking(1)
+            starts += shared_starts(made, of)
+        steps = steps or (_SHARED_STEPS if shared else STEPS)
+        return WorkloadProposer(made, predict, starts, seed, steps, workload_critic(of, platform, value))
+
+    least_s = sum(float(table.operator_s.min(axis=0).sum()) for _, _, table in tables.values()) * (1.0 - 3 * HIDDEN)
+    return Setup(
+        joined.graph,
+        made,
+        partial(value, of=known),
+        measure,
+        partial(value, of=believed),
+        None,
+        proposer,
+        partial(workload_critic, believed, platform, value),
+        proposer(case.seed(number)).ranking(1)[0],
+        proposer(0, known).ranking(4),
+        [p for p in firsts if len(lanes_of(platform)) and math.isfinite(value(p, known))],
+        least_s / max(1, len(platform.processors)),
+    )
+
+
+def reference(found: Setup) -> tuple[float, Plan]:
+    """Return the least that a search knowing the truth finds: by annealing and climbing, from exact methods' plans."""
+    starts = [p for p in found.starts if math.isfinite(found.truth(p))]
+    steps = _ANNEALING if "splits" in freedoms_in(found.space) else _MORE
+    annealed = WorkloadProposer(found.space, found.truth, starts, 0, steps).ranking(1)[0]
+    best, best_s = annealed, found.truth(annealed)
+    rng = np.random.default_rng(12)
+    for _ in range(_CLIMBS):
+        before_s = best_s
+        for _ in range(steps):
+            plan = found.space.neighbour(best, rng)
+            if (took_s := found.truth(plan)) < best_s * (1 - 1e-9):
+                best, best_s = plan, took_s
+        if before_s == best_s:
+            break
+    return best_s, best
+
+
+def kinds_of(found: Setup, plan: Plan) -> set[str]:
+    """Return the names of the processors that a plan uses."""
+    return {stage.processor for stage in plan.stages}
+
+
+_X, _B, _T = ("cpu0", "cpu1:openvino"), ("cpu0", "cpu1:builtin"), ("cpu0", "cpu1:builtin", "cpu1:openvino")
+_G, _ALL = ("cpu", "gpu"), "cuts,branches,splits"
+FEW = (
+    Case("squeezenet1_1", "xeon", _X),
+    Case("squeezenet1_0", "xeon", _T),
+    Case("googlenet", "xeon", _B),
+    Case("mobilenet_v1", "xeon", _X),
+    Case("googlenet:int8", "xeon", _B),
+    Case("resnet18", "xeon", _X),
+    Case("inception_v3", "h100", _G),
+    Case("alexnet", "mi8se", ("gpu", "5small")),
+    Case("alexnet", "pixel4", ("gpu", "3med")),
+    Case("squeezenet1_1*4", "xeon", _X),
+    Case("squeezenet1_1*3,resnet50", "h100", _G),
+    Case("alexnet*2,squeezenet1_1*2", "mi8se", ("gpu", "2large", "6small")),
+)
+"""For samplers whose proposals take seconds."""
+
+CASES = (
+    *FEW,
+    Case("mobilenet_v1:int8", "xeon", _X),
+    Case("mobilenet_v2:int8", "xeon", _T),
+    Case("alexnet", "xeon", _X),
+    Case("inception_v3", "xeon", _X),
+    Case("mobilenet_v3_large", "xeon", _X),
+    Case("densenet121@0.5", "xeon", _T),
+    Case("resnet50", "xeon", _X),
+    Case("alexnet@0.75", "mi8se", ("gpu", "2small")),
+    Case("vgg11@0.5", "mi8se", ("gpu", "4small")),
+    Case("vgg16@0.5", "mi8se", ("gpu", "6small")),
+    Case("alexnet@0.75", "pixel4", ("gpu", "1med")),
+    Case("squeezenet1_1*2,mobilenet_v1", "xeon", _B),
+    Case("googlenet,resnet18,mobilenet_v2", "xeon", _X),
+    Case("squeezenet1_1,efficientnet_lite0*2", "xeon", _T),
+    Case("densenet121,inception_v3,resnet50", "h100", _G),
+    Case("googlenet,mobilenet_v2*2", "s10", ("gpu", "2large")),
+    Case("googlenet", "xeon", _X, "cuts,branches"),
+    Case("googlenet", "xeon", _B, "cuts,branches"),
+    Case("squeezenet1_0", "xeon", _X, "cuts,branches"),
+    Case("mobilenet_v1", "xeon", _X, "cuts,splits"),
+    Case("alexnet", "mi8se", ("gpu", "6small"), _ALL),
+)

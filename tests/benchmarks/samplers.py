@@ -1,31 +1,34 @@
-"""How fast samplers converge: the figures in ``experiments/results/samplers_truth.json`` and ``samplers_model.json``.
+"""How many plans samplers need: the figures of ``experiments/results/samplers.json``.
 
-``python -m tests.benchmarks.samplers truth OUT.json`` runs every sampler on the 60 instances of
-:mod:`tests.benchmarks.instances`, whose truth is not the model. ``… model OUT.json`` runs them on models of the zoo and
-three phones, where measuring gives what the shipped cost model says, without noise; the optimum is known from pricing
-every plan. ``… table RESULT.json …`` prints a Markdown table of results.
+``python -m tests.benchmarks.samplers run OUT.json`` runs samplers on the cases of
+:mod:`tests.benchmarks.sampler_cases`; ``… few OUT.json`` runs those whose proposals take seconds on twelve of them,
+with 100 plans. They write curves beside OUT as they go, and go on where they were stopped, with ``--minutes`` by
+themselves. ``… policy OUT.json`` tells what a trained policy carries over; ``… report OUT.json`` writes
+the result and prints its tables.
 
-Finished curves are kept beside OUT until all are there, so a run that was stopped goes on where it was; with
-``--minutes`` it stops by itself. ``--jobs`` studies run at once; the curves are the same, but a trial takes longer.
+HEBO and SMAC3 run in an environment of their own: ``--hebo /env/bin/python --smac /other/bin/python``.
 
-A trial is a plan that was not tried before; where a sampler repeats itself too often, a random plan is drawn, as in a
-study. Regret is what the recommended plan takes more than the known optimum, relative and without
-noise. Recommended is the plan that looked fastest; ``auto`` recommends the measured plan that it believes to be the
-fastest, and has a second line for the one that looked fastest.
+A study begins with everything on one processor, for all samplers alike; then it asks for plans until so many different
+ones are measured. A generic sampler runs a second time with the first plan of ``auto`` before its own. Regret is what
+the fastest plan so far takes more than the reference: the least that a search knowing the truth found, or any sampler.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it
+
 import argparse
 import json
-import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,303 +36,321 @@ from typing import Any
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
+from scipy.stats import wilcoxon
 
-from evaluators.cost_model.plans import part_costs
-from evaluators.cost_model.session import CostModelEvaluator
-from evaluators.samples import Measurement, Samples
-from optimizer.exact.least import chain_costs, least_chain
-from optimizer.model.profile import profile
 from optimizer.provenance import provenance
-from optimizer.samplers import quiet_optuna, study_sampler
-from optimizer.samplers.auto import AutoProposer, Problem
+from optimizer.samplers import make_sampler, quiet_optuna, study_sampler
+from optimizer.samplers.policy.features import Choices, Task
+from optimizer.samplers.policy.network import Weights, draw
+from optimizer.samplers.policy.reinforce import ReinforceSampler
+from optimizer.samplers.policy.training import Lesson, pretrain
+from optimizer.samplers.study import StudySampler, below
 from optimizer.study.history import Trial
 from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform
-from search_spaces.models import load
-from search_spaces.spaces.chain import ChainSpace, chain_plan
-from tests.benchmarks.instances import COUNT, instance
+from tests.benchmarks.partner import PartnerSampler
+from tests.benchmarks.sampler_cases import CASES, FEW, Case, Setup, kinds_of, reference, setup
 
 BUDGETS = (1, 5, 10, 25, 50, 100, 200)
-ZOO = ("vgg16", "squeezenet1_1", "googlenet", "resnet50", "mobilenet_v2")
-PHONES = {"pixel4": ("gpu", "1large", "3med"), "mi8se": ("gpu", "2large", "6small"), "s10": ("gpu", "2large", "4small")}
-ZOO_STAGES, GP_SEEDS = 3, 3
-ALL_INSTANCES = ("auto", "random", "reinforce")
-Measure = Callable[[Plan], tuple[float, tuple[float, ...]]]
+GENERIC = ("random", "tpe", "nsga2", "cmaes", "gp", "hebo", "smac")
+KNOWING = ("auto", "reinforce", "frozen")
+FEW_BUDGET, SEEDS = 100, 2
+UNSEEN, BATCHES, DRAWS = (1, 4, 6, 8, 10, 16, 20, 22, 24, 29), 15, 25
+STARTED = " from auto's first plan"
+_GROUPS: Mapping[str, Callable[[Case], bool]] = {
+    "one network, cuts": lambda case: not case.several and case.allow == "cuts",
+    "branches, splits": lambda case: not case.several and case.allow != "cuts",
+    "several networks": lambda case: case.several,
+}
+_Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one study came to: regret at each budget, by what looked fastest and by what was believed."""
+    """What one study came to.
 
-    looked: tuple[float, ...]
-    believed: tuple[float, ...]
+    Attributes:
+        best_s: of the fastest plan after each of :data:`BUDGETS`.
+        seconds_each: that a proposal took.
+    """
+
+    best_s: tuple[float, ...]
     seconds_each: float
 
 
-class Study:
-    """A study without device, log or racing.
-
-    Args:
-        problem: the model may be used by samplers that know the problem.
-        measure: what a trial sees of a plan.
-        regret: of a plan, without noise.
-    """
-
-    def __init__(self, problem: Problem, measure: Measure, regret: Callable[[Plan], float]) -> None:
-        self.problem, self.measure, self.regret = problem, measure, regret
-
-    def run(self, name: str, seed: int, budget: int, first: Plan | None = None) -> Curve:
-        """Run ``budget`` different plans, of which one may come before all that the sampler proposes."""
-        quiet_optuna()
-        study, space = optuna.create_study(), self.problem.space
-        if not isinstance(space, ChainSpace):
-            raise TypeError(type(space))
-        sampler = study_sampler(name, seed, space, self.problem)
-        judge = AutoProposer(self.problem, seed) if name == "auto" else None
-        study.sampler, distributions = sampler, dict(space.distributions())
-        if first is not None:
-            study.enqueue_trial(space.encode(first))
-        known: dict[str, Trial] = {}
-        found: list[tuple[float, Plan]] = []
-        believed: list[float] = []
-        spent = 0.0
-        while len(found) < budget:
-            begin = time.perf_counter()
-            number = len(study.get_trials(deepcopy=False))
-            sampler.begin(number)
-            asked = study.ask(distributions)
-            plan = space.decode(asked.params)
-            spent += time.perf_counter() - begin
-            before = known.get(plan.digest)
-            trial = Trial(number, plan, sampler.origin, asked.params, repeat_of=before.number if before else None)
-            if before is None:
-                latency_s, stage_s = self.measure(plan)
-                measured = Measurement(Samples((latency_s,)), stage_s, (), "limit")
-                trial = known[plan.digest] = replace(trial, measurement=measured)
-                found.append((latency_s, plan))
-                if judge is not None:
-                    judge.observe(plan, measured)
-                    if len(found) in BUDGETS:
-                        believed.append(self.regret(judge.ranking()[0][0]))
-            begin = time.perf_counter()
-            study.tell(asked, known[plan.digest].median_s)
-            sampler.update(trial)
-            spent += time.perf_counter() - begin
-        return Curve(self._looked(found), tuple(believed), spent / budget)
-
-    def plan(self, cuts: Sequence[int], lanes: Sequence[str]) -> Plan:
-        """Return a plan of the space."""
-        return chain_plan(self.problem.graph, cuts, lanes)
-
-    def _looked(self, found: list[tuple[float, Plan]]) -> tuple[float, ...]:
-        return tuple(self.regret(min(found[:b], key=lambda entry: entry[0])[1]) for b in BUDGETS if b <= len(found))
+def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None) -> Curve:
+    """Run a study of ``budget`` different plans beside the baselines."""
+    study, space = optuna.create_study(sampler=sampler), found.space
+    distributions = dict(space.distributions())
+    known: dict[str, Trial] = {}
+    for plan in (*found.baselines, *([first] if first is not None else [])):
+        study.enqueue_trial(space.encode(plan))
+    best: list[float] = []
+    best_s, spent_s, waiting = math.inf, 0.0, {p.digest for p in found.baselines}
+    while len(best) < budget:
+        begin = time.perf_counter()
+        number = len(study.get_trials(deepcopy=False))
+        sampler.begin(number)
+        asked = study.ask(distributions)
+        plan = space.decode(asked.params)
+        spent_s += time.perf_counter() - begin
+        before = known.get(plan.digest)
+        trial = Trial(number, plan, sampler.origin, asked.params, repeat_of=before.number if before else None)
+        if before is None:
+            trial = known[plan.digest] = replace(trial, measurement=found.measure(plan))
+        measured = known[plan.digest].measurement
+        begin = time.perf_counter()
+        if measured is None:
+            study.tell(asked, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(asked, measured.latency_s.median)
+            best_s = min(best_s, measured.latency_s.median)
+        sampler.update(trial)
+        spent_s += time.perf_counter() - begin
+        if before is None and plan.digest not in waiting:
+            best.append(best_s)
+    return Curve(tuple(best[b - 1] for b in BUDGETS if b <= len(best)), spent_s / budget)
 
 
-def regret(takes: Callable[[Plan], float], best_s: float, plan: Plan) -> float:
-    """Return what a plan takes more than the best, relative."""
-    return takes(plan) / best_s - 1.0
+@lru_cache(maxsize=2)
+def _setup(case: Case, number: int) -> Setup:
+    return setup(case, number)
+
+
+def curve(case: Case, number: int, name: str, budget: int, partner: str) -> Curve:
+    """Return what a sampler came to, by itself or started from the first plan of ``auto``."""
+    quiet_optuna()
+    found, plain = _setup(case, number), name.removesuffix(STARTED)
+    seed = case.seed(number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of optional packages
+        sampler = _sampler(found, plain, seed, partner)
+        return run(found, sampler, budget, found.first if plain != name else None)
+
+
+def _sampler(found: Setup, name: str, seed: int, partner: str) -> StudySampler:
+    if partner:
+        other = PartnerSampler(partner, name, seed)
+        return StudySampler(name, found.space, seed, lambda _: other, predict=found.predict)
+    if name == "auto" and found.proposer is not None:
+        return study_sampler(name, seed, found.space, proposer=found.proposer(seed), predict=found.predict)
+    if name in {"reinforce", "frozen"}:
+        policy = ReinforceSampler(_task(found), seed, found.critic(), learns=name == "reinforce")
+        return StudySampler(name, found.space, seed, partial(make_sampler, "random", seed), policy)
+    return study_sampler(name, seed, found.space, found.problem, predict=found.predict)
 
 
 class Kept:
-    """Curves that are written down as they are made, so that a run that was stopped goes on where it was.
+    """Lines of JSON that are written as they are made, so that a run that was stopped goes on where it was.
 
     Args:
-        path: a file of JSON lines, which may exist.
+        path: a file, which may exist.
         until: when to begin no more, by ``time.monotonic``.
     """
 
     def __init__(self, path: Path, until: float = math.inf) -> None:
         self._path, self._until = path, until
         lines = path.read_text().splitlines() if path.exists() else []
-        self.curves = {key: Curve(tuple(c[0]), tuple(c[1]), c[2]) for key, c in map(json.loads, lines)}
+        self.found: dict[str, Any] = dict(map(json.loads, lines))
 
-    def get(self, wanted: Mapping[str, Callable[[], Curve]], jobs: int) -> dict[str, Curve]:
-        """Return curves by name, made if need be, so many at once; ends the program where the time is up."""
-        missing = {key: make for key, make in wanted.items() if key not in self.curves}
-        if jobs == 1:
-            for key, make in missing.items():
-                self._check()
-                self._add(key, make())
-        elif missing:
-            with ProcessPoolExecutor(jobs, get_context("spawn"), _quiet) as pool:
-                waiting = {pool.submit(make): key for key, make in missing.items()}
-                for done in as_completed(waiting):
-                    self._add(waiting[done], done.result())
-                    if time.monotonic() > self._until:
-                        pool.shutdown(cancel_futures=True)
-                        self._check()
-        return {key: self.curves[key] for key in wanted}
+    def get(self, wanted: Mapping[str, Callable[[], Any]], jobs: int) -> None:
+        """Make what is missing."""
+        missing = {key: make for key, make in wanted.items() if key not in self.found}
+        workers = ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=None)
+        with workers as pool:
+            tasks = iter(missing.items())
+            running = {pool.submit(make): key for key, make in _first(tasks, 2 * jobs)}
+            while running:
+                done = next(as_completed(running))
+                self._add(running.pop(done), done.result())
+                if time.monotonic() < self._until:
+                    running |= {pool.submit(make): key for key, make in _first(tasks, 1)}
+        sys.stderr.write(f"{len(self.found)} of {len(wanted)} are in {self._path}\n")
 
-    def _check(self) -> None:
-        if time.monotonic() > self._until:
-            raise SystemExit(f"{len(self.curves)} curves are in {self._path}: run it again to go on")
-
-    def _add(self, key: str, made: Curve) -> None:
-        self.curves[key] = made
+    def _add(self, key: str, made: Any) -> None:
+        self.found[key] = [made.best_s, made.seconds_each] if isinstance(made, Curve) else made
         with self._path.open("a") as file:
-            file.write(json.dumps([key, [made.looked, made.believed, made.seconds_each]]) + "\n")
+            file.write(json.dumps([key, self.found[key]]) + "\n")
 
 
-def _quiet() -> None:
-    """Say nothing of what a profile cannot vouch for: it is no matter here."""
-    logging.disable(logging.WARNING)
+def _first(tasks: Iterator[Any], count: int) -> list[Any]:
+    return [task for _, task in zip(range(count), tasks, strict=False)]
 
 
-def _truth_curve(number: int, name: str, budget: int) -> Curve:
-    of = instance(number)
-    study = Study(
-        Problem(of.graph, of.model.platform, of.space, of.model),
-        partial(of.measure, rng=np.random.default_rng([number, 1])),
-        partial(regret, of.true_s, of.optimum_s),
-    )
-    return study.run(name, number, budget)
-
-
-def truth(names: Sequence[str], budget: int, every: int, kept: Kept, jobs: int, *, finish: bool) -> dict[str, Any]:
-    """Run the samplers on the instances, one seed each; the others on one instance of ``every``, or on those kept."""
-
-    def key(number: int, name: str) -> str:
-        return f"truth {number} {name} {budget}"
-
-    numbers = {name: list(range(0, COUNT, 1 if name in ALL_INSTANCES else every)) for name in names}
-    if finish:
-        numbers = {name: [n for n in range(COUNT) if key(n, name) in kept.curves] for name in names}
-    wanted = {key(n, name): partial(_truth_curve, n, name, budget) for name in names for n in numbers[name]}
-    curves = kept.get(wanted, jobs)
+def refer(case: Case) -> dict[str, Any]:
+    """Return what is known of a case's best plan."""
+    found = setup(case, 0)
+    best_s, best = reference(found)
     return {
-        "samplers": {
-            name: {"instances": numbers[name]} | summary([curves[key(n, name)] for n in numbers[name]])
-            for name in names
-        }
+        "reference_s": best_s,
+        "gain": min(map(found.truth, found.baselines)) / best_s - 1.0,
+        "stages": len(best.stages),
+        "processors": sorted(kinds_of(found, best)),
+        "bound_s": found.bound_s,
+        "parameters": sum(not d.single() for d in found.space.distributions().values()),
     }
 
 
-def lanes_of(device: str) -> tuple[CostModelEvaluator, Platform]:
-    """Return the cost model of a phone, and the lanes of it that are searched."""
-    evaluator = CostModelEvaluator()
-    described = evaluator.described(device)
-    if described is None:
-        raise ValueError(device)
-    return evaluator, described.restrict(PHONES[device])
+def carried() -> dict[str, Any]:
+    """Return what draws of a policy come to on networks and devices that it was not trained on.
 
-
-@cache
-def zoo_study(source: str, device: str) -> Study:
-    """Return a study of a model on a phone, where measuring gives what the cost model says.
-
-    What samplers may know is what a study learns when it times the operators one by one. The optimum is proven by exact
-    search.
+    It is trained on twenty cases and tried on the others but those with splits, which take long to price.
     """
-    graph = load(source)
-    evaluator, platform = lanes_of(device)
-    with evaluator.prepare(platform) as session:
-        costs = profile(session, graph, platform).costs(platform)
-        simulator = session.simulator(graph)
-    least = chain_costs(platform, part_costs(simulator), least=True)
-    found = least_chain(graph, least, simulator.latency_s, ZOO_STAGES)
-    if not found.proven:
-        raise ValueError(source)
-    best_s = found.cost_s
+    held = [case for number, case in enumerate(CASES) if number in UNSEEN]
+    lessons = []
+    for case in (case for case in CASES if case not in held and "splits" not in case.allow):
+        found = setup(case, 0)
+        lessons.append(Lesson(Choices(_task(found)), found.truth))
+    trained = pretrain(Weights.new(0), lessons, BATCHES * len(lessons), 0)
+    rows: dict[str, list[list[float]]] = {}
+    for case, number in product(held, range(SEEDS)):
+        found, rng = setup(case, number), np.random.default_rng(number)
+        choices, count = Choices(_task(found)), found.space.cardinality()
+        plans = {
+            "random plans": [found.space.plan_at(below(count, rng)) for _ in range(DRAWS)],
+            "the model's optimum": [found.first],
+        }
+        for name, weights in (("not trained", Weights.new(0)), ("trained", trained)):
+            logits = choices.prior + weights.scores(choices.features)
+            plans[name] = [choices.plan(which) for which in draw(logits, choices, DRAWS, rng)]
+        best_s = reference(found)[0]
+        for name, each in plans.items():
+            regret = [100.0 * (found.truth(plan) / best_s - 1.0) for plan in each]
+            rows.setdefault(name, []).append([float(np.mean(regret)), min(regret[:10]), min(regret)])
+    names = ("mean", "best_of_10", f"best_of_{DRAWS}")
+    told = {name: dict(zip(names, np.mean(each, axis=0).round(2).tolist(), strict=True)) for name, each in rows.items()}
+    return {"learned_on": len(lessons), "studies": SEEDS * len(held), "held_out": [str(c) for c in held], **told}
 
-    def measure(plan: Plan) -> tuple[float, tuple[float, ...]]:
-        timeline = simulator.run(plan)
-        events = sorted(timeline.events, key=lambda event: event.stage)
-        return timeline.makespan_s, tuple(event.end_s - event.start_s for event in events)
 
-    space = ChainSpace(graph, platform, ZOO_STAGES)
-    return Study(Problem(graph, platform, space, costs), measure, partial(regret, simulator.latency_s, best_s))
+def _task(found: Setup) -> Task:
+    return Task(found.space, found.graph, found.predict, found.first)
 
 
-def _zoo_curve(source: str, device: str, name: str, seed: int, budget: int) -> Curve:
-    return zoo_study(source, device).run(name, seed, budget)
+def _key(case: Case, number: int, name: str) -> str:
+    return f"{case} | {number} | {name}"
 
 
-def model(names: Sequence[str], budget: int, seeds: int, kept: Kept, jobs: int) -> dict[str, Any]:
-    """Run the samplers on models of the zoo, where the truth is the cost model."""
-    wanted: dict[str, Callable[[], Curve]] = {}
-    keys: dict[str, dict[str, list[str]]] = {}
-    for seed, source, device, name in product(range(seeds), ZOO, PHONES, names):
-        case = f"{source} on {device}"
-        of = keys.setdefault(case, {}).setdefault(name, [])
-        if name != "gp" or seed < GP_SEEDS:
-            of.append(f"{case} {name} {seed} {budget}")
-            wanted[of[-1]] = partial(_zoo_curve, source, device, name, seed, budget)
-    curves = kept.get(wanted, jobs)
-    found = {case: {name: [curves[k] for k in each] for name, each in of.items()} for case, of in keys.items()}
+def regrets(curves: Mapping[str, Any], name: str, studies: Sequence[tuple[Case, int]]) -> _Array:
+    """Return the regrets of a sampler, ``(studies, budgets)``, in per cent."""
+    rows = []
+    for case, number in studies:
+        least = min([curves[str(case)]["reference_s"], *_least(curves, case)])
+        rows.append([100.0 * (s / least - 1.0) for s in curves[_key(case, number, name)][0]])
+    length = min(map(len, rows), default=0)
+    return np.array([row[:length] for row in rows])
+
+
+def common(curves: Mapping[str, Any], names: Sequence[str], cases: Sequence[Case]) -> list[tuple[Case, int]]:
+    """Return the studies that all of some samplers did."""
+    every = product(cases, range(SEEDS))
+    return [(case, n) for case, n in every if all(_key(case, n, name) in curves for name in names)]
+
+
+def _least(curves: Mapping[str, Any], case: Case) -> Iterator[float]:
+    return (value[0][-1] for key, value in curves.items() if key.startswith(f"{case} |"))
+
+
+def summary(rows: _Array) -> dict[str, Any]:
+    """Return mean regret and half its 95 % interval, in per cent, after so many plans."""
+    half = 1.96 * rows.std(axis=0, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else np.zeros(rows.shape[1])
     return {
-        "seeds": {name: len(next(iter(found.values()))[name]) for name in names},
-        "lanes": {device: list(names) for device, names in PHONES.items()},
-        "max_stages": ZOO_STAGES,
-        "samplers": {name: summary([c for of in found.values() for c in of[name]]) for name in names},
-        "cases": {case: {name: summary(curves) for name, curves in of.items()} for case, of in found.items()},
+        str(b): [round(float(m), 3), round(float(h), 3)]
+        for b, m, h in zip(BUDGETS, rows.mean(axis=0), half, strict=False)
     }
 
 
-def summary(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return means over studies, in per cent, and each study's regret at the end."""
-    looked = np.array([c.looked for c in curves])
-    budgets = [str(b) for b in BUDGETS][: looked.shape[1]]
-
-    def mean(regrets: np.ndarray[Any, Any]) -> dict[str, float]:
-        return {b: round(float(m) * 100, 4) for b, m in zip(budgets, regrets.mean(axis=0), strict=True)}
-
-    found: dict[str, Any] = {"looked_fastest_percent": mean(looked)}
-    last = looked[:, -1]
-    if curves[0].believed:
-        believed = np.array([c.believed for c in curves])
-        found["believed_fastest_percent"] = mean(believed)
-        last = believed[:, -1]
-    found["last_each_percent"] = [round(float(r) * 100, 3) for r in last]
-    found["sampler_ms_per_trial"] = round(float(np.mean([c.seconds_each for c in curves])) * 1e3, 3)
+def report(curves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result; of a run that was stopped, on the studies that are there of all samplers."""
+    names = sorted({key.split(" | ")[2] for key in curves if " | " in key}, key=_place)
+    quick = [name for name in names if name.removesuffix(STARTED) in (*KNOWING, *GENERIC[:4])]
+    studies = common(curves, quick, CASES)
+    cases = list(dict.fromkeys(case for case, _ in studies))
+    found: dict[str, Any] = {
+        "cases": {str(c): _said(curves, c) for c in cases},
+        "all": {name: summary(regrets(curves, name, studies)) for name in quick} | {"studies": len(studies)},
+    }
+    for group, holds in _GROUPS.items():
+        own = [(case, n) for case, n in studies if holds(case)]
+        if own:
+            rows = {name: summary(regrets(curves, name, own)) for name in quick}
+            found.setdefault("groups", {})[group] = rows | {"studies": len(own)}
+    for name in names:
+        if name not in quick and (own := common(curves, [name, *quick], FEW)):
+            rows = {n: summary(regrets(curves, n, own)) for n in (name, "tpe", "tpe" + STARTED, "reinforce", "auto")}
+            found.setdefault("few", {})[name] = rows | {"studies": len(own)}
+    learned, frozen = (regrets(curves, name, studies) for name in ("reinforce", "frozen"))
+    pairs = [(b, learned[:, i], frozen[:, i]) for i, b in enumerate(BUDGETS) if (learned[:, i] != frozen[:, i]).any()]
+    found["learning_against_frozen_p"] = {str(b): float(f"{wilcoxon(x, y).pvalue:.2g}") for b, x, y in pairs}
+    found["policy"] = curves.get("policy")
+    found["proposal_ms"] = {
+        name: round(1e3 * float(np.mean([v[1] for k, v in curves.items() if k.endswith(f"| {name}")])), 2)
+        for name in names
+    }
     return found
 
 
-def table(document: dict[str, Any]) -> str:
-    """Return the mean regret of each sampler at each budget as a Markdown table."""
-    rows: list[tuple[str, dict[str, float]]] = []
-    for name, found in document["samplers"].items():
-        rows.append((name, found["looked_fastest_percent"]))
-        if "believed_fastest_percent" in found:
-            rows[-1:] = [(name, found["believed_fastest_percent"]), (f"{name}, fastest as measured", rows[-1][1])]
-    budgets = list(rows[0][1])
-    lines = [f"| trials | {' | '.join(budgets)} |", "|---" * (len(budgets) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(f'{r:.2f}' for r in of.values())} |" for name, of in rows]
+def _place(name: str) -> tuple[int, bool]:
+    plain = name.removesuffix(STARTED)
+    return (*KNOWING, *GENERIC).index(plain), plain != name
+
+
+def _said(curves: Mapping[str, Any], case: Case) -> dict[str, Any]:
+    known = dict(curves[str(case)])
+    least = min([known["reference_s"], *_least(curves, case)])
+    known["above_bound"] = round(least / known.pop("bound_s") - 1.0, 3)
+    known["reference_beaten_by"] = round(known.pop("reference_s") / least - 1.0, 5)
+    return known | {"gain": round(known["gain"], 4)}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return regrets as a Markdown table."""
+    shown = ("25", "50", "100", "200")
+    lines = [f"| | {' | '.join(shown)} |", "|---" + "|---:" * len(shown) + "|"]
+    for name, row in found.items():
+        if name == "studies":
+            continue
+        cells = [f"{row[b][0]:.2f} ± {row[b][1]:.2f}" if b in row else "" for b in shown]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Run one part and write the document, or print tables."""
+    """Run the samplers, or write the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["truth", "model", "table"])
-    parser.add_argument("out", type=Path, nargs="+")
-    parser.add_argument("--samplers", default="auto,reinforce,random,tpe,nsga2,cmaes")
-    parser.add_argument("--budget", type=int, default=200)
-    parser.add_argument("--every", type=int, default=1, help="the other samplers take one instance of so many")
-    parser.add_argument("--finish", action="store_true", help="begin no more studies: write down those that are there")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("part", choices=["run", "few", "policy", "report"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--samplers", default="")
+    parser.add_argument("--budget", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="studies at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no study after that: run it again")
+    parser.add_argument("--match", default="", help="only cases with this in their names")
+    for name in ("hebo", "smac"):
+        parser.add_argument(f"--{name}", default="", help="an interpreter that has it")
     options = parser.parse_args()
-    if options.part == "table":
-        sys.stdout.write(
-            "\n\n".join(f"`{path.name}`\n\n{table(json.loads(path.read_text()))}" for path in options.out) + "\n"
-        )
+    kept = Kept(options.out.with_suffix(f".{options.part}.partial"), time.monotonic() + 60.0 * options.minutes)
+    if options.part == "policy":
+        kept.get({"policy": carried}, 1)
         return
-    names, out = options.samplers.split(","), options.out[0]
-    command = f"python -m tests.benchmarks.samplers {options.part} {out.name} --samplers {options.samplers}"
-    command += f" --budget {options.budget}"
-    command += f" --every {options.every}" if options.part == "truth" else f" --seeds {options.seeds}"
-    command += " --finish" if options.finish else ""
-    partly = out.with_suffix(".partial")
-    kept = Kept(partly, time.monotonic() + 60.0 * options.minutes)
-    _quiet()
-    if options.part == "truth":
-        result = truth(names, options.budget, options.every, kept, options.jobs, finish=options.finish)
-    else:
-        result = model(names, options.budget, options.seeds, kept, options.jobs)
-    document = {"schema_version": 1, "made_by": command, **provenance(), **result}
-    out.write_text(json.dumps(document, indent=1) + "\n")
-    partly.unlink(missing_ok=True)
+    if options.part == "report":
+        for part in ("run", "few", "policy"):
+            kept.found |= Kept(options.out.with_suffix(f".{part}.partial")).found
+        found = report(kept.found)
+        head = {"schema_version": 2, "made_by": "python -m tests.benchmarks.samplers run|few|report samplers.json"}
+        options.out.write_text(json.dumps({**head, **provenance(), **found}, indent=1) + "\n")
+        tables = [found["all"], *found.get("groups", {}).values(), *found.get("few", {}).values()]
+        sys.stdout.write("\n\n".join(f"{each['studies']} studies\n{table(each)}" for each in tables) + "\n")
+        return
+    cases = [c for c in (CASES if options.part == "run" else FEW) if options.match in str(c)]
+    usual = (*KNOWING, *GENERIC[:4]) if options.part == "run" else GENERIC[4:]
+    names = options.samplers.split(",") if options.samplers else list(usual)
+    budget = options.budget or (BUDGETS[-1] if options.part == "run" else FEW_BUDGET)
+    wanted: dict[str, Callable[[], Any]] = {str(c): partial(refer, c) for c in cases} if options.part == "run" else {}
+    for number, case, name, ending in product(range(SEEDS), cases, names, ("", STARTED)):
+        if not ending or name in GENERIC:
+            partner = getattr(options, name) if name in {"hebo", "smac"} else ""
+            make = partial(curve, case, number, name + ending, budget, partner)
+            wanted[_key(case, number, name + ending)] = make
+    kept.get(wanted, options.jobs)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ NOT_RUN = {
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "seed_003_branches OUT.json",
-            "sampler_cases OUT.json",
+            "samplers run OUT.json",
             "converters FOLDER OUT.json",
             "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )

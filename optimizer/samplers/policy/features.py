@@ -1,137 +1,246 @@
-"""What a policy sees of a decision: features of operator and processors, without units, alike for every model.
+"""What a policy sees of a choice: what the model says of it, and of the operators that it moves; without units.
 
-The decision before operator ``o``, in a part on lane ``q``: to stay in the part (action 0), or to cut and begin a
-part on lane ``p`` (action ``1 + p``). The first operator has no part to stay in. Times come from the model of the
-costs; all are relative to the same model's own mean, so a policy carries over from one graph and platform to another.
+Nothing here knows what a parameter means. A choice is looked at by what changes when it alone is taken, from a plan in
+the middle: which operators run elsewhere or in other stages, how many stages and transfers there are more, and how much
+longer the model says that takes. So a policy serves any graph, any freedoms, and several models at once.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from optimizer.exact.chain import ChainCosts
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
-from search_spaces.spaces.cuts import cut_points
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.space import SearchSpace
 
 _Array = NDArray[np.float64]
-_Ints = NDArray[np.int64]
-_WINDOWS = (1, 4, 16)
-_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
-_PROCESSORS = ("cpu", "gpu", "npu")
-
+_KINDS = ("cut", "on", "with", "processor", "share", "split", "way", "stages", "jobs", "first")
+_OPERATORS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 NAMES = (
-    "cut",
-    "cut on the same lane",
-    "time here against the fastest lane",
-    *(f"gain over the next {w}" for w in _WINDOWS),
-    "gain over the rest",
-    "hand-over",
-    "overhead",
-    "position",
-    "crossing bytes",
-    "multiply-accumulates",
-    "arithmetic intensity",
+    "is taken in the middle",
+    "changes nothing",
+    "cannot run",
+    "little longer",
+    "much longer",
+    "is a number",
+    "how far from the middle",
+    "stages more",
+    "processors more",
+    "edges between processors more",
+    "operators moved",
+    "their multiply-accumulates",
+    "their bytes",
+    "their arithmetic intensity",
+    "their position",
+    "their branching",
+    *(f"are {kind}" for kind in _OPERATORS),
     *(f"is {kind}" for kind in _KINDS),
-    *(f"to {kind}" for kind in _PROCESSORS),
-    "parts left, if cut",
-    "length of the part, if cut",
+    "constant",
 )
-_LEAST_SHARE = 1e-3  # of the mean: some operators take no time at all, and ratios of times are features
-DYNAMIC = 2
-"""The last features depend on the decisions before, the others are the same for every plan."""
+_LITTLE, _MUCH = 0.03, 0.3
+_CHANGES = 2.0  # of a plan's parameters, that a policy which has learned nothing draws otherwise than in the middle
+_NEVER = 50.0
+_MOVED = 9 + len(_OPERATORS)  # features of what a choice moves, from "stages more" on
+_FLAT = 1e-6  # a relative difference that is none
+_LEAST, _MOST = 1e-3, 1.0  # of the width in which a longer time is worth a try
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Features:
-    """The features of all decisions on a graph.
+class Task:
+    """What a policy acts on.
 
     Attributes:
-        table: shape ``(n, P, 1 + P, F - DYNAMIC)``: of operator, lane of the part, action.
-        allowed: shape ``(n, P, 1 + P)``: actions after which a processor runs only what it supports.
-        cut_rate: shape ``(n, K + 1)``: how likely a cut is before an operator after so many parts, where the number of
-            parts is uniform in 1 … K and the cuts lie anywhere.
-        max_stages: K, parts of a plan at most.
+        predict: seconds, or whatever is made small, that the model gives a plan; infinite where it does not run.
+        middle: the plan that is best by the model, as far as is known.
+        fits: whether a plan keeps all constraints.
     """
 
-    table: _Array
-    allowed: NDArray[np.bool_]
-    cut_rate: _Array
-    max_stages: int
+    space: SearchSpace
+    graph: Graph
+    predict: Callable[[Plan], float]
+    middle: Plan
+    fits: Callable[[Plan], bool] = lambda _: True
 
 
-def features(graph: Graph, model: ChainCosts, max_stages: int) -> Features:
-    """Return what a policy sees of a graph on a platform."""
-    lanes, count = model.operator_s.shape
-    finite = np.isfinite(model.operator_s)
-    seconds = np.where(finite, model.operator_s, model.operator_s[finite].max())
-    seconds = np.maximum(seconds, _LEAST_SHARE * max(float(seconds.mean()), 1e-12))
-    fastest = seconds.min(axis=0)
-    mean_s, total_s = max(float(fastest.mean()), 1e-12), max(float(fastest.sum()), 1e-12)
-    table = np.zeros((count, lanes, 1 + lanes, len(NAMES) - DYNAMIC))
-    start = np.arange(count)
-    done = np.concatenate((np.zeros((lanes, 1)), seconds.cumsum(axis=1)), axis=1)
-    own = [_squash(c) for c in _of_operators(graph)]
-    for here in range(lanes):
-        for action in range(1 + lanes):
-            to = here if action == 0 else action - 1
-            cut = float(action > 0)
-            row = [np.full(count, cut), np.full(count, cut * (to == here)), np.log(seconds[to] / fastest)]
-            for window in _WINDOWS:
-                stop = np.minimum(start + window, count)
-                gain = (done[here, stop] - done[here, start]) - (done[to, stop] - done[to, start])
-                row.append(np.tanh(gain / (mean_s * window)))
-            gain = (done[here, -1] - done[here, :-1]) - (done[to, -1] - done[to, :-1])
-            row.append(np.tanh(3.0 * gain / total_s))
-            hand_over_s = np.where(np.isfinite(model.hand_over_s[:, here, to]), model.hand_over_s[:, here, to], total_s)
-            row.append(cut * np.log1p(hand_over_s / mean_s))
-            row.append(np.full(count, cut * np.log1p(model.overhead_s[to] / mean_s)))
-            row.append(start / count)
-            row += [cut * own[0], *own[1:]]
-            kind = model.platform.processors[to].kind
-            row += [np.full(count, cut * (kind == k)) for k in _PROCESSORS]
-            table[:, here, action] = np.stack(row, axis=1)
-    allowed = np.concatenate((finite.T[:, :, None], np.broadcast_to(finite.T[:, None], (count, lanes, lanes))), axis=2)
-    return Features(table, allowed, _cut_rate(count, max_stages), max_stages)
+class Choices:
+    """All choices of all parameters of a task, one behind another, as the middle plan makes them look.
+
+    Args:
+        at_once: how many choices are looked at in :meth:`look`; None for all.
+
+    Attributes:
+        names: of the parameters that leave a choice.
+        first: where the choices of each parameter begin.
+        features: shape ``(C, F)``.
+        longer: by how much the model says that a plan takes longer, as a logarithm; infinite where it does not run.
+        idle: whether a choice changes nothing.
+        width: the difference that is worth a try; a policy begins with ``exp(-longer / width)``.
+    """
+
+    def __init__(self, task: Task, at_once: int | None = None) -> None:
+        self._task, self._at_once = task, at_once
+        self._fixed = {n: d for n, d in task.space.distributions().items() if d.single()}
+        free = {n: d for n, d in task.space.distributions().items() if not d.single()}
+        self.names = tuple(free)
+        self._values = [_values(d) for d in free.values()]
+        sizes = [len(values) for values in self._values]
+        self.first = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
+        self.of = np.repeat(np.arange(len(sizes)), sizes)
+        self._operators = _Operators(task.graph)
+        count = int(sum(sizes))
+        self.features = np.zeros((count, len(NAMES)))
+        self.features[:, -1] = 1.0
+        for place, name in enumerate(self.names):
+            word = re.split(r"_?\d|_", name)[0]
+            where = self.of == place
+            self.features[where, NAMES.index("is a number")] = isinstance(free[name], IntDistribution)
+            if word in _KINDS:
+                self.features[where, NAMES.index(f"is {word}")] = 1.0
+        self.longer, self.idle = np.zeros(count), np.zeros(count, dtype=bool)
+        self.width = _MOST
+        self.middle = np.zeros(len(sizes), dtype=np.int64)
+        self._left: list[int] = []
+        self.centre(self.which(task.space.encode(task.middle)))
+        while self._left:
+            self.look()
+
+    def which(self, params: Mapping[str, Any]) -> NDArray[np.int64]:
+        """Return which choice of each parameter a plan's parameters are, counted over all choices."""
+        places = [values.index(params[name]) for name, values in zip(self.names, self._values, strict=True)]
+        found: NDArray[np.int64] = self.first + np.array(places, dtype=np.int64)
+        return found
+
+    def params(self, which: Sequence[int] | NDArray[np.int64]) -> dict[str, Any]:
+        """Return the parameters of choices."""
+        found = {
+            name: values[int(w) - int(f)]
+            for name, values, w, f in zip(self.names, self._values, which, self.first, strict=True)
+        }
+        return found | {name: _values(d)[0] for name, d in self._fixed.items()}
+
+    def plan(self, which: Sequence[int] | NDArray[np.int64]) -> Plan:
+        """Return the plan of choices."""
+        return self._task.space.decode(self.params(which))
+
+    def centre(self, middle: NDArray[np.int64]) -> None:
+        """Have choices looked at from another plan."""
+        if not self._left and np.array_equal(middle, self.middle) and self.features[:, 0].any():
+            return
+        self.middle = middle
+        self.features[:, 0] = 0.0
+        self.features[middle, 0] = 1.0
+        place = np.arange(len(self.of)) - self.first[self.of]
+        size = np.maximum(np.bincount(self.of)[self.of] - 1, 1)
+        far = np.abs(place - (middle - self.first)[self.of]) / size
+        self.features[:, NAMES.index("how far from the middle")] = far * self.features[:, NAMES.index("is a number")]
+        plan = self.plan(middle)
+        self._base = plan, self._task.predict(plan), self._operators.of(plan)
+        self._left = list(range(len(self.of)))
+
+    def look(self) -> None:
+        """Look at some more of the choices that have not been looked at from the middle."""
+        if not self._left:
+            return
+        count = len(self._left) if self._at_once is None else self._at_once
+        now, self._left = self._left[:count], self._left[count:]
+        base, base_s, placed = self._base
+        seen: dict[str, tuple[float, list[float]]] = {base.digest: (0.0, [0.0] * _MOVED)}
+        for choice in now:
+            which = self.middle.copy()
+            which[self.of[choice]] = choice
+            plan = self.plan(which)
+            if plan.digest not in seen:
+                took_s = self._task.predict(plan) if self._task.fits(plan) else math.inf
+                longer = math.log(took_s / base_s) if math.isfinite(took_s) and math.isfinite(base_s) else math.inf
+                seen[plan.digest] = longer, self._operators.moved(base, placed, plan)
+            self.longer[choice], moved = seen[plan.digest]
+            self.idle[choice] = plan.digest == base.digest
+            self.features[choice, 7 : 7 + len(moved)] = moved
+        self.features[:, 1], self.features[:, 2] = self.idle, ~np.isfinite(self.longer)
+        finite = np.where(np.isfinite(self.longer), self.longer, _NEVER)
+        self.features[:, 3], self.features[:, 4] = np.tanh(finite / _LITTLE), np.tanh(finite / _MUCH)
+        self.width = self._width(finite)
+
+    @property
+    def prior(self) -> _Array:
+        """The logits of a policy that has learned nothing."""
+        found: _Array = -np.minimum(np.where(np.isfinite(self.longer), self.longer, np.inf) / self.width, _NEVER)
+        return found
+
+    def _width(self, longer: _Array) -> float:
+        """Return the width with which so many parameters as are wanted are drawn otherwise, of those that matter."""
+        matters = np.abs(longer) > _FLAT
+        low, high = math.log(_LEAST), math.log(_MOST)
+        for _ in range(20):
+            middle = (low + high) / 2
+            chance = softmax(-np.clip(longer / math.exp(middle), -_NEVER, _NEVER), self.first, self.of)
+            if float(chance[matters].sum()) > _CHANGES:
+                high = middle
+            else:
+                low = middle
+        return math.exp(low)
 
 
-def _cut_rate(count: int, most: int) -> _Array:
-    """Return what :attr:`Features.cut_rate` holds, by Bayes' rule over the number of cuts that are still to come."""
-    log_factorial = np.concatenate(([0.0], np.log(np.arange(1, count + 1)).cumsum()))
+class _Operators:
+    """What the operators of a graph are, for telling what moves between two plans."""
 
-    def log_ways(top: _Ints, chosen: _Ints) -> _Array:
-        possible = (chosen >= 0) & (chosen <= top)
-        size = np.where(possible, chosen, 0)
-        ways: _Array = log_factorial[top] - log_factorial[size] - log_factorial[top - size]
-        return np.where(possible, ways, -np.inf)
+    def __init__(self, graph: Graph) -> None:
+        costs = operator_costs(graph)
+        macs = np.array([float(c.macs) for c in costs])
+        nbytes = np.array([float(c.read_bytes + c.written_bytes) for c in costs])
+        self._shares = np.stack((macs / max(macs.sum(), 1.0), nbytes / max(nbytes.sum(), 1.0)))
+        self._intense = np.log1p(macs / np.maximum(nbytes, 1.0)) / 5.0
+        self._kinds = np.array([[float(o.kind == kind) for o in graph.operators] for kind in _OPERATORS])
+        self._edges = [(b, o) for o in range(len(graph.operators)) for b in graph.predecessors(o)]
+        reads = np.zeros(len(graph.operators))
+        np.add.at(reads, [b for b, _ in self._edges], 1.0)
+        self._forks = (reads > 1.0).astype(float)
 
-    rate = np.zeros((count, most + 1))
-    cuts = np.arange(most)
-    prior = log_ways(np.full(most, count - 1), cuts)
-    for parts in range(1, most):
-        left = np.arange(count - 1, 0, -1)[:, None]  # places for cuts from operators 1 … n-1 on
-        to_come = np.broadcast_to(cuts - (parts - 1), (count - 1, most))
-        weights = log_ways(np.broadcast_to(left, to_come.shape), to_come) - prior
-        weights = np.exp(weights - np.maximum(weights.max(axis=1, keepdims=True), -1e300))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rate[1:, parts] = np.nan_to_num((weights * to_come / left).sum(axis=1) / weights.sum(axis=1))
-    return rate
+    def of(self, plan: Plan) -> list[tuple[Any, ...]]:
+        """Return for each operator where it runs, and the first operator of its stage."""
+        found: list[tuple[Any, ...]] = [()] * len(self._forks)
+        for stage in plan.stages:
+            first = stage.operators[0]
+            for o in stage.operators:
+                found[o] = (*found[o], (stage.processor, first, stage.share))
+        return found
+
+    def moved(self, base: Plan, placed: list[tuple[Any, ...]], plan: Plan) -> list[float]:
+        """Return what is different in a plan: features 7 to 15 and the kinds of the operators."""
+        there = self.of(plan)
+        which = np.flatnonzero([a != b for a, b in zip(placed, there, strict=True)])
+        stages = math.log(len(plan.stages) / len(base.stages))
+        lanes = len({s.processor for s in plan.stages}) - len({s.processor for s in base.stages})
+        edges = self._crossing(there) - self._crossing(placed)
+        if not len(which):
+            return [stages, lanes, math.tanh(edges / 4.0), *[0.0] * (_MOVED - 3)]
+        own = [len(which) / len(placed), *self._shares[:, which].sum(axis=1), self._intense[which].mean()]
+        own += [float(which.mean()) / len(placed), self._forks[which].mean(), *self._kinds[:, which].mean(axis=1)]
+        return [stages, lanes, math.tanh(edges / 4.0), *map(float, own)]
+
+    def _crossing(self, placed: list[tuple[Any, ...]]) -> int:
+        return sum(placed[a][0][0] != placed[b][0][0] for a, b in self._edges if placed[a] and placed[b])
 
 
-def _of_operators(graph: Graph) -> list[_Array]:
-    """Return bytes across the cut before it, multiply-accumulates, intensity, and kind of each operator."""
-    crossing = np.array([0.0, *(float(point.nbytes) for point in cut_points(graph))])
-    costs = operator_costs(graph)
-    macs = np.array([float(c.macs) for c in costs])
-    moved = np.array([float(c.read_bytes + c.written_bytes) for c in costs])
-    kinds = [np.array([float(o.kind == kind) for o in graph.operators]) for kind in _KINDS]
-    return [crossing, macs, macs / np.maximum(moved, 1.0), *kinds]
+def softmax(logits: _Array, first: NDArray[np.int64], of: NDArray[np.int64]) -> _Array:
+    """Return the chance of each choice among those of its parameter."""
+    raised = np.exp(logits - np.maximum.reduceat(logits, first)[of])
+    found: _Array = raised / np.add.reduceat(raised, first)[of]
+    return found
 
 
-def _squash(values: _Array) -> _Array:
-    """Return values on a scale on which their mean is log 2."""
-    mean = float(values.mean())
-    return np.log1p(values / mean) if mean > 0.0 else np.zeros_like(values)
+def _values(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, IntDistribution):
+        return list(range(distribution.low, distribution.high + 1, distribution.step))
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    raise TypeError(f"a policy knows no {type(distribution).__name__}")

@@ -1,9 +1,9 @@
-"""A policy over cuts and placements, and its gradient; numpy only.
+"""A policy over the choices of a space's parameters, and its gradient; numpy only.
 
-A plan is a sequence of decisions, one before each operator (:mod:`~optimizer.samplers.policy.features`). A network of
-one hidden layer gives each action a score; the softmax over the actions that are possible is the policy. Its weights
-are shared by all operators, processors and models. Before anything is learned, cuts are as likely as in a plan whose
-number of parts is uniform, and lanes are uniform.
+Each parameter is decided by a softmax over its choices. The score of a choice is what the model says of it
+(:class:`~optimizer.samplers.policy.features.Choices`), plus what a network of one hidden layer makes of its features,
+plus a preference of its own, which only a study learns. The network's weights are shared by all parameters, graphs and
+devices.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import io
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.samplers.policy.features import DYNAMIC, NAMES, Features
+from optimizer.samplers.policy.features import NAMES, Choices, softmax
 from search_spaces.core.bounded import read_bounded
 from search_spaces.core.errors import UsageError
 
-SCHEMA_VERSION = 1
-HIDDEN = 32
+SCHEMA_VERSION = 2
+HIDDEN = 16
 _MAKE_ONE = "optimize pretrain makes one"
 _Array = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -66,9 +65,16 @@ class Weights:
         """Return the three arrays."""
         return self.inner, self.bias, self.out
 
-    def softened(self, certainty: float) -> Weights:
-        """Return the weights of a policy whose scores are that share of these; 0 has learned nothing."""
-        return self if certainty == 1.0 else Weights(self.inner, self.bias, self.out * certainty)
+    def scores(self, features: _Array) -> _Array:
+        """Return the score of each choice."""
+        found: _Array = np.tanh(features @ self.inner + self.bias) @ self.out
+        return found
+
+    def slopes(self, features: _Array, by_score: _Array) -> Weights:
+        """Return the gradient of what grows by ``by_score`` with the score of each choice."""
+        hidden = np.tanh(features @ self.inner + self.bias)
+        inside = by_score[:, None] * self.out * (1.0 - hidden**2)
+        return Weights(features.T @ inside, inside.sum(axis=0), by_score @ hidden)
 
     def save(self, path: Path) -> None:
         """Write the weights as ``.npz``, with the names of the features that they are for.
@@ -111,101 +117,28 @@ class Weights:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rollout:
-    """Plans that a policy drew together, and what their gradient needs.
-
-    Attributes:
-        actions: shape ``(B, n)``: 0 to stay, ``1 + p`` to begin a part on lane ``p``.
-        inputs: shape ``(B, n, A, F)``.
-        probabilities: shape ``(B, n, A)``.
-    """
-
-    actions: _Ints
-    inputs: _Array
-    probabilities: _Array
-
-    def chains(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the cuts and the lanes of each plan."""
-        found = []
-        for row in self.actions:
-            cuts = np.flatnonzero(row)
-            found.append((tuple(cuts[1:].tolist()), tuple((row[cuts] - 1).tolist())))
-        return found
+def draw(logits: _Array, choices: Choices, count: int, rng: np.random.Generator) -> _Ints:
+    """Return choices for all parameters, drawn ``count`` times: shape ``(count, parameters)``, counted over all."""
+    noisy = logits + rng.gumbel(size=(count, len(logits)))
+    ends = [*choices.first[1:].tolist(), len(logits)]
+    return np.stack([a + noisy[:, a:b].argmax(axis=1) for a, b in zip(choices.first.tolist(), ends, strict=True)], 1)
 
 
-def roll_out(weights: Weights, seen: Features, count: int, rng: np.random.Generator) -> Rollout:
-    """Draw ``count`` plans."""
-    return _walk(weights, seen, None, count, rng)
+def gradient(logits: _Array, choices: Choices, taken: _Ints, advantage: _Array, entropy: float) -> _Array:
+    """Return the direction of the logits in which advantage, and entropy times its weight, grow the fastest.
 
-
-def retrace(weights: Weights, seen: Features, chains: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rollout:
-    """Return the decisions that lead to given plans, as the policy sees them."""
-    actions = np.zeros((len(chains), len(seen.table)), dtype=np.int64)
-    for row, (cuts, lanes) in enumerate(chains):
-        actions[row, [0, *cuts]] = np.array(lanes) + 1
-    return _walk(weights, seen, actions, len(chains), np.random.default_rng(0))
-
-
-def _walk(weights: Weights, seen: Features, given: _Ints | None, batch: int, rng: np.random.Generator) -> Rollout:
-    """Take one decision before each operator, for all plans of a batch side by side."""
-    count, _, choices, fixed = seen.table.shape
-    lane, parts, began = np.zeros(batch, dtype=np.int64), np.zeros(batch), np.zeros(batch)
-    actions = np.zeros((batch, count), dtype=np.int64)
-    inputs = np.zeros((batch, count, choices, fixed + DYNAMIC))
-    probabilities = np.zeros((batch, count, choices))
-    uniform = rng.random((batch, count))
-    for operator in range(count):
-        x = inputs[:, operator]
-        x[:, :, :fixed] = seen.table[operator, lane]
-        x[:, 1:, fixed] = (1.0 - parts / seen.max_stages)[:, None]
-        x[:, 1:, fixed + 1] = ((operator - began) / count)[:, None]
-        score = np.tanh(x @ weights.inner + weights.bias) @ weights.out
-        left = np.maximum(seen.max_stages - parts, 0.0)
-        rate = np.clip(seen.cut_rate[operator, parts.astype(int)], 1e-6, 1.0 - 1e-6)
-        score[:, 1:] += (np.log(rate / (1.0 - rate)) - np.log(choices - 1))[:, None]
-        allowed = seen.allowed[operator, lane].copy()
-        allowed[:, 0] &= operator > 0
-        allowed[:, 1:] &= (left > 0.0)[:, None]
-        allowed[~allowed.any(axis=1)] = True  # no way is left: the plan will be refused, not this sampler
-        score[~allowed] = -np.inf
-        score -= score.max(axis=1, keepdims=True)
-        chance = np.exp(score)
-        chance /= chance.sum(axis=1, keepdims=True)
-        if given is None:
-            action = np.minimum((chance.cumsum(axis=1) < uniform[:, operator, None]).sum(axis=1), choices - 1)
-        else:
-            action = given[:, operator]
-        probabilities[:, operator], actions[:, operator] = chance, action
-        cut = action > 0
-        lane = np.where(cut, action - 1, lane)
-        parts, began = parts + cut, np.where(cut, operator, began)
-    return Rollout(actions, inputs, probabilities)
-
-
-def gradient(weights: Weights, rollout: Rollout, advantage: _Array, entropy: float) -> Weights:
-    """Return the direction in which expected advantage, and entropy times its weight, grow the fastest.
-
-    The gradient of the expected advantage is the mean of ``advantage · ∇ log π`` (Williams 1992, eq. 11, with the
-    characteristic eligibilities of section 5); for a softmax over scores ``∇ log π(a) = 1[a] - π``. The entropy ``H``
-    of a decision has ``∂H/∂score = -π (log π + H)`` (its use: Williams and Peng 1991; Mnih et al. 2016, section 4).
+    The gradient of the expected advantage is the sum of ``advantage · ∇ log π`` (Williams 1992, eq. 11); for a softmax
+    ``∇ log π(a) = 1[a] - π``. The entropy ``H`` of a decision has ``∂H/∂logit = -π (log π + H)`` (its use: Mnih et al.
+    2016, section 4).
 
     Args:
-        advantage: shape ``(B,)``: reward less the baseline, which keeps the gradient unbiased.
+        taken: shape ``(B, parameters)``, as :func:`draw` returns it.
+        advantage: shape ``(B,)``.
     """
-    chance = rollout.probabilities
+    chance = softmax(logits, choices.first, choices.of)
+    found = -chance * float(advantage.sum())
+    np.add.at(found, taken.ravel(), np.repeat(advantage, taken.shape[1]))
     logs = np.log(np.maximum(chance, 1e-300))
-    own = -(chance * logs).sum(axis=2, keepdims=True)
-    by_score = -chance * advantage[:, None, None]
-    np.put_along_axis(
-        by_score,
-        rollout.actions[:, :, None],
-        np.take_along_axis(by_score, rollout.actions[:, :, None], axis=2) + advantage[:, None, None],
-        axis=2,
-    )
-    by_score -= entropy * chance * (logs + own)
-    by_score = (by_score / len(chance)).ravel()
-    x = rollout.inputs.reshape(len(by_score), -1)
-    hidden = np.tanh(x @ weights.inner + weights.bias)
-    inside = by_score[:, None] * weights.out * (1.0 - hidden**2)
-    return Weights(x.T @ inside, inside.sum(axis=0), by_score @ hidden)
+    own = -np.add.reduceat(chance * logs, choices.first)[choices.of]
+    direction: _Array = found - entropy * chance * (logs + own)
+    return direction

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.devices import choose_platform
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import Seconds, chain_cost
 from optimizer.model.profile import profile
 from optimizer.samplers.auto import Problem
+from optimizer.samplers.critic import ERROR
+from optimizer.samplers.policy.features import Choices
 from optimizer.samplers.policy.network import Weights
-from optimizer.samplers.policy.reinforce import lesson
+from optimizer.samplers.policy.reinforce import task_of
 from optimizer.samplers.policy.training import Lesson, pretrain
 from search_spaces.core.errors import UsageError
 from search_spaces.core.wording import plural
 from search_spaces.models import load
-from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 
 SCHEMA_VERSION = 1
 _FEWEST = 2
@@ -104,7 +112,10 @@ def train(
 
 
 def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | None = None) -> Lesson:
-    """Return a model on a device to learn on; ``lanes`` are those of the device that are used, all by default.
+    """Return a network on a device to learn on, which the policy sees by costs that are off as calibrations are.
+
+    Args:
+        lanes: those of the device that are used; None for all.
 
     Raises:
         UsageError: the model or the device is unknown.
@@ -115,8 +126,23 @@ def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | 
     platform = choose_platform(evaluator, lanes, device)
     with evaluator.prepare(platform) as session:
         costs = profile(session, graph, platform).costs(platform)
-    space = ChainSpace(graph, platform, min(max_stages, len(graph.operators)))
-    return lesson(Problem(graph, platform, space, costs))
+    most = min(max_stages, len(graph.operators))
+    rng = np.random.default_rng(zlib.crc32(f"{graph.digest} {platform.name}".encode()))
+
+    def wrong(values: Seconds) -> Seconds:
+        found: Seconds = values * np.exp(ERROR * rng.standard_normal(values.shape))
+        return found
+
+    seen = replace(
+        costs,
+        operator_s=wrong(costs.operator_s),
+        overhead_s=wrong(costs.overhead_s),
+        hand_over_s=wrong(costs.hand_over_s),
+    )
+    best = best_chains(seen, most)[0]
+    optimum = chain_plan(graph, best.cuts, best.processors)
+    problem = Problem(graph, platform, ChainSpace(graph, platform, most), seen, optima=(optimum,))
+    return Lesson(Choices(task_of(problem)), partial(chain_cost, costs))
 
 
 def render(trained: Trained) -> str:

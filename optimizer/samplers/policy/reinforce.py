@@ -1,142 +1,185 @@
-"""The sampler ``reinforce``: a policy gradient over cuts and placements.
+"""The sampler ``reinforce``: a policy over the parameters of a space, and a critic, both of which a study teaches.
 
-Before the first trial the policy learns on the model of the costs, at no device time; weights that were trained on
-other models can be given instead. Then it proposes plans by drawing from the policy, and after every batch of finished
-trials the policy takes a step towards what was faster than the batch's mean. The policy is a function of the finished
-trials alone, so a study that goes on proposes what the uninterrupted one would have.
+The policy (:mod:`~optimizer.samplers.policy.network`) begins with what the model of the costs says of each choice, and
+with weights that were trained on other networks and devices, where they are given. After every trial
+
+- the critic learns from the times of the stages by how much each operator takes longer on each kind of processor than
+  the model says: a linear model with a Gaussian prior, of which every other trial goes by the mean, the rest by a draw;
+- the policy's preferences take a step towards the fastest plans so far, weighted by their ranks, and away from the mean
+  of all (REINFORCE with a set of elites), with an entropy bonus.
+
+Plans are drawn around the model's optimum and around the fastest proposal, in turns; the critic chooses among them.
+All of it is a function of the trials so far, so a study that goes on proposes what the uninterrupted one would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.trial import TrialState
 
+from evaluators.samples import Measurement
+from optimizer.exact.chain_costs import chain_cost
 from optimizer.samplers import seed_of
 from optimizer.samplers.auto import Problem
-from optimizer.samplers.chains import ChainPricing, Chains, from_plan
-from optimizer.samplers.correction import Correction
-from optimizer.samplers.policy.features import features
-from optimizer.samplers.policy.network import Weights, gradient, retrace, roll_out
-from optimizer.samplers.policy.training import ENTROPY, Adam, Chain, Lesson, advantages, pretrain
-from optimizer.samplers.study import MOST_REPEATS, KnowingSampler
-from search_spaces.core.errors import UsageError
-from search_spaces.spaces.chain import ChainSpace, chain_plan
+from optimizer.samplers.critic import Critic
+from optimizer.samplers.policy.features import Choices, Task
+from optimizer.samplers.policy.network import Weights, draw, gradient
+from optimizer.samplers.study import MOST_REPEATS, ExhaustedError, KnowingSampler
+from search_spaces.core.errors import PlanError, UsageError
+from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-BATCHES = 80
-DRAWS = 24
-TRIALS_IN_BATCH = 8
-RATE_ON_DEVICE = 0.005
-CERTAINTIES = (1.0, 0.7, 0.4, 0.0)
+_Array = NDArray[np.float64]
+DRAWS, HEATS = 64, (1.0, 0.6, 0.3, 0.1)  # a policy that has settled draws what is known: it is then softened
+RATE, ENTROPY, ELITES = 0.3, 0.003, 6
+AT_ONCE = 256  # choices that are looked at anew after a trial
+_WARM_RUNS = 3
 
 
-def lesson(problem: Problem) -> Lesson:
-    """Return a problem as something to learn on: what the policy sees, and the model's prediction of its plans.
+def task_of(problem: Problem) -> Task:
+    """Return a problem as what a policy acts on.
 
     Raises:
-        UsageError: the problem's plans are no chains.
+        UsageError: several objectives are to be small.
     """
-    space = problem.space
-    if not isinstance(space, ChainSpace):
-        raise UsageError("--sampler reinforce supports cuts only", "give --allow cuts, or --sampler auto")
-    pricing = ChainPricing(problem.graph, problem.platform)
-    costs = Correction(problem.model).draw(0, np.random.default_rng(0))
-    count, most = len(problem.graph.operators), space.max_stages
+    if problem.criteria is not None or problem.front:
+        raise UsageError("--sampler reinforce makes one objective small", "give --sampler auto, or one --objective")
 
-    def predict(chains: Sequence[Chain]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = pricing.latency_s(Chains.of(chains, count, most), costs)[0]
-        return found
+    def predict(plan: Plan) -> float:
+        return chain_cost(problem.model, plan)
 
-    return Lesson(features(problem.graph, problem.model, most), predict)
+    known = problem.predict or predict
+    space, names = problem.space, [members[0].name for members in problem.platform.classes().values()]
+    wholes = [space.decode(space.encode(chain_plan(problem.graph, (), [name]))) for name in names]
+    middle = (*problem.optima, min(wholes, key=known))[0]
+    return Task(space, problem.graph, known, middle, problem.fits)
 
 
-class Learner:
-    """The policy of a study after any number of its finished trials.
+def sampler_of(problem: Problem, seed: int, weights: Weights | None = None) -> ReinforceSampler:
+    """Return the sampler of a study of one network.
 
-    Args:
-        problem: what the policy acts on.
-        seed: of the study.
-        weights: to begin with; None learns them on the problem's own model.
+    Raises:
+        UsageError: see :func:`task_of`.
     """
-
-    def __init__(self, problem: Problem, seed: int, weights: Weights | None = None) -> None:
-        self._problem = problem
-        self.lesson = lesson(problem)
-        self._begin = weights or pretrain(Weights.new(seed), [self.lesson], BATCHES, seed)
-        self._adam = Adam(self._begin, RATE_ON_DEVICE)
-        self._batches = 0
-
-    def weights_after(self, finished: Sequence[tuple[Mapping[str, Any], float]]) -> Weights:
-        """Return the weights after trials, given as parameters and seconds, in the order of trials."""
-        batches = len(finished) // TRIALS_IN_BATCH
-        if batches < self._batches:
-            self._adam, self._batches = Adam(self._begin, RATE_ON_DEVICE), 0
-        while self._batches < batches:
-            first = self._batches * TRIALS_IN_BATCH
-            batch = finished[first : first + TRIALS_IN_BATCH]
-            plans = [self._problem.space.decode(params) for params, _ in batch]
-            chains = [from_plan(plan, self._problem.platform) for plan in plans]
-            seconds = np.array([value for _, value in batch])
-            rollout = retrace(self._adam.weights, self.lesson.seen, chains)
-            self._adam.step(gradient(self._adam.weights, rollout, advantages(seconds), ENTROPY))
-            self._batches += 1
-        return self._adam.weights
+    task = task_of(problem)
+    # In other units than seconds stages tell no operators' times.
+    return ReinforceSampler(task, seed, Critic(task.predict, problem.model if problem.law is None else None), weights)
 
 
 class ReinforceSampler(KnowingSampler):
-    """Proposes what the policy draws.
+    """Proposes what the policy draws and the critic chooses.
 
     Args:
-        problem, seed: of the study.
-        weights: to begin with; None learns them on the problem's own model.
-
-    Raises:
-        UsageError: the problem's plans are no chains.
+        task: what the policy acts on.
+        seed: of the study.
+        critic: that has learned nothing yet.
+        weights: to begin with; None for a policy that has learned nothing.
+        learns: whether trials teach anything; otherwise the policy stays as it is, and draws what it draws.
     """
 
     origin = "reinforce"
     patience = MOST_REPEATS
 
-    def __init__(self, problem: Problem, seed: int, weights: Weights | None = None) -> None:
-        self._learner, self._problem, self._seed = Learner(problem, seed, weights), problem, seed
+    def __init__(
+        self, task: Task, seed: int, critic: Critic, weights: Weights | None = None, *, learns: bool = True
+    ) -> None:
+        self._task, self._seed, self._learns = task, seed, learns
+        self._weights = weights or Weights.new(seed)
+        self._critic = critic
+        # Around the model's optimum, and around the fastest proposal.
+        self._around = [Choices(task), *([Choices(task, AT_ONCE)] if learns else [])]
+        self._preferred = np.zeros(len(self._around[0].of))
+        self._known: set[str] = set()
+        self._taken: list[NDArray[np.int64]] = []
+        self._logs: list[float] = []
+        self._best = math.inf
+        self._proposed: set[str] = set()
+
+    def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
+        """See :class:`~optimizer.samplers.study.KnowingSampler`."""
+        self._known.add(plan.digest)
+        if measurement is None or not self._learns:
+            return
+        usual = speed * measurement.cold
+        if measurement.stopped != "raced" or len(measurement.latency_s.values_s) >= _WARM_RUNS:
+            self._critic.observe(plan, tuple(s / usual for s in measurement.stage_s))
+        try:
+            taken = self._around[0].which(self._task.space.encode(plan))
+        except (PlanError, KeyError, ValueError):  # outside of the space
+            return
+        took = math.log(measurement.median_s / speed)
+        self._taken.append(taken)
+        self._logs.append(took)
+        self._improve()
+        if plan.digest in self._proposed and took < self._best:
+            self._best = took
+            self._around[1].centre(taken)
+        self._around[1].look()
+
+    def _improve(self) -> None:
+        """Take a step towards the fastest plans."""
+        logs = np.array(self._logs)
+        order = np.argsort(logs, kind="stable")
+        count = min(ELITES, len(logs) // 3)
+        if not count:
+            return
+        weight = np.log(count + 0.5) - np.log(np.arange(1, count + 1))
+        advantage = np.full(len(logs), -1.0 / len(logs))
+        advantage[order[:count]] += weight / weight.sum()
+        choices = self._around[0]
+        logits = self._logits(choices)
+        self._preferred += RATE * gradient(logits, choices, np.array(self._taken), advantage, ENTROPY)
+
+    def _logits(self, choices: Choices) -> _Array:
+        found: _Array = choices.prior + self._weights.scores(choices.features) + self._preferred
+        return found
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """Return the parameters of the space that leave a choice."""
-        return {name: d for name, d in self._problem.space.distributions().items() if not d.single()}
+        return {name: d for name, d in self._task.space.distributions().items() if not d.single()}
 
     def sample_relative(
         self,
-        study: Study,
+        study: Study,  # noqa: ARG002
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Return the parameters of a plan that the policy draws: of several draws the first that is new.
+        """Return the parameters of a plan.
 
-        A policy that has settled draws what it knows; it is then drawn from with less and less certainty.
+        Raises:
+            ExhaustedError: nothing that is drawn is new.
         """
-        done = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        finished = [(t.params, float(t.value)) for t in done if t.number < trial.number and t.value is not None]
-        weights = self._learner.weights_after(finished)
-        problem = self._problem
-        names = [p.name for p in problem.platform.processors]
-        rng = np.random.default_rng(seed_of(self._seed, trial.number))
-        known = {tuple(params.values()) for params, _ in finished}
-        fallback: dict[str, Any] = {}
-        for certainty in CERTAINTIES:
-            drawn = roll_out(weights.softened(certainty), self._learner.lesson.seen, DRAWS, rng)
-            for cuts, lanes in dict.fromkeys(drawn.chains()):
-                plan = chain_plan(problem.graph, cuts, [names[lane] for lane in lanes])
-                params = problem.space.encode(plan)
-                if problem.fits(plan):
-                    fallback = {name: params[name] for name in search_space}
-                    if tuple(params.values()) not in known:
-                        return fallback
-        return fallback
+        plan = self._task.middle if self._task.middle.digest not in self._known else None
+        if plan is None or not self._task.fits(plan):
+            plan = self._drawn(trial.number)
+        self._proposed.add(plan.digest)
+        params = self._task.space.encode(plan)
+        return {name: params[name] for name in search_space}
+
+    def _drawn(self, number: int) -> Plan:
+        """Return the plan of those that are drawn and new which the critic finds fastest."""
+        rng = np.random.default_rng(seed_of(self._seed, number))
+        self._critic.learn(rng if number % 2 else None)
+        choices = self._around[number // 2 % len(self._around)]
+        logits = self._logits(choices)
+        new: dict[str, Plan] = {}
+        for heat in HEATS:
+            for which in draw(heat * logits, choices, DRAWS, rng):
+                plan = choices.plan(which)
+                if plan.digest not in self._known and plan.digest not in new and self._task.fits(plan):
+                    new[plan.digest] = plan
+                    if not self._learns:
+                        return plan
+            if len(new) >= DRAWS // 4:
+                break
+        if not new:
+            raise ExhaustedError
+        return min(new.values(), key=self._critic.seconds)

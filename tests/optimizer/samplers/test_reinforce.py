@@ -1,21 +1,31 @@
-"""``reinforce``: its gradient is right, it learns from a model, carries over to another, and can be kept in a file."""
+"""``reinforce``: its gradient is right, its critic learns, it places any space, and a policy can be kept in a file."""
 
 from __future__ import annotations
 
+import math
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 
+from evaluators.samples import Measurement, Samples
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import chain_cost
+from optimizer.samplers import quiet_optuna, study_sampler
 from optimizer.samplers.auto import Problem
-from optimizer.samplers.policy.features import NAMES, features
-from optimizer.samplers.policy.network import Weights, gradient, retrace, roll_out
-from optimizer.samplers.policy.reinforce import Learner
+from optimizer.samplers.critic import Critic
+from optimizer.samplers.policy.features import NAMES, Choices, softmax
+from optimizer.samplers.policy.network import Weights, draw, gradient
+from optimizer.samplers.policy.reinforce import task_of
 from optimizer.samplers.policy.training import advantages
+from optimizer.study.history import Trial
 from search_spaces.core.errors import UsageError
+from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.registry import make_space
 from tests.benchmarks.instances import Instance, instance
 from tests.support.sentences import fails
 
@@ -23,7 +33,9 @@ SMALL, OTHER = instance(0), instance(22)
 
 
 def problem(of: Instance) -> Problem:
-    return Problem(of.graph, of.model.platform, of.space, of.model)
+    best = best_chains(of.model, of.max_stages)[0]
+    optimum = chain_plan(of.graph, best.cuts, best.processors)
+    return Problem(of.graph, of.model.platform, of.space, of.model, optima=(optimum,))
 
 
 def random_weights(seed: int) -> Weights:
@@ -31,41 +43,40 @@ def random_weights(seed: int) -> Weights:
     return Weights(*(0.3 * rng.standard_normal(a.shape) for a in Weights.new(0).arrays()))
 
 
-def test_plans_that_a_policy_draws_are_plans_of_the_space() -> None:
+def test_choices_are_those_of_the_parameters_and_draws_are_plans_of_the_space() -> None:
     for of in (SMALL, OTHER):
-        seen = features(of.graph, of.model, of.max_stages)
-        names = [p.name for p in of.model.platform.processors]
-        for weights in (Weights.new(0), random_weights(1)):
-            chains = roll_out(weights, seen, 50, np.random.default_rng(0)).chains()
-            plans = [chain_plan(of.graph, cuts, [names[lane] for lane in lanes]) for cuts, lanes in chains]
-            assert all(of.space.decode(of.space.encode(plan)) for plan in plans)
-            assert len({plan.digest for plan in plans}) > 10
-    parts = [len(lanes) for _, lanes in roll_out(Weights.new(0), seen, 400, np.random.default_rng(0)).chains()]
-    assert set(parts) == set(range(1, OTHER.max_stages + 1))  # before anything is learned, all numbers of parts occur
+        choices = Choices(task_of(problem(of)))
+        middle = of.space.encode(problem(of).optima[0])
+        assert choices.params(choices.which(middle)) == middle
+        drawn = draw(choices.prior, choices, 50, np.random.default_rng(0))
+        plans = [choices.plan(which) for which in drawn]
+        assert all(of.space.decode(of.space.encode(plan)) == plan for plan in plans)
+        assert len({plan.digest for plan in plans}) > 10
 
 
-def test_the_decisions_of_given_plans_are_found_again() -> None:
-    seen = features(SMALL.graph, SMALL.model, SMALL.max_stages)
-    drawn = roll_out(random_weights(2), seen, 20, np.random.default_rng(3))
-    again = retrace(random_weights(2), seen, drawn.chains())
-    np.testing.assert_array_equal(again.actions, drawn.actions)
-    np.testing.assert_allclose(again.probabilities, drawn.probabilities)
+def test_what_changes_nothing_is_told_and_what_takes_longer_is_less_likely() -> None:
+    choices = Choices(task_of(problem(SMALL)))
+    assert not choices.longer[choices.idle].any()
+    assert choices.longer.min() >= -1e-9  # from the optimum of chains
+    chance = softmax(choices.prior, choices.first, choices.of)
+    np.testing.assert_allclose(np.add.reduceat(chance, choices.first), 1.0)
+    worst = int(choices.longer.argmax())
+    assert chance[worst] < chance[choices.middle[choices.of[worst]]]
 
 
 def test_the_gradient_is_that_of_the_objective() -> None:
-    seen = features(SMALL.graph, SMALL.model, SMALL.max_stages)
-    weights, entropy = random_weights(4), 0.1
-    rollout = roll_out(weights, seen, 6, np.random.default_rng(5))
-    advantage = np.random.default_rng(6).standard_normal(6)
+    choices = Choices(task_of(problem(SMALL)))
+    weights, entropy, rng = random_weights(4), 0.1, np.random.default_rng(5)
+    taken = draw(choices.prior, choices, 6, rng)
+    advantage = rng.standard_normal(6)
 
     def objective(at: Weights) -> float:
-        chance = retrace(at, seen, rollout.chains()).probabilities
-        taken = np.take_along_axis(chance, rollout.actions[:, :, None], axis=2)[:, :, 0]
-        surprise = -(chance * np.log(np.maximum(chance, 1e-300))).sum(axis=(1, 2))
-        return float(np.mean(advantage * np.log(taken).sum(axis=1) + entropy * surprise))
+        chance = softmax(choices.prior + at.scores(choices.features), choices.first, choices.of)
+        surprise = -float((chance * np.log(np.maximum(chance, 1e-300))).sum())
+        return float(advantage @ np.log(chance[taken]).sum(axis=1)) + entropy * surprise
 
-    slope = gradient(weights, rollout, advantage, entropy)
-    rng = np.random.default_rng(7)
+    logits = choices.prior + weights.scores(choices.features)
+    slope = weights.slopes(choices.features, gradient(logits, choices, taken, advantage, entropy))
     for which, (at, towards) in enumerate(zip(weights.arrays(), slope.arrays(), strict=True)):
         direction = rng.standard_normal(at.shape)
         sides = []
@@ -76,20 +87,69 @@ def test_the_gradient_is_that_of_the_objective() -> None:
         assert float((towards * direction).sum()) == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-4)
 
 
-def test_trials_move_the_policy_and_only_trials_do() -> None:
-    learner = Learner(problem(SMALL), 0, Weights.new(0))
-    plans = [SMALL.space.plan_at(i * 97) for i in range(20)]
-    trials = [(SMALL.space.encode(plan), SMALL.true_s(plan)) for plan in plans]
-    first, second = learner.weights_after(trials[:8]), learner.weights_after(trials)
-    assert not np.array_equal(first.out, second.out)
-    assert np.array_equal(learner.weights_after(trials[:15]).out, first.out)
-    assert np.array_equal(Learner(problem(SMALL), 0, Weights.new(0)).weights_after(trials).out, second.out)
+def test_the_critic_learns_what_stages_take() -> None:
+    def predict(plan: Plan) -> float:
+        return chain_cost(SMALL.model, plan)
+
+    critic = Critic(predict, SMALL.model)
+    plans = [SMALL.space.plan_at(i * 97) for i in range(60)]
+    for plan in plans[:40]:
+        critic.observe(plan, SMALL.measure(plan, np.random.default_rng(0))[1])
+    before = [abs(math.log(critic.seconds(plan) / SMALL.true_s(plan))) for plan in plans[40:]]
+    critic.learn(None)
+    after = [abs(math.log(critic.seconds(plan) / SMALL.true_s(plan))) for plan in plans[40:]]
+    assert np.mean(after) < 0.5 * np.mean(before)
+    critic.learn(np.random.default_rng(1))
+    assert [critic.seconds(plan) for plan in plans] != after
 
 
-def test_advantages_have_no_scale_and_count_what_does_not_run_as_slow() -> None:
-    found = advantages(np.array([1.0, 2.0, 4.0]))
-    np.testing.assert_allclose(found, advantages(np.array([10.0, 20.0, 40.0])))
-    assert found.sum() == pytest.approx(0.0)
+@pytest.mark.parametrize("allow", ["cuts", "cuts,branches", "cuts,branches,splits"])
+def test_it_places_any_space_and_follows_from_seed_number_and_trials(allow: str) -> None:
+    from search_spaces.core.platform import Platform, Processor
+    from search_spaces.models import load
+
+    graph = load("squeezenet1_1@0.25/64")
+    platform = Platform("p", tuple(Processor(n, "cpu", {n: 1.0}, n) for n in ("a", "b")))
+    space = make_space(allow, graph, platform, 3 if allow == "cuts" else len(graph.operators))
+    rng = np.random.default_rng(3)
+    count = len(graph.operators)
+    costs = replace(
+        SMALL.model,
+        platform=platform,
+        operator_s=rng.uniform(1e-4, 1e-3, (2, count)),
+        overhead_s=np.full(2, 1e-5),
+        hand_over_s=np.full((count, 2, 2), 1e-5),
+    )
+    seconds = {}
+    for run in range(2):
+        quiet_optuna()
+        of = Problem(graph, platform, space, costs, predict=lambda plan: len(plan.stages) * 1e-3)
+        sampler = study_sampler("reinforce", 7, space, of)
+        study, plans = optuna.create_study(sampler=sampler), []
+        for number in range(12):
+            sampler.begin(number)
+            trial = study.ask(dict(space.distributions()))
+            plan = space.decode(trial.params)
+            took_s = 1e-3 * (1 + int(plan.digest[:4], 16) / 65536)
+            stage_s = (took_s / len(plan.stages),) * len(plan.stages)
+            study.tell(trial, took_s)
+            measured = Measurement(Samples((took_s,)), stage_s, (), "limit")
+            sampler.update(Trial(number, plan, sampler.origin, trial.params, measurement=measured))
+            plans.append(plan.digest)
+        seconds[run] = plans
+    assert seconds[0] == seconds[1]
+    assert len(set(seconds[0])) == 12
+
+
+def test_several_objectives_are_refused() -> None:
+    with fails(UsageError):
+        task_of(replace(problem(SMALL), front=True))
+
+
+def test_advantages_have_no_scale_and_favour_the_best_quarter() -> None:
+    found = advantages(np.array([1.0, 2.0, 4.0, 8.0]))
+    np.testing.assert_allclose(found, advantages(np.array([10.0, 20.0, 40.0, 80.0])))
+    assert found[0] - found[1] > found[1] - found[2] > 0.0
     assert advantages(np.array([1.0, 2.0, np.inf])).argmin() == 2
     assert not advantages(np.array([3.0, 3.0])).any()
     assert not advantages(np.array([np.inf])).any()

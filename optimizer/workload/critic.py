@@ -1,0 +1,89 @@
+"""What the times of jobs teach about a workload's operators, and what plans take by that: simulated anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.simulate import JobCost, stage_means_s
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.samplers.critic import Critic
+from optimizer.workload.limits import operator_costs
+from search_spaces.core.errors import RewriteError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import lanes_of, members
+from search_spaces.rewrites.lower import Lowered
+
+Value = Callable[[Plan, WorkloadSimulator], float]
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkloadCritic(Critic):
+    """See :class:`~optimizer.samplers.critic.Critic`; who waits for whom changes with what jobs take."""
+
+    simulator: WorkloadSimulator
+    value: Value
+    _corrected: WorkloadSimulator | None = None
+
+    def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
+        """See :class:`~optimizer.samplers.critic.Critic`; what lanes that run at once take from each other is known."""
+        try:
+            outcome = self.simulator.run(plan, known=True)
+        except (RewriteError, UnavailableError):
+            return
+        expected_s = stage_means_s(outcome, self.simulator.setting(plan, known=True), len(plan.stages))
+        alone_s = [self.believed_s(stage) if stage.processor in self._lanes else 0.0 for stage in plan.stages]
+        told = zip(stage_s, expected_s, alone_s, strict=True)
+        Critic.observe(self, plan, tuple(s * alone / e if e > 0.0 else 0.0 for s, e, alone in told))
+
+    def learn(self, rng: np.random.Generator | None) -> None:
+        """See :class:`~optimizer.samplers.critic.Critic`."""
+        Critic.learn(self, rng)
+        of = self.simulator
+        self._corrected = WorkloadSimulator(of.workload, of.joined, of.platform, self._price, lowerings=of.lowerings)
+
+    def seconds(self, plan: Plan) -> float:
+        """See :class:`~optimizer.samplers.critic.Critic`."""
+        return self.value(plan, self._corrected or self.simulator)
+
+    def _price(self, model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
+        found = self.simulator.cost(model, lowered, lane, operators)
+        first = next(c.first_operator for c in self.simulator.joined.components if c.graph.digest == model.digest)
+        origins = sorted({first + lowered.origins[o][0] for o in operators})
+        name = lanes_of(self.simulator.platform)[lane].name
+        return replace(found, work_s=found.work_s * self.factor(Stage(tuple(origins), name)))
+
+
+def workload_critic(simulator: WorkloadSimulator, platform: Platform, value: Value) -> WorkloadCritic:
+    """Return what learns how much longer operators take than their prices say, alike in all instances of a network.
+
+    Args:
+        platform: lanes and pools; a pool is priced as its first lane.
+        value: what is made small of a plan, as a simulator predicts it.
+    """
+    lanes, components = [lane.name for lane in lanes_of(simulator.platform)], simulator.joined.components
+    begins = {c.graph.digest: c.first_operator for c in reversed(components)}
+    alike = np.concatenate([begins[c.graph.digest] + np.arange(len(c.graph.operators)) for c in components])
+    operator_s, overhead_s = np.zeros((len(platform.processors), len(alike))), np.zeros(len(platform.processors))
+    for row, processor in enumerate(platform.processors):
+        lane = lanes.index(members(processor)[0])
+        for component in {c.graph.digest: c for c in components}.values():
+            graph = component.graph
+            price = partial(simulator.part_s, graph, lane)
+            begun_s, added_s = operator_costs(price, len(graph.operators))
+            each_s = np.maximum(np.where(np.isfinite(added_s), added_s, begun_s), 0.0)
+            for other in components:
+                if other.graph.digest == graph.digest:
+                    operator_s[row, other.first_operator : other.first_operator + len(each_s)] = each_s
+            both = np.isfinite(begun_s) & np.isfinite(added_s)
+            call_s = float(np.median(begun_s[both] - added_s[both])) if both.any() else 0.0
+            overhead_s[row] = max(overhead_s[row], call_s)
+    between = np.zeros((len(alike), len(platform.processors), len(platform.processors)))
+    costs = ChainCosts(platform, operator_s, overhead_s, between)
+    return WorkloadCritic(lambda plan: value(plan, simulator), costs, alike, simulator=simulator, value=value)
