@@ -113,9 +113,8 @@ class SegmentProposer:
         if best.digest not in self._tried and self._problem.fits(best):
             return best
         leaders = [blocks for _, blocks in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
-        near = [
-            (self._model.cost_s(self._space.expand(moved)), moved) for each in leaders for moved in self._beside(each)
-        ]
+        priced: dict[tuple[Block, str | None], float] = {}
+        near = [(self._cost_s(moved, priced), moved) for each in leaders for moved in self._beside(each)]
         # On many processors there are tens of thousands; plans are made of the cheapest ones only.
         for _, alike in groupby(sorted(near, key=itemgetter(0)), key=itemgetter(0)):
             plans = {plan.digest: plan for plan in (self._plan(moved) for _, moved in alike)}
@@ -126,7 +125,8 @@ class SegmentProposer:
 
     def _cost_s(self, blocks: Sequence[Block], priced: dict[tuple[Block, str | None], float]) -> float:
         """Return what blocks take; what one takes behind another is worked out once."""
-        total, before = 0.0, None
+        total: float = 0.0
+        before: str | None = None
         for block in blocks:
             key = block, before
             if key not in priced:
