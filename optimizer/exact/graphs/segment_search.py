@@ -33,7 +33,8 @@ class Problem:
         seconds: for each operator, on each lane.
         overhead, hand_over: of a stage on each lane; of each tensor, from lane to lane.
         excluded: for each lane, those that are busy with it, itself included.
-        tail: for each operator on each lane, the least time from its end to the end of the segment.
+        tails: for each operator its readers, as bits, and for each of them the least time from the operator's end on
+            each lane to the end of the segment, if that reader is still to come.
         groups, share: lanes that exclude each other, and for each operator the least that it adds to their mean load.
         entry_lane: of the gate before the segment, or None.
     """
@@ -46,7 +47,7 @@ class Problem:
     overhead: tuple[float, ...]
     hand_over: tuple[tuple[tuple[float, ...], ...], ...]
     excluded: tuple[tuple[int, ...], ...]
-    tail: tuple[tuple[float, ...], ...]
+    tails: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...]
     groups: tuple[tuple[int, ...], ...]
     share: tuple[float, ...]
     entry_lane: int | None
@@ -73,15 +74,16 @@ class Problem:
         if exit_lane is not None:
             seconds[-1] = [s if lane == exit_lane else math.inf for lane, s in enumerate(seconds[-1])]
         hand_over = [costs.hand_over_s[t].tolist() for t in tensors]
-        tail = [[0.0 if not readers[o] else -1.0 for _ in lanes] for o in range(len(local))]
+        tails: list[dict[int, list[float]]] = [{} for _ in local]
         for reader in range(count - 1, -1, -1):
+            rest = [max((there[q] for there in tails[reader].values()), default=0.0) for q in lanes]
             for writer, tensor in reads[reader]:
+                found = tails[writer].setdefault(1 << reader, [0.0] * len(processors))
                 for lane in lanes:
                     there = min(
-                        (0.0 if q == lane else hand_over[tensor][lane][q]) + seconds[reader][q] + tail[reader][q]
-                        for q in lanes
+                        (0.0 if q == lane else hand_over[tensor][lane][q]) + seconds[reader][q] + rest[q] for q in lanes
                     )
-                    tail[writer][lane] = max(tail[writer][lane], there)
+                    found[lane] = max(found[lane], there)
         groups = exclusive_groups(costs.platform)
         weight = [sum(lane in g for g in groups) / len(groups) for lane in lanes]
         return cls(
@@ -93,7 +95,7 @@ class Problem:
             tuple(float(s) for s in costs.overhead_s),
             tuple(tuple(map(tuple, table)) for table in hand_over),
             tuple(tuple(b for b in lanes if b == a or processors[a].excludes(processors[b])) for a in lanes),
-            tuple(map(tuple, tail)),
+            tuple(tuple((bit, tuple(there)) for bit, there in found.items()) for found in tails),
             tuple(groups),
             tuple(min(w * s for w, s in zip(weight, row, strict=True)) for row in seconds),
             entry_lane,
@@ -259,10 +261,11 @@ def _estimate(problem: Problem, state: _State) -> float:
     """Return what the whole segment takes at least, after a partial plan."""
     end = state.start + state.length
     least = max(end, *state.free)
-    for operator in _bits(state.inside):
-        least = max(least, end + problem.tail[operator][state.lane])
-    for operator, lane, at in state.ready:
-        least = max(least, at + problem.tail[operator][lane])
+    placed = [(o, state.lane, end) for o in _bits(state.inside)]
+    for operator, lane, at in (*placed, *state.ready):
+        for reader, there in problem.tails[operator]:
+            if not state.done & reader:
+                least = max(least, at + there[lane])
     loads = sum(min(state.free[lane] for lane in group) for group in problem.groups)
     return max(least, loads / len(problem.groups) + state.rest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import permutations, product
 
@@ -17,14 +18,16 @@ from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
 from optimizer.exact.graphs.segment_model import solve_segment
 from optimizer.exact.graphs.segment_plans import list_schedule, segment_cost
+from optimizer.exact.graphs.segment_search import Problem, search_segment
 from optimizer.exact.graphs.segments import segments
 from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform, Processor, tell_apart
 from search_spaces.spaces.segments import gates
+from tests.search_spaces.spaces.test_branches import network
 from tests.support.sentences import fails
-from tests.support.strategies import chain_graph, graphs, placements, platforms, shared_platforms, tensor
+from tests.support.strategies import chain_graph, graphs, one_core, placements, platforms, shared_platforms, tensor
 
 
 @st.composite
@@ -180,3 +183,19 @@ def test_wrong_input_is_told() -> None:
             GraphCosts(costs.platform, costs.operator_s * wrong, costs.overhead_s, costs.hand_over_s)
     with fails(ValueError):
         GraphCosts(costs.platform, costs.operator_s, costs.overhead_s, costs.hand_over_s[0])
+
+
+def test_a_reader_that_has_run_is_no_longer_waited_for() -> None:
+    # The first operator is read twice: the search once took its first reader to be still to come, and proved too much.
+    edges = [("in", "a"), *(("in", f"free{i}") for i in range(5)), ("a", "b"), ("a", "c"), ("b", "c")]
+    graph = network(*edges)
+    cores = Platform("three cores", tuple(one_core(i) for i in range(3)))
+    seconds = [1e-3 if name in ("a", "b") else 0.0 for name in dict.fromkeys(name for _, name in edges)]
+    costs = GraphCosts(
+        cores, np.array([seconds] * 3), np.full(3, 1e-4), np.full((len(graph.tensors), 3, 3), 3e-4) * (1 - np.eye(3))
+    )
+    (segment,) = segments(graph)
+    problem = Problem.make(graph, costs, segment, None, None)
+    plan, bound_s = search_segment(problem, segment.operators, 2.2e-3, time.monotonic() + 60.0)
+    assert plan is not None
+    assert plan.cost_s == bound_s == pytest.approx(2.1e-3)
