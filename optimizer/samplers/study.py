@@ -50,6 +50,9 @@ class KnowingSampler(BaseSampler):
     origin: str
     patience = 1
 
+    def proposed(self, plan: Plan) -> None:
+        """Take note that the plan observed next was its own proposal, now or before the study was interrupted."""
+
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float) -> None:
         """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
 
@@ -189,6 +192,8 @@ class StudySampler(BaseSampler):
             self._repeats = 0
             self._patience = max(1, self._patience // 2) if trial.origin == UNSEEN else self._most
         if self._knowing is not None:
+            if trial.origin == self._knowing.origin:
+                self._knowing.proposed(trial.plan)
             self._knowing.observe(trial.plan, trial.measurement, trial.speed)
 
     def begin(self, number: int, given: Mapping[str, Any] | None = None) -> None:

@@ -103,6 +103,10 @@ class ReinforceSampler(KnowingSampler):
         self._best = math.inf
         self._proposed: set[str] = set()
 
+    def proposed(self, plan: Plan) -> None:
+        """See :class:`~optimizer.samplers.study.KnowingSampler`."""
+        self._proposed.add(plan.digest)
+
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """See :class:`~optimizer.samplers.study.KnowingSampler`."""
         self._known.add(plan.digest)
@@ -160,7 +164,6 @@ class ReinforceSampler(KnowingSampler):
         plan = self._task.middle if self._task.middle.digest not in self._known else None
         if plan is None or not self._task.fits(plan):
             plan = self._drawn(trial.number)
-        self._proposed.add(plan.digest)
         params = self._task.space.encode(plan)
         return {name: params[name] for name in search_space}
 
