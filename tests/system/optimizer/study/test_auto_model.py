@@ -16,7 +16,7 @@ PHONES = {"pixel4": ("gpu", "1large", "3med"), "mi8se": ("gpu", "2large", "6smal
 def test_its_gap_is_0(model: str, device: str, tmp_path: Path) -> None:
     found = optimize(
         model,
-        budget=5,
+        budget=12,  # of which baselines take up to eight
         evaluator="cost-model",
         platform=Path(device),
         processors=PHONES[device],
@@ -25,6 +25,5 @@ def test_its_gap_is_0(model: str, device: str, tmp_path: Path) -> None:
     )
     assert found.bounds is not None
     assert found.bounds.proven
-    best = found.samples(found.plan)
-    assert best is not None
-    assert best.median == pytest.approx(found.bounds.space_s, rel=1e-9)
+    # What is recommended may have fewer stages, where the profile cannot tell the two apart.
+    assert found.history.ranking()[0].median_s == pytest.approx(found.bounds.space_s, rel=1e-9)
