@@ -18,6 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
+from evaluators.simulated import COPY_S_PER_BYTE
 from optimizer.exact.blocks import NEVER_S, Search, block_of
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, SharedTables
@@ -30,9 +31,6 @@ from search_spaces.rewrites.splits import Axis, Piece, Sides, Split
 from search_spaces.spaces.segment_space import AXES, Block, SegmentSpace, Way
 from search_spaces.spaces.segments import Segment
 from search_spaces.spaces.shared_parts import Part
-
-COPY_S_PER_BYTE = 1.0 / 8e9
-"""What a slice or a concatenation takes on one core, where nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)

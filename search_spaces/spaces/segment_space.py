@@ -71,7 +71,7 @@ class SegmentSpace(SharedParts):
     Parameters (fixed for the study), by the segment's first operator S: ``cut_S``: whether a block begins there, in a
     segment of several operators before which of them, from 1, or 0 for none; ``way_S``, ``on_S``, ``with_S`` and
     ``share_S``: see :class:`Block`; they count where a block begins. What allows one choice only has no parameter. A
-    block that cannot be run as it is told runs whole.
+    block that cannot be run as its parameters say runs whole.
 
     Args:
         splits: whether operators may be split.
@@ -404,10 +404,10 @@ class SegmentSpace(SharedParts):
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan; a block that cannot be run as it is told runs whole on its first processor."""
-        return self.plan(self.expand(self.told(params)))
+        """Return the canonical plan; a block that cannot be run as its parameters say runs whole, on its first processor."""
+        return self.plan(self.expand(self.blocks_from(params)))
 
-    def told(self, params: Mapping[str, Any]) -> tuple[Block, ...]:
+    def blocks_from(self, params: Mapping[str, Any]) -> tuple[Block, ...]:
         """Return the blocks that parameters stand for."""
         found: list[Block] = []
         for segment in self.segments:
@@ -494,7 +494,7 @@ class SegmentSpace(SharedParts):
         """Return the number of plans.
 
         Those are counted apart that differ in the names of processors that are alike, or that are the same stages
-        though they are told in several ways.
+        though several parameters say so.
         """
         return self._rest[0]
 

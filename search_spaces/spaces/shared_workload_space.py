@@ -35,7 +35,7 @@ class SharedWorkloadSpace(WorkloadSpace):
 
     Parameters beside those of the queue are those of :class:`~search_spaces.spaces.segment_space.SegmentSpace`: for the
     client C ``cut_C_S``, ``way_C_S`` and ``share_C_S``; for each instance K ``on_K_S`` and ``with_K_S``. An instance
-    runs a block whole that it cannot share as it is told.
+    runs a block whole that it cannot share as its parameters say.
 
     Args:
         splits: whether operators may be split.
@@ -103,13 +103,13 @@ class SharedWorkloadSpace(WorkloadSpace):
             each = self._alike(c, rows)
             forms = self._forms(c, each)
             for k, blocks in zip(self._instances(c), each, strict=True):
-                told = [self._told(block, forms[block.first]) for block in blocks]
-                for name, value in space.encode_blocks(told).items():
+                common = [self._in_common(block, forms[block.first]) for block in blocks]
+                for name, value in space.encode_blocks(common).items():
                     what, _, operator = name.partition("_")
                     params[f"{what}_{c + 1 if what in _OF_CLIENT else k}_{operator}"] = value
         return params
 
-    def _told(self, block: Block, form: Form) -> Block:
+    def _in_common(self, block: Block, form: Form) -> Block:
         """Return a block as the instances of a client share it; one that runs whole shares it with itself."""
         return replace(block, way=form[0], share=form[1], other=block.other or block.on)
 
