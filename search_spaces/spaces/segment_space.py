@@ -404,7 +404,7 @@ class SegmentSpace(SharedParts):
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan; a block that cannot be run as its parameters say runs whole, on its first processor."""
+        """Return the canonical plan; a block that cannot be run as its parameters say runs whole."""
         return self.plan(self.expand(self.blocks_from(params)))
 
     def blocks_from(self, params: Mapping[str, Any]) -> tuple[Block, ...]:
